@@ -177,7 +177,7 @@ class _Pool:
     timeouts, limits = UpstreamTimeouts(), UpstreamLimits(header_bytes_max=HEAD_BYTES_MAX)
 
     def __init__(self) -> None:
-        self.released = self.retried = False
+        self.released = self.was_stale = False
 
     def time(self) -> float:
         return 0.0
@@ -188,8 +188,8 @@ class _Pool:
     def release(self, connection: UpstreamConnection, /) -> None:
         self.released = True
 
-    def retry(self, call: Call, /) -> None:
-        self.retried = True
+    def close_idle(self) -> None:
+        self.was_stale = True
 
 
 class _Transport(asyncio.Transport):
@@ -218,7 +218,7 @@ def _answer_to(pieces: Iterable[bytes]) -> tuple[object, ...]:
     if sink.over is None and not connection.is_closed:
         connection.connection_lost(None)
     assert sink.over is not None
-    assert not pool.retried, "only a connection that was used before can have been stale"
+    assert not pool.was_stale, "only a connection that was used before can have been stale"
     return sink.status, sink.headers, sink.body if sink.over == "end" else b"", sink.over
 
 

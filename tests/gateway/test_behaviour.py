@@ -83,7 +83,7 @@ def response_header_rows(rows: list[Row]) -> None:
     named = {name for name, _ in rows}
     assert rates | refusals - {"content-type"} <= named
     proxy = HERE.parents[1] / "src/penstock/gateway/proxy"
-    source = "".join((proxy / f"{f}.py").read_text() for f in ("journey", "relay"))
+    source = "".join((proxy / f"{f}.py").read_text() for f in ("journey", "relay", "direct"))
     own = set(re.findall(r'\(b"(x-[a-z-]+)"', source))
     assert own <= named
     assert named <= own | rates | refusals
@@ -100,6 +100,7 @@ def failures(rows: list[Row]) -> None:
         failure.value
         for failure in (
             Failure.CONNECT,
+            Failure.STALE,
             Failure.RESET,
             Failure.SERVER_ERROR,
             Failure.BUSY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import socket
 from dataclasses import dataclass, field
@@ -63,7 +64,6 @@ async def test_a_loss_at_every_byte_of_an_answer_is_told_apart(answer: bytes, ho
             assert bool(recorder.status) == (b"\r\n\r\n" in answer[:cut])
             assert b"0123456789".startswith(recorder.body) or b"abcdef".startswith(recorder.body)
         assert upstream.statistics().connects_total == len(answer)
-        assert upstream.statistics().retries_total == 0
 
 
 @on_both_loops
@@ -87,13 +87,11 @@ async def test_a_body_until_close_that_ends_in_a_reset_is_broken() -> None:
 
 @pytest.mark.parametrize("how", ["fin", "rst", "unread"])
 @on_both_loops
-async def test_a_request_that_met_a_stale_connection_is_sent_once_more(how: str) -> None:
+async def test_a_reused_connection_that_is_lost_at_once_is_stale(how: str) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         await peer.send(OK)
-        if peer is not engine.peers[0]:
-            await peer.gone()
-        elif how == "unread":
+        if how == "unread":
             await peer.reader.readexactly(1)
         else:
             await peer.request()
@@ -102,18 +100,61 @@ async def test_a_request_that_met_a_stale_connection_is_sent_once_more(how: str)
 
     async with connected(script) as (engine, upstream):
         await ask(upstream)
-        recorder = await ask(upstream, "POST", "/again", [], b"body")
-        assert (recorder.error, recorder.body) == (None, b"ok")
-        now = upstream.statistics()
-        assert (now.connects_total, now.retries_total, now.idle) == (2, 1, 1)
-        assert engine.peers[1].requests[0].startswith(b"POST /again ")
-        assert engine.peers[1].requests[0].endswith(b"\r\n\r\nbody")
+        assert (await ask(upstream, "POST", "/again", [], b"body")).kind == Kind.STALE
+        assert len(engine.peers) == 1, "whether to send it again is the caller's matter"
+
+
+@on_both_loops
+async def test_no_request_is_written_to_a_connection_that_was_closed_while_idle() -> None:
+    """Even if the event loop has not reported the end of the connection yet."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.gone()
+
+    async with connected(script) as (engine, upstream):
+        await ask(upstream)
+        with socket.socket(fileno=os.dup(engine.peers[0].writer.get_extra_info("socket").fileno())) as raw:
+            raw.shutdown(socket.SHUT_WR)
+        assert (await ask(upstream, "POST", "/", [], b"body")).body == b"ok"
+        assert [len(peer.requests) for peer in engine.peers] == [1, 1]
+
+
+@on_both_loops
+async def test_one_stale_connection_closes_the_other_idle_ones() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.request()
+
+    async with connected(script) as (_, upstream):
+        await asyncio.gather(*(ask(upstream) for _ in range(3)))
+        assert upstream.statistics().idle == 3
+        assert (await ask(upstream)).kind == Kind.STALE
+        assert upstream.statistics().idle == 0
+        assert (await ask(upstream)).body == b"ok"
+        assert upstream.statistics().connects_total == 4
+
+
+@on_both_loops
+async def test_a_question_of_our_own_that_met_a_stale_connection_is_asked_once_more() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.request()
+
+    async with connected(script) as (_, upstream):
+        assert (await upstream.fetch("GET", "/", timeout_s=10)).body == b"ok"
+        assert (await upstream.fetch("GET", "/", timeout_s=10)).body == b"ok"
+        assert upstream.statistics().connects_total == 2
 
 
 @pytest.mark.interpreted  # a compiled module has its constants inside
 @on_both_loops
-async def test_an_engine_that_dies_of_a_request_is_not_given_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loss long after the request was written is no stale connection; trying again is the caller's budget."""
+async def test_an_engine_that_dies_of_a_request_long_after_it_came_is_no_stale_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("penstock.http.client.pool.STALE_S", 0.0)
 
     async def script(peer: Peer) -> None:
@@ -124,25 +165,10 @@ async def test_an_engine_that_dies_of_a_request_is_not_given_it_again(monkeypatc
     async with connected(script) as (_, upstream):
         await ask(upstream)
         assert (await ask(upstream)).kind == Kind.RESET
-        assert upstream.statistics().retries_total == 0
 
 
 @on_both_loops
-async def test_a_retry_is_not_retried() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.request()
-        if peer is engine.peers[0]:
-            await peer.send(OK)
-            await peer.request()
-
-    async with connected(script) as (engine, upstream):
-        await ask(upstream)
-        assert (await ask(upstream)).kind == Kind.RESET
-        assert upstream.statistics().connects_total == 2
-
-
-@on_both_loops
-async def test_a_reused_connection_lost_after_one_byte_is_not_retried() -> None:
+async def test_a_reused_connection_lost_after_one_byte_is_broken() -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         await peer.send(OK)
@@ -152,27 +178,6 @@ async def test_a_reused_connection_lost_after_one_byte_is_not_retried() -> None:
     async with connected(script) as (_, upstream):
         await ask(upstream)
         assert (await ask(upstream)).kind == Kind.BROKEN
-        assert upstream.statistics().retries_total == 0
-
-
-@on_both_loops
-async def test_a_call_aborted_during_its_retry_stays_silent() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.request()
-        if peer is engine.peers[0]:
-            await peer.send(OK)
-            await peer.request()
-        else:
-            await peer.gone()
-
-    async with connected(script) as (engine, upstream):
-        await ask(upstream)
-        recorder = Recorder()
-        call = upstream.send("GET", "/", [], b"", recorder)
-        await until(lambda: upstream.statistics().retries_total)
-        call.abort()
-        await until(lambda: not upstream.statistics().connecting)
-        assert not recorder.is_over
 
 
 @on_both_loops
@@ -596,7 +601,6 @@ def test_whatever_bytes_come_in_whatever_pieces_a_call_ends_once(
             await recorder.over()
             assert recorder.status or recorder.error
             assert len(recorder.body) <= len(data)
-            assert upstream.statistics().retries_total == 0
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(play())

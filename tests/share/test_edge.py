@@ -206,3 +206,10 @@ def test_growth_of_an_answer_that_was_taken_back_meanwhile_is_not_told() -> None
     desk.edge.progressed(6, 10, now=0.2)
     desk.edge.moved(["e"], now=0.2)
     assert desk.said == [Moved(["e"])]
+
+
+def test_a_retry_after_travels_with_the_failure() -> None:
+    desk = Desk()
+    number = desk.sent(lease=5)
+    desk.edge.failed(5, Failure.BUSY, retry_after_s=4.0, now=0.0)
+    assert desk.said == [Failed(number, 5, Failure.BUSY, retry_after_s=4.0)]

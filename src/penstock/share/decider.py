@@ -425,7 +425,9 @@ class Decider:
                 return scheduler.passed_on(lease, now=now)
             case Failed():
                 remote.lease = None
-                return scheduler.failed(lease, fact.failure, answering=fact.answering, now=now)
+                return scheduler.failed(
+                    lease, fact.failure, answering=fact.answering, retry_after_s=fact.retry_after_s, now=now
+                )
             case PromptComputed():
                 remote.lease = None
                 return scheduler.prefilled(lease, fact.usage, now=now)

@@ -310,7 +310,9 @@ class Edge:
             self._send(Finished(held.number, lease, usage, refused))
         return []
 
-    def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
+    def failed(
+        self, lease: int, failure: Failure, *, answering: bool = False, retry_after_s: float = 0.0, now: float
+    ) -> list[Action]:
         held = self._leases[lease]
         if held.loose:
             self._forget(held)
@@ -319,7 +321,7 @@ class Edge:
         if not self.is_linked:
             return [self._after(held, failure, now)]
         held.undecided = failure
-        self._send(Failed(held.number, lease, failure, answering))
+        self._send(Failed(held.number, lease, failure, answering, retry_after_s))
         return []
 
     def cancelled(self, request_id: str, *, now: float) -> list[Action]:

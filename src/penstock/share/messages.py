@@ -166,6 +166,7 @@ class Finished(OfLease, frozen=True):
 class Failed(OfLease, frozen=True):
     failure: Failure
     answering: bool = False
+    retry_after_s: float = 0.0
 
 
 class Cancelled(OfRequest, frozen=True):

@@ -6,7 +6,7 @@ from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.ledger import FROZEN_S
 from penstock.core.explain.snapshot import STATES
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.actions import Action, Dispatch
+from penstock.core.values.actions import Action, Dispatch, Evict, Fail
 from penstock.core.values.observation import Observation
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import HealthSettings
@@ -128,3 +128,80 @@ def test_gauges_that_are_not_to_be_had_say_nothing_of_movement() -> None:
     assert len(flood(made, 1, now=0.5, streamed=True)) == 1
     still(made, until_s=3)
     assert state(made, FROZEN_S + 5) == "up"
+
+
+# --- a Retry-After ---
+
+
+def busy_at(made: CheckedScheduler, retry_after_s: float, *, now: float) -> list[Dispatch]:
+    """A request that endpoint `a` refuses. Returns what is dispatched in the same moment."""
+    (sent,) = flood(made, 1, now=now)
+    assert sent.endpoint == "a"
+    return dispatches(made.failed(sent.lease, Failure.BUSY, retry_after_s=retry_after_s, now=now))
+
+
+def test_an_engine_that_asks_to_be_left_alone_is_sent_nothing_until_its_retry_after_is_over() -> None:
+    made = scheduler(a=4)
+    assert busy_at(made, 4.0, now=0.0) == []
+    assert state(made, 3.9) == "held"
+    assert flood(made, 2, now=1.0) == []
+    assert dispatches(made.expire(now=3.9)) == []
+    assert len(dispatches(made.expire(now=4.0))) == 3
+
+
+def test_a_retry_after_sends_the_request_elsewhere_at_once() -> None:
+    made = scheduler(a=4, b=4)
+    assert [d.endpoint for d in busy_at(made, 30.0, now=0.0)] == ["b"]
+    assert {d.endpoint for d in flood(made, 3, now=1.0)} == {"b"}
+
+
+def test_a_retry_after_outlasts_another_good_answer_and_ends_with_a_new_process() -> None:
+    made = scheduler(a=4)
+    (running,) = flood(made, 1, now=0.0)
+    busy_at(made, 4.0, now=0.5)
+    made.finished(running.lease, now=1.0)
+    assert state(made, 1.0) == "held"
+    made.endpoint_down("a", now=2.0)
+    made.endpoint_up("a", now=2.5)
+    assert state(made, 2.5) == "up"
+
+
+def test_a_retry_after_of_an_hour_is_obeyed_for_a_minute() -> None:
+    made = scheduler(SchedulerSettings(wait_s_max=120.0), a=4)
+    busy_at(made, 3600.0, now=0.0)
+    assert (state(made, 59.9), state(made, 60.0)) == ("held", "up")
+
+
+def test_a_caller_whose_time_is_over_hears_when_the_engine_may_be_asked_again() -> None:
+    made = scheduler(SchedulerSettings(wait_s_max=5.0), a=4)
+    busy_at(made, 30.0, now=0.0)
+    (evicted,) = [action for action in made.expire(now=5.0) if isinstance(action, Evict)]
+    assert evicted.retry_after_s is not None
+    assert evicted.retry_after_s >= 25.0
+
+
+# --- a stale connection ---
+
+
+def test_what_a_stale_connection_lost_may_go_to_the_same_endpoint_at_once_and_costs_an_attempt() -> None:
+    made = scheduler(SchedulerSettings(attempts_max=3), a=4)
+    (sent,) = flood(made, 1, now=0.0)
+    for _ in range(2):
+        (sent,) = dispatches(made.failed(sent.lease, Failure.STALE, now=0.0))
+    assert state(made, 0.0) == "up", "healthy engines close idle connections, too"
+    assert [type(action) for action in made.failed(sent.lease, Failure.STALE, now=0.0)] == [Fail]
+    assert state(made, 0.0) == "ejected", "but not three in a row"
+
+
+def test_with_one_attempt_nothing_is_sent_again_after_a_stale_connection() -> None:
+    made = scheduler(SchedulerSettings(attempts_max=1), a=4)
+    (sent,) = flood(made, 1, now=0.0)
+    assert [type(action) for action in made.failed(sent.lease, Failure.STALE, now=0.0)] == [Fail]
+
+
+def test_a_pinned_request_is_sent_again_to_its_endpoint_after_a_stale_connection_only() -> None:
+    made = scheduler(a=4, b=4)
+    (sent,) = dispatches(made.arrived(request("r", pinned="a"), now=0.0))
+    (again,) = dispatches(made.failed(sent.lease, Failure.STALE, now=0.0))
+    assert again.endpoint == "a"
+    assert [type(action) for action in made.failed(again.lease, Failure.RESET, now=0.0)] == [Fail]

@@ -12,7 +12,8 @@ import pytest
 
 from penstock.gateway.proxy.relay import WHOLE_BYTES_MAX
 from penstock.sim.fake_engine.server import EngineServer
-from tests.gateway.conftest import CHAT, Answer, Client, World, chat, fault, request
+from tests.gateway.conftest import CHAT, NOT_FOUND, Answer, Client, World, chat, fault, request
+from tests.gateway.raw_engine import Peer, RawEngine, Script
 from tests.patience import WAIT_S
 
 QUICK: dict[str, Any] = {"queue": {"max_wait": 0.4}}
@@ -42,8 +43,8 @@ async def test_what_one_engine_fails_another_serves(world: World, kind: str, str
     assert answer.status == 200
     assert answer.header("x-penstock-endpoint") == at(good)
     assert [endpoint.dispatches_total for endpoint in world.picture().endpoints] == [1, 1]
-    cause = {"refuse": "reset", "busy": "busy", "error": "server_error"}[kind]
-    assert await world.metric("penstock_requeues_total", reason=cause) == 1
+    causes = {"refuse": ("reset", "stale"), "busy": ("busy",), "error": ("server_error",)}[kind]
+    assert sum([await world.metric("penstock_requeues_total", reason=cause) for cause in causes]) == 1
 
 
 @STREAMED
@@ -109,6 +110,102 @@ async def test_refused_by_all_ends_with_their_status_and_a_retry_after(world: Wo
     assert 1 <= int(answer.header("retry-after") or "") <= 60
     assert int(answer.header("x-penstock-queue-ms") or "") >= 399  # whole milliseconds of one that lacked some µs
     assert len(world.seen()) >= 3, "a refusal spends no attempts"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_that_says_retry_after_is_left_alone_and_another_one_asked(world: World, status: int) -> None:
+    body = b'{"error": {"message": "slow down"}}'
+    head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nRetry-After: 60\r\nContent-Length: %d\r\n\r\n"
+    busy, seen = await world.scripted(head % (status, len(body)) + body)
+    await world.engine()
+    await world.gateway(endpoints=[{**busy, "slots": 4}, {"url": world.engines[0].url, "slots": 4}])
+    answers = [await world.chat() for _ in range(6)]
+    assert [answer.status for answer in answers] == [200] * 6
+    assert len(seen) == 1
+    assert [endpoint.state for endpoint in world.picture().endpoints] == ["held", "up"]
+
+
+async def test_a_caller_hears_the_rest_of_an_engines_retry_after(world: World) -> None:
+    head = b"HTTP/1.1 429 X\r\nContent-Type: application/json\r\nRetry-After: 40\r\nContent-Length: 2\r\n\r\n{}"
+    busy, seen = await world.scripted(head)
+    await world.gateway(endpoints=[{**busy, "slots": 4}], **QUICK)
+    answer = await world.chat()
+    assert (answer.status, len(seen)) == (429, 1)
+    assert 38 <= int(answer.header("retry-after") or "") <= 60
+    pinned = await world.ask(path=f"{CHAT}?id={busy['url'].removeprefix('http://')}", body=chat())
+    assert (pinned.status, pinned.error()["code"], len(seen)) == (429, "endpoint_overloaded", 1)
+    assert 38 <= int(pinned.header("retry-after") or "") <= 60
+
+
+WHOLE = b'{"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}]}'
+
+
+def stale_engine() -> tuple[Script, list[bytes]]:
+    """An engine that closes the connection on which its second request comes. Returns its script and the requests."""
+    requests: list[bytes] = []
+
+    async def script(peer: Peer) -> None:
+        while True:
+            data = await peer.request()
+            if data.startswith(b"GET "):
+                await peer.send(NOT_FOUND)
+                continue
+            requests.append(data)
+            if len(requests) == 2:
+                return
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            await peer.send(head % len(WHOLE) + WHOLE)
+
+    return script, requests
+
+
+@pytest.mark.parametrize("path", [CHAT, f"{CHAT}?id=e", "/tokenize", "/tokenize?id=e"])
+async def test_what_a_stale_connection_lost_is_sent_again_counted_and_told(world: World, path: str) -> None:
+    script, requests = stale_engine()
+    raw = await world.beside(RawEngine(script))
+    endpoint = {"url": raw.url, "name": "e", "engine": "openai", "models": ["sim"], "slots": 4}
+    await world.gateway(endpoints=[endpoint])
+    first, second = [await world.ask(path=path, body=chat()) for _ in range(2)]
+    assert (first.status, first.header("x-penstock-attempts")) == (200, None)
+    assert (second.status, second.header("x-penstock-attempts")) == (200, "2")
+    assert len(requests) == 3
+    assert await world.metric("penstock_requeues_total", reason="stale") == 1
+    assert [endpoint.state for endpoint in world.picture().endpoints] == ["up"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_with_one_attempt_a_request_is_written_to_an_engine_once(world: World, path: str) -> None:
+    script, requests = stale_engine()
+    raw = await world.beside(RawEngine(script))
+    endpoint = {"url": raw.url, "engine": "openai", "models": ["sim"], "slots": 4}
+    await world.gateway(endpoints=[endpoint], retry={"max_attempts": 1})
+    answers = [await world.ask(path=path, body=chat()) for _ in range(2)]
+    assert [answer.status for answer in answers] == [200, 502]
+    assert len(requests) == 2
+
+
+async def test_a_request_that_kills_its_connections_is_executed_three_times(world: World) -> None:
+    executed = 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal executed
+        while True:
+            data = await peer.request()
+            if data.startswith(b"GET "):
+                await peer.send(NOT_FOUND)
+            elif b"poison" in data:
+                executed += 1
+                return
+            else:
+                await peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+
+    engines = [await world.beside(RawEngine(script)) for _ in range(4)]
+    endpoints = [{"url": raw.url, "engine": "openai", "models": ["sim"], "slots": 4} for raw in engines]
+    await world.gateway(endpoints=endpoints)
+    for _ in range(2):
+        await asyncio.gather(*(world.chat() for _ in range(8)))  # kept connections to all of them
+    answer = await world.chat("poison")
+    assert (answer.status, executed) == (502, 3)
 
 
 async def test_a_refused_request_keeps_its_place(world: World) -> None:

@@ -60,6 +60,7 @@ async def test_a_request_is_one_line_when_it_is_over(world: World, log: io.Strin
         "tenant": "team",
         "band": "standard",
         "endpoint": engine.url[7:],
+        "attempts": None,
         "outcome": "completed",
         "reason": None,
         "limit": None,

@@ -4,7 +4,7 @@ Three separate things. *Presence*: a probe, or a refused connection, found nobod
 now (loading, sleeping, stopping, hung); only a probe brings it back. *Ejected*: it answered several requests in a row
 with errors; it is left out for a time that doubles with each ejection, and one good answer forgives all. *Held*: it
 refused several requests in a row as busy (429, 503); it is left alone for a moment. A single refusal concerns only the
-request that got it (`Entry.avoid`).
+request that got it (`Entry.avoid`), unless it has a Retry-After: then nothing is sent there until that is over.
 
 Whoever returns, from an ejection or from being away, is *on trial*: it gets a few requests, two more for each answer
 that begins, and all it can take once it runs as many as it has slots, or some seconds are over. After an ejection, a
@@ -23,6 +23,7 @@ from penstock.core.values.settings import HealthSettings
 HOLD_AFTER = 2  # refusals in a row; one may be bad luck
 HOLD_S = 0.1  # a few engine steps
 HOLD_S_MAX = 5.0  # a restarting engine is found again by then
+TOLD_HOLD_S_MAX = 60.0  # a Retry-After is obeyed for so long: a wrong one must not keep an engine away for an hour
 
 
 TRIAL_LEASES = 2  # at first; each answer that begins allows so many more, so each batch is twice the one before
@@ -49,6 +50,7 @@ class Health:
         "_ejections",
         "_failures",
         "_refusals",
+        "_told_until_s",
         "ejected_until_s",
         "held_until_s",
         "presence",
@@ -69,11 +71,12 @@ class Health:
         self._failures = 0
         self._ejections = 0
         self._refusals = 0
+        self._told_until_s = 0.0  # until when the engine asked to be left alone
 
     def succeeded(self) -> None:
-        """A request was answered as it should."""
+        """Forgive all failures, because a request was answered as it should; a Retry-After still holds."""
         self._failures = self._ejections = self._refusals = 0
-        self.held_until_s = self.ejected_until_s = 0.0
+        self.held_until_s, self.ejected_until_s = self._told_until_s, 0.0
 
     def failed(self, now: float) -> None:
         """Count an error, or no answer at all.
@@ -97,11 +100,17 @@ class Health:
         if self.trial is not None:
             self.trial = self.trial + TRIAL_LEASES if self.trial + TRIAL_LEASES < slots else None
 
-    def refused(self, now: float) -> None:
-        """Count a request that was turned away as one too many. Several in a row hold the endpoint for a moment."""
+    def refused(self, now: float, retry_after_s: float = 0.0) -> None:
+        """Count a request that was turned away as one too many. Several in a row hold the endpoint for a moment.
+
+        `retry_after_s`: how long the engine asked to be left alone.
+        """
+        if retry_after_s > 0:
+            self._told_until_s = max(self._told_until_s, now + min(retry_after_s, TOLD_HOLD_S_MAX))
         self._refusals = min(self._refusals + 1, 32)
         if self._refusals >= HOLD_AFTER:
             self.held_until_s = now + min(HOLD_S * 2 ** (self._refusals - HOLD_AFTER), HOLD_S_MAX)
+        self.held_until_s = max(self.held_until_s, self._told_until_s)
 
     def probed(self, *, up: bool, presence: Presence = Presence.DOWN, now: float, leases: int = 0) -> None:
         """Take in what a probe found; `presence` says how the endpoint is not up.
@@ -118,6 +127,7 @@ class Health:
 
         `leases`: of the old one, which are not part of the trial.
         """
+        self._told_until_s = 0.0
         self.succeeded()
         self._try_out(now, leases)
 

@@ -157,6 +157,16 @@ class Pool:
                 tried_out.append(e)
         return well or tried_out
 
+    def held_s(self, request: Request, now: float) -> float:
+        """Returns the seconds until one of the endpoints of a request may be sent anything, if all are held."""
+        pinned = request.pinned
+        until_s = [
+            e.health.held_until_s
+            for e in self
+            if e.in_service and (e.serves(request.model) if pinned is None else e.name == pinned)
+        ]
+        return max(0.0, min(until_s, default=now) - now)
+
     def free_slots(self, model: str) -> int:
         """Returns how many slots in service for the model no lease holds."""
         endpoints = [e for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model)]

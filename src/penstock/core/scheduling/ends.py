@@ -124,4 +124,7 @@ def come_back_after_s(state: SchedulerState, entry: Entry, reason: Reason, now: 
     """Seconds after which coming back may help, for Retry-After; None where it would not."""
     if reason in NO_RETRY_AFTER:
         return None
-    return retry_after_s(state.estimated_wait_s(entry, now), state.draw())
+    wait_s = state.estimated_wait_s(entry, now)
+    if held_s := state.pool.held_s(entry.request, now):
+        wait_s = max(wait_s or 0.0, held_s)
+    return retry_after_s(wait_s, state.draw())

@@ -20,14 +20,19 @@ def well(state: SchedulerState, endpoint: Endpoint, now: float, *, refused: bool
     state.queues.touch(endpoint)
 
 
-def blame(state: SchedulerState, endpoint: Endpoint, model: str, failure: Failure, now: float) -> None:
-    """A request for `model` failed there: what that says of the endpoint."""
+def blame(
+    state: SchedulerState, endpoint: Endpoint, model: str, failure: Failure, now: float, *, retry_after_s: float
+) -> None:
+    """A request for `model` failed there: what that says of the endpoint.
+
+    `retry_after_s`: how long its engine asked to be left alone.
+    """
     endpoint.failure, endpoint.failed_s = failure, now
     if failure is Failure.CONNECT:
         endpoint.health.probed(up=False, now=now)
         state.router.down(endpoint)
     elif failure is Failure.BUSY:
-        endpoint.health.refused(now)
+        endpoint.health.refused(now, retry_after_s)
     elif failure is Failure.NOT_AN_ENGINE:
         endpoint.proof.struck(now)
     elif failure is Failure.MODEL_GONE:

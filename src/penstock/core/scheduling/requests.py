@@ -181,11 +181,13 @@ class RequestFacts:
         sending.hand_out(state, now, actions)
         return actions
 
-    def failed(self, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
+    def failed(
+        self, lease: int, failure: Failure, *, answering: bool = False, retry_after_s: float = 0.0, now: float
+    ) -> list[Action]:
         """Note that a dispatch failed. Returns what becomes of the request: before the first byte it may wait again.
 
         `answering`: it was not the endpoint of this lease that failed, which computes a prompt, but the one that was to
-        take it over and answer.
+        take it over and answer. `retry_after_s`: how long the endpoint, which is busy, asked to be left alone.
         """
         state = self._state
         entry = state.leases[lease]
@@ -195,7 +197,7 @@ class RequestFacts:
         if answering:
             endpoint = answers
         if endpoint is not None:
-            judging.blame(state, endpoint, entry.model, failure, now)
+            judging.blame(state, endpoint, entry.model, failure, now, retry_after_s=retry_after_s)
         actions: list[Action] = []
         assert (entry.state is State.STREAMING) <= (failure is Failure.BROKEN), "nothing is taken back after it"
         if returning.verdict(state, entry, failure, endpoint, now) is Verdict.FAIL:

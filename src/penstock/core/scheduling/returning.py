@@ -32,13 +32,14 @@ def requeue(
 ) -> None:
     """Let a request wait again with its age kept, away from the endpoint that did not serve it.
 
-    `failure`: a cause where it was taken back (`recalling.py`); in that endpoint's own queue it may wait again.
+    `failure`: a cause where it was taken back (`recalling.py`). After an engine's queue or a stale connection the same
+    endpoint may be next.
     `endpoint`: None where it is gone.
     """
     state.charges.refund(state.tree_of(entry), entry)
     state.promised.settle(entry, 0.0)
     state.recorder.requeued(entry, failure, endpoint.name if endpoint is not None else "", now)
-    if endpoint is not None and failure is not Cause.ENGINE_QUEUE:
+    if endpoint is not None and failure not in (Cause.ENGINE_QUEUE, Failure.STALE):
         avoid_s = math.inf if failure in FREE_ELSEWHERE else AVOID_S
         if failure is Failure.BUSY:
             avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.retry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
@@ -47,11 +48,12 @@ def requeue(
         retry.excluded[endpoint.name] = now + avoid_s
     over = state.draining and state.queue_until_s is None
     elsewhere: list[Endpoint] = []
-    if not state.settings.queue_enabled and not over and state.pauses.sends(entry.model):
+    waits = state.settings.queue_enabled and entry.request.pinned is None
+    if not waits and not over and state.pauses.sends(entry.model):
         elsewhere = [e for e in sending.usable(state, entry, now) if not entry.excludes(e.name, now)]
         if state.quotas.at_limit(entry.account):
             elsewhere = []
-    if not state.settings.queue_enabled and not over and not elsewhere and not state.pauses.halted:
+    if not waits and not over and not elsewhere and not (state.pauses.halted and entry.request.pinned is None):
         assert isinstance(failure, Failure), "what can't wait is taken back only where it can go elsewhere"
         ends.fail(state, entry, failure, now, actions)  # it can't wait, so this was its last answer
         return
@@ -84,7 +86,7 @@ def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: End
         failure is Failure.NOT_AN_ENGINE and state.pool.telling
     ):
         return Verdict.FAIL
-    if entry.request.pinned is not None:
+    if entry.request.pinned is not None and failure is not Failure.STALE:
         return Verdict.FAIL
     return retry.verdict(
         failure,

@@ -6,6 +6,8 @@ of those sent in the last ten seconds, or under way where these are more, a shar
 case (`docs/decisions/0041`), so a broken pool is not hit three times as hard.
 An endpoint that does not have the model (any more), or is no engine, costs no engine any work, and spends nothing
 either: the request is bounded by going to each endpoint but once. After the first byte nothing can be taken back.
+A stale connection is as a rule one that a healthy engine closed while it was idle, so the same endpoint may be asked
+again at once; but the engine may have executed the request, so this costs an attempt.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ class Failure(StrEnum):
     """How a dispatch failed, as the driver reports it."""
 
     CONNECT = "connect"  #: nobody there: refused, unreachable, name not found, TLS failed
+    STALE = "stale"  #: a reused connection was lost before the first byte, maybe closed while idle
     RESET = "reset"  #: the connection was lost before the first byte
     BUSY = "busy"  #: 429 or 503, or an engine that says it is shutting down
     SERVER_ERROR = "server_error"  #: another 5xx

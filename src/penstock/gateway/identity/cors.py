@@ -19,6 +19,7 @@ ASKED_BYTES_MAX = 4096  # of header names: more than any client library has
 #: Response headers of ours that a page may read.
 EXPOSED = (
     *("x-request-id", "x-penstock-endpoint", "x-penstock-prefill", "x-penstock-model", "x-penstock-band"),
+    "x-penstock-attempts",
     *("x-penstock-queue-ms", "x-penstock-reason", "x-penstock-limit", "x-penstock-warning", "x-should-retry"),
     "retry-after",
     *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),

@@ -64,7 +64,7 @@ class App:
         self._origins = origins
         self.refusals = refusals = Refusals(driver, metrics)
         self._targets = endpoints.targets
-        means = Means(driver=driver, targets=endpoints.targets, metrics=metrics, heartbeats=heartbeats)
+        self._means = means = Means(driver=driver, targets=endpoints.targets, metrics=metrics, heartbeats=heartbeats)
         self._intake = Intake(
             means,
             refusals=refusals,
@@ -88,6 +88,7 @@ class App:
 
     def follow(self, settings: Settings) -> None:
         """Serve requests that come from now on by `settings`."""
+        self._means.attempts_max = settings.retry.max_attempts
         self._intake.follow(settings)
         self._clients.follow(settings)
         if self._cors is not None:

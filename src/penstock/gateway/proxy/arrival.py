@@ -132,11 +132,12 @@ class Arrival:
 class Means:
     """What all journeys use."""
 
-    __slots__ = ("driver", "heartbeats", "metrics", "targets")
+    __slots__ = ("attempts_max", "driver", "heartbeats", "metrics", "targets")
 
     def __init__(
         self, *, driver: Driver[Decides], targets: Mapping[str, Target], metrics: Metrics, heartbeats: Heartbeats
     ) -> None:
+        self.attempts_max = 1  # `retry.max_attempts`
         self.driver = driver
         self.targets = targets
         self.metrics = metrics

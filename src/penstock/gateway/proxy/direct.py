@@ -11,14 +11,13 @@ from penstock.gateway.proxy.relay import Relay
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Headers
 
-ATTEMPTS_MAX = 3
-
 
 class DirectJourney(Relay):
     """A request that is sent at once to whoever is the least loaded."""
 
     __slots__ = (
         "_attempts",
+        "_attempts_max",
         "_caller",
         "_driver",
         "_endpoint",
@@ -43,7 +42,8 @@ class DirectJourney(Relay):
         self._targets = means.targets
         self._metrics = means.metrics
         self._endpoint = ""
-        self._attempts = 0
+        self._attempts = 1
+        self._attempts_max = means.attempts_max
         self._without: list[str] = []  # endpoints that do not have the model
 
     def begin(self) -> None:
@@ -76,14 +76,29 @@ class DirectJourney(Relay):
         self.send(target, headers, self.body)
 
     def own_headers(self) -> Headers:
-        return [(b"x-request-id", self._request_id), (b"x-penstock-endpoint", self._endpoint.encode())]
+        headers: Headers = [(b"x-request-id", self._request_id), (b"x-penstock-endpoint", self._endpoint.encode())]
+        if self._attempts > 1:
+            headers.append((b"x-penstock-attempts", b"%d" % self._attempts))
+        return headers
 
     def succeeded(self, status: int) -> None:  # noqa: ARG002
         self._metrics.passed(self.model, self._caller, self._endpoint, Outcome.COMPLETED, None)
 
-    def failed(self, failure: Failure, detail: str) -> None:  # noqa: ARG002
+    def _sends_again(self, failure: Failure) -> bool:
+        """Send the request once more if a stale connection lost it and it may have another attempt."""
+        if failure is not Failure.STALE or self._attempts >= self._attempts_max:
+            return False
         self._attempts += 1
-        if failure is Failure.CONNECT and self.pinned is None and self._attempts < ATTEMPTS_MAX:
+        self._metrics.retried(self._caller, self._endpoint, failure)
+        self.send_to(self._endpoint, self._targets[self._endpoint])
+        return True
+
+    def failed(self, failure: Failure, detail: str) -> None:  # noqa: ARG002
+        if self._sends_again(failure):
+            return
+        if failure is Failure.CONNECT and self.pinned is None and self._attempts < self._attempts_max:
+            self._attempts += 1
+            self._metrics.retried(self._caller, self._endpoint, failure)
             self._driver.tell(self._driver.scheduler.endpoint_down(self._endpoint, now=self._driver.now()))
             unreachable = self._targets[self._endpoint].unreachable
             if unreachable is not None:

@@ -7,6 +7,8 @@ itself. They keep their order, their case and their bytes.
 from __future__ import annotations
 
 import functools
+import re
+from email.utils import parsedate_to_datetime
 
 from penstock.gateway.identity.callers import KEY_HEADERS
 from penstock.http.client.pool import Headers
@@ -36,6 +38,7 @@ _RESPONSE_OWN = HOP_BY_HOP | {
     b"access-control-expose-headers",
     b"access-control-max-age",
 }
+_NUMBER = re.compile(rb"\d{1,12}(\.\d{0,9})?")
 _CREDENTIALS = frozenset(KEY_HEADERS)
 _PRIORITY_HEADERS = frozenset({b"x-vllm-priority", b"x-override-priority"})  # engines let them override the body
 
@@ -61,6 +64,31 @@ def request_headers(
 def response_headers(headers: Headers) -> Headers:
     """Returns what goes back to the client of an engine's headers."""
     return _passing(headers, _RESPONSE_OWN)
+
+
+def retry_after_s(headers: Headers, now: float) -> float:
+    """Returns the seconds of an engine's Retry-After; 0.0 if there is none, or it makes no sense.
+
+    `now`: the wall clock, for a date in an answer that does not tell its own.
+    """
+    told = {name.lower(): value for name, value in headers}
+    milliseconds = _seconds(told.get(b"retry-after-ms", b"")) / 1000  # as OpenAI's libraries read it: first
+    value = told.get(b"retry-after", b"")
+    if milliseconds or not value:
+        return milliseconds
+    until_s = _date(value)
+    return _seconds(value) if until_s is None else max(0.0, until_s - (_date(told.get(b"date", b"")) or now))
+
+
+def _seconds(value: bytes) -> float:
+    return float(value) if _NUMBER.fullmatch(value.strip()) else 0.0
+
+
+def _date(value: bytes) -> float | None:
+    try:
+        return parsedate_to_datetime(value.decode("latin-1")).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 @functools.cache  # of sixteen sets

@@ -73,6 +73,7 @@ class QueuedJourney(Relay):
         "_usage",
         "_waiting_since_s",
         "api",
+        "attempts",
         "band",
         "caller",
         "endpoint",
@@ -121,6 +122,7 @@ class QueuedJourney(Relay):
         self._heartbeats = means.heartbeats if request.streamed and route.events else None
         self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
         self._progress_at = 1 + PROGRESS_TOKENS_PACED
+        self.attempts = 0  #: how often it was dispatched
         self._lease: int | None = None
         self._division: Division | None = None  # where its prompt is computed apart from its answer
         self.endpoint = ""  #: where it was sent last
@@ -148,6 +150,7 @@ class QueuedJourney(Relay):
 
     def dispatched(self, action: Dispatch, /) -> None:
         """Ask the engine, or both engines of a divided request, that `action` names."""
+        self.attempts += 1
         self._lease = action.lease
         self.endpoint = action.endpoint
         self._queue_s = action.queue_s
@@ -215,7 +218,7 @@ class QueuedJourney(Relay):
             self.hang_up()
             self.no_answer()
         self._waiting_since_s = self._driver.now()
-        self._metrics.requeued(self, action)
+        self._metrics.retried(self.caller, self.endpoint, action.cause)
         if self._trace is not None:
             self._trace.requeued(action.cause)
 
@@ -276,6 +279,8 @@ class QueuedJourney(Relay):
             headers.append((b"x-penstock-limit", self.limit.limit.encode()))
         if self.endpoint:
             headers.append((b"x-penstock-endpoint", self.endpoint.encode()))
+        if self.attempts > 1:
+            headers.append((b"x-penstock-attempts", b"%d" % self.attempts))
         if self._division is not None:
             headers.append((b"x-penstock-prefill", self._division.prefill.encode()))
         if self.request.instead_of:
@@ -379,7 +384,12 @@ class QueuedJourney(Relay):
             target.unreachable()
         now = self._driver.now()
         lease = self._give_back()
-        self._driver.tell(self._driver.scheduler.failed(lease, failure, answering=by is not None, now=now))
+        retry_after_s = self.told_retry_after_s() if failure is Failure.BUSY else 0.0
+        self._driver.tell(
+            self._driver.scheduler.failed(
+                lease, failure, answering=by is not None, retry_after_s=retry_after_s, now=now
+            )
+        )
 
     def _own_usage(self) -> Usage | None:
         """As an engine's own API tells it. Tokens made without a prompt's are told as progress: they are exact."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 
+from penstock import clock
 from penstock.core.values.outcome import Reason
 from penstock.core.values.retry import Failure
 from penstock.engines import orca
@@ -19,7 +20,7 @@ from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.openai.stream_end import aborted, ends_itself, line_tells_error, stillborn, tells_error
 from penstock.gateway.proxy.foreign import is_api_error, is_page
-from penstock.gateway.proxy.headers import response_headers
+from penstock.gateway.proxy.headers import response_headers, retry_after_s
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
 from penstock.http.server.server import Exchange
@@ -37,6 +38,7 @@ _STREAM_HEADERS: Headers = [
 FAILURES: dict[UpstreamErrorKind, Failure] = {
     UpstreamErrorKind.CONNECT: Failure.CONNECT,
     UpstreamErrorKind.CONNECT_TIMEOUT: Failure.CONNECT,
+    UpstreamErrorKind.STALE: Failure.STALE,
     UpstreamErrorKind.RESET: Failure.RESET,
     UpstreamErrorKind.BROKEN: Failure.RESET,  # in the head, or before the first byte of the body
     UpstreamErrorKind.FIRST_BYTE_TIMEOUT: Failure.FIRST_BYTE_TIMEOUT,
@@ -335,6 +337,10 @@ class Relay:
         kept = [(name, value) for name, value in response_headers(headers) if name.lower() not in extra_names]
         self.exchange.respond(status, kept + self.own_headers() + extra, bytes(self._error_body))
         return True
+
+    def told_retry_after_s(self) -> float:
+        """Returns for how long the engine that refused wants to be left alone; 0.0 if it does not say."""
+        return 0.0 if self._head is None else retry_after_s(self._head[1], clock.wall())
 
     def refused(self, status: int, body: bytearray) -> None:
         """Handle a refusal or an error of the engine whose head came, if `body` went to another sink."""

@@ -135,6 +135,8 @@ class StoredJourney(DirectJourney):
         super().succeeded(status)
 
     def failed(self, failure: Failure, detail: str) -> None:
+        if self._sends_again(failure):
+            return
         status = 0 if self._head is None else self._head[0]
         self._alive = self._alive or status in UNKNOWN
         if self._committed or (status and status not in UNKNOWN and not self._candidates):

@@ -39,6 +39,7 @@ def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> No
         "tenant": printable(request.tenant, NAME_CHARS_MAX),
         "band": journey.band,
         "endpoint": journey.endpoint or None,
+        "attempts": journey.attempts if journey.attempts > 1 else None,
         "outcome": str(outcome),
         "reason": None if reason is None else str(reason),
         "limit": None if journey.limit is None else journey.limit.limit,

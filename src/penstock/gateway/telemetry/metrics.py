@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from penstock.config.model import Settings
 from penstock.core.explain.snapshot import Snapshot
-from penstock.core.values.actions import Decode, Dispatch, Requeue
+from penstock.core.values.actions import Decode, Dispatch
 from penstock.core.values.cause import Cause
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Usage
@@ -97,7 +97,9 @@ class Metrics:
             bounds=_TIMES_S,
         )
         self._rejections = Counter("penstock_rejections", "Requests refused before they entered the queue.", ["reason"])
-        self._requeues = Counter("penstock_requeues", "Requests sent back to the queue by a failure.", ["reason"])
+        self._requeues = Counter(
+            "penstock_requeues", "Requests tried again because an endpoint did not serve them.", ["reason"]
+        )
         self._fallbacks = Counter(
             "penstock_fallbacks", "Requests given to another model than the one asked for.", ["model", "to"]
         )
@@ -244,10 +246,11 @@ class Metrics:
         labels = self.model_label(journey.request.model), journey.band
         self._prefill_time.labels(*labels).observe(journey.elapsed_s() - division.since_s)
 
-    def requeued(self, journey: QueuedJourney, action: Requeue) -> None:
-        self._requeues.labels(action.cause).inc()
-        if action.cause != Cause.ENGINE_QUEUE:  # nothing failed: more was sent than its engine turned out to run
-            self.failures.retried(journey.caller.tenant, journey.endpoint, action.cause)
+    def retried(self, caller: Caller, endpoint: str, cause: str) -> None:
+        """A request that `endpoint` did not serve is tried again."""
+        self._requeues.labels(cause).inc()
+        if cause != Cause.ENGINE_QUEUE:  # nothing failed: more was sent than its engine turned out to run
+            self.failures.retried(caller.tenant, endpoint, cause)
 
     def fell_back(self, model: str, to: str) -> None:
         """A request that a model could not take goes to the next of its fallbacks. Both are names of the settings."""

@@ -10,6 +10,7 @@ returned, so they may abort or pause in any callback; all payload of one read re
 from __future__ import annotations
 
 import asyncio
+import select
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 JOIN_BYTES_MAX: Final = 4096  # up to this size one copy is cheaper than a second buffer in the transport
 CLOSING_S: Final = 0.1  # an engine's front end closes within a turn of its loop: some 10 ms when it is busy
 WRITE_BYTES_MAX: Final = 1024 * 1024  # written of a large body at a time: encrypting more would hold up other requests
+_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR  # closed or reset by the engine
 _HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # what of the answer comes next: its head, first payload, rest, nothing
 
 
@@ -38,7 +40,7 @@ class ConnectionOwner(Protocol):
     def opened(self, connection: UpstreamConnection, /) -> None: ...
     def release(self, connection: UpstreamConnection, /) -> None: ...
     def forget(self, connection: UpstreamConnection, /) -> None: ...
-    def retry(self, call: Call, /) -> None: ...
+    def close_idle(self) -> None: ...
 
 
 class _RefusedAnswerError(Exception):
@@ -103,8 +105,7 @@ class UpstreamConnection:
     def start(self, call: Call, stale_until: float) -> None:
         """Write the request of `call`.
 
-        If the connection is lost before `stale_until` (a loop time) without a byte of an answer, it was stale, and the
-        pool sends the request again.
+        The call ends as STALE if the connection is lost before `stale_until` (a loop time) without a byte of an answer.
         """
         self.call = call
         call.connection = self
@@ -317,6 +318,15 @@ class UpstreamConnection:
     # --- Its own
 
     @property
+    def is_dropped(self) -> bool:
+        """True if an idle connection was closed by the engine, even if the event loop has yet to report that."""
+        if self.transport.is_closing():
+            return True
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+        return bool(poll.poll(0))
+
+    @property
     def has_begun(self) -> bool:
         """True if payload of an answer has come and more is expected."""
         return self.call is not None and self._phase == _BODY
@@ -380,8 +390,8 @@ class UpstreamConnection:
         elif self._phase in (_PAYLOAD, _BODY) and self._until_close and is_orderly:
             self._finish(call, reusable=False)
         elif self._is_silent and self._pool.time() < self._stale_until:
-            self.close()
-            self._pool.retry(call)
+            self._pool.close_idle()  # whatever closed this one has probably closed them, too
+            self.fail(UpstreamErrorKind.STALE, f"a reused connection: {detail}")
         else:
             self.lose(detail)
 

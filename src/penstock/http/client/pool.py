@@ -2,8 +2,9 @@
 
 There is one `Upstream` per endpoint: a pool of HTTP/1.1 connections, the one used last is used first. `send` writes a
 request at once, on an idle connection or a new one, and its sink gets what comes back. Idle connections are closed
-before the engine would close them, and dropped the moment the engine does. A request that still meets a stale
-connection, and hears nothing, is sent once more on a new one. Headers are written as given: the caller leaves out those
+before the engine would close them, and dropped the moment the engine does, so that no request is written to them. If an
+idle connection is closed while a request is on its way there, the call ends as STALE: the engine may have executed the
+request, so sending it again is up to the caller, who counts. Headers are written as given: the caller leaves out those
 that belong to one hop, and the pool adds `Host` and the framing of the body. Leases bound how many connections are
 open (one each), `UpstreamLimits` how many stay idle.
 """
@@ -83,7 +84,7 @@ class Upstream:
         self._tick_s = self.timeouts.tick_s
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._requests_total = self._connects_total = self._retries_total = 0
+        self._requests_total = self._connects_total = 0
 
     @property
     def place(self) -> tuple[str, int]:
@@ -135,7 +136,7 @@ class Upstream:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if now - connection.idle_since < self.timeouts.idle_s and not connection.transport.is_closing():
+            if now - connection.idle_since < self.timeouts.idle_s and not connection.is_dropped:
                 connection.start(call, now + STALE_S)
                 return call
             connection.close()
@@ -154,22 +155,27 @@ class Upstream:
     ) -> Response:
         """Returns a whole answer, of any status. For probes and metrics.
 
-        Raises UpstreamException if there is none within `timeout_s`, or if its body exceeds `bytes_max` (None: the
-        pool's limit). Cancelling it closes the connection.
+        A question that met a stale connection is asked once more, on a new one. Raises UpstreamException if there is no
+        answer within `timeout_s`, or if its body exceeds `bytes_max` (None: the pool's limit). Cancelling it closes the
+        connection.
         """
-        collector = _Collector(
-            self._loop.create_future(), self.limits.fetch_bytes_max if bytes_max is None else bytes_max
-        )
-        call = self.send(method, target, headers, body, collector)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await collector.answer
-        except TimeoutError:
-            kind = UpstreamErrorKind.IDLE_TIMEOUT if collector.status else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
-            raise UpstreamException(UpstreamError(kind, f"not complete within {timeout_s:g} s")) from None
-        finally:
-            call.abort()
-            del collector  # its error refers to this frame: the answer would stay in memory until a garbage collection
+        limit = self.limits.fetch_bytes_max if bytes_max is None else bytes_max
+        for is_last in (False, True):
+            collector = _Collector(self._loop.create_future(), limit)
+            call = self.send(method, target, headers, body, collector)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await collector.answer
+            except UpstreamException as error:
+                if is_last or error.error.kind is not UpstreamErrorKind.STALE:
+                    raise
+            except TimeoutError:
+                kind = UpstreamErrorKind.IDLE_TIMEOUT if collector.status else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
+                raise UpstreamException(UpstreamError(kind, f"not complete within {timeout_s:g} s")) from None
+            finally:
+                call.abort()
+                del collector  # its error refers to this frame: the answer would stay in memory until a collection
+        raise AssertionError("unreachable")
 
     def close(self) -> None:
         """Close every connection. Calls under way end with an error; later ones fail at once."""
@@ -201,7 +207,6 @@ class Upstream:
             idle=len(self._idle),
             requests_total=self._requests_total,
             connects_total=self._connects_total,
-            retries_total=self._retries_total,
         )
 
     # --- What a connection tells its pool
@@ -228,10 +233,10 @@ class Upstream:
         if connection in self._idle:  # a list of at most `idle_connections_max`
             self._idle.remove(connection)
 
-    def retry(self, call: Call, /) -> None:
-        """`call` met a stale connection: send it once more, on a new one."""
-        self._retries_total += 1
-        self._connect(call)
+    def close_idle(self) -> None:
+        """Close the idle connections: one of their kind turned out to be stale."""
+        for connection in tuple(self._idle):
+            connection.close()
 
     # --- Its own
 

@@ -16,6 +16,8 @@ class UpstreamErrorKind(Enum):
     CONNECT = "connect"
     #: Nothing was sent: no connection within `connect_s`.
     CONNECT_TIMEOUT = "connect_timeout"
+    #: A reused connection was lost at once, before any byte of an answer: maybe it was closed while it was idle.
+    STALE = "stale"
     #: The connection was lost before any byte of an answer.
     RESET = "reset"
     #: The connection was lost after some bytes of an answer, in its head or its body.
@@ -82,7 +84,6 @@ class UpstreamStatistics:
     idle: int
     requests_total: int
     connects_total: int
-    retries_total: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,10 +254,19 @@ class CheckedScheduler(Scheduler):
         self.books.ended(self.books.released(lease), Outcome.COMPLETED)
         return fact(lease, usage, refused=refused, now=now)
 
-    def _failed(self, fact: Fact, lease: int, failure: Failure, *, answering: bool = False, now: float) -> list[Action]:
+    def _failed(
+        self,
+        fact: Fact,
+        lease: int,
+        failure: Failure,
+        *,
+        answering: bool = False,
+        retry_after_s: float = 0.0,
+        now: float,
+    ) -> list[Action]:
         request_id = self.books.released(lease)
         self.books.between.add(request_id)
-        actions = fact(lease, failure, answering=answering, now=now)
+        actions = fact(lease, failure, answering=answering, retry_after_s=retry_after_s, now=now)
         assert any(isinstance(a, Requeue | Fail) and a.request_id == request_id for a in actions)
         return actions
 
