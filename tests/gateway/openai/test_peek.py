@@ -52,3 +52,19 @@ def test_the_short_way_is_the_one_that_most_bodies_go() -> None:
     assert msgspec.structs.replace(found, text=None) == Peek(
         "m", True, output_tokens_max=5, stream_options={"include_usage": True}, user="u"
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        ({"max_tokens": 5, "max_completion_tokens": 9}, 9),
+        ({"max_tokens": 9, "max_completion_tokens": 5, "max_output_tokens": 7}, 9),
+        ({"max_tokens": 5, "n_predict": 9}, 9),
+        ({"max_tokens": 5, "n_predict": -1}, 5),
+        ({"sampling_params": [{"max_new_tokens": 5}, {"max_new_tokens": 9}]}, 9),
+        ({"sampling_params": {"max_tokens": 9}}, 9),
+        ({"parameters": {"max_new_tokens": 5}, "options": {"num_predict": 9}}, 9),
+    ],
+)
+def test_of_several_lengths_the_largest_counts(body: dict[str, object], most: int) -> None:
+    assert peek(json.dumps({"model": "m", **body}).encode()).output_tokens_max == most

@@ -95,6 +95,56 @@ async def test_a_second_name_in_another_case_gets_nobody_another_model(world: Wo
     assert requests == []
 
 
+#: By the engine that takes it: another model or adapter than the field `model` names.
+OTHER_NAMES: dict[str, dict[str, Any]] = {
+    "sglang": {"lora_path": "large"},
+    "sglang, one per prompt": {"lora_path": [None, "sim", "large"]},
+    "sglang, by id": {"lora_id": "large"},
+    "tgi": {"parameters": {"adapter_id": "large"}},
+    "lorax": {"adapter_id": "large"},
+    "lorax, merged": {"parameters": {"merged_adapters": {"ids": ["sim", "large"], "weights": [1, 1]}}},
+    "llama.cpp": {"lora": [{"id": 0, "scale": 1.0}]},
+    "trtllm": {"lora_request": {"lora_name": "large", "lora_int_id": 1, "lora_path": "/large"}},
+    "trtllm, by path": {"lora_request": {"lora_name": "sim", "lora_path": "/large"}},
+    "lmdeploy": {"adapter_name": "large"},
+    "openrouter": {"models": ["sim", "large"]},
+    "litellm": {"fallbacks": [{"model": "large"}]},
+    "litellm, names": {"fallbacks": ["large"]},
+}
+
+
+@pytest.mark.parametrize("named", OTHER_NAMES.values(), ids=OTHER_NAMES)
+async def test_a_key_does_not_get_another_model_by_another_field(world: World, named: dict[str, Any]) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(models=["sim"]))
+    for path in (CHAT, "/generate", "/completion", "/tokenize", "/v1/embeddings"):
+        for size in (0, 300_000):
+            body = {"model": "sim", "more": "x" * size, **named}
+            answer = await world.ask(path=path, body=body, headers=BEARER)
+            assert (answer.status, answer.json().get("code") or answer.error()["code"]) == (403, "forbidden"), path
+    assert requests == []
+    assert (await world.ask(body={"model": "sim", **named}, headers=FREE_BEARER)).status == 200
+
+
+async def test_an_adapter_that_a_key_names_is_its_own_to_ask_for(world: World) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(models=["sim", "law-*", "7"]))
+    its_own: list[dict[str, Any]] = [
+        {"lora_path": "law-1"},
+        {"lora_path": ["law-1", None, "sim"]},
+        {"lora_path": None, "parameters": None, "lora": [], "models": [], "fallbacks": {}},
+        {"parameters": {"adapter_id": "law-1"}},
+        {"lora": [{"id": 7, "scale": 0.5}]},
+    ]
+    for named in its_own:
+        assert (await world.ask(body={"model": "sim", **named}, headers=BEARER)).status == 200, named
+    assert len(requests) == 5
+    assert "has to be a name" in await refused(world, body={"model": "sim", "lora_path": {"x": 1}})
+    assert "has to be a name" in await refused(world, body={"model": "sim", "lora_path": 1.5})
+    assert "more than once" in await refused(world, body=b'{"model":"sim","lora_path":"law-1","lora_path":"law-2"}')
+    assert "is no field" in await refused(world, body={"model": "sim", "Lora_Path": "large"})
+
+
 # --- prompts -----------------------------------------------------------------------------------------------------
 
 
@@ -179,30 +229,97 @@ async def test_a_request_that_says_nothing_is_sent_with_what_its_key_may_have(
     assert msgspec.json.decode(requests[-1].partition(b"\r\n\r\n")[2]) == body
 
 
-@pytest.mark.parametrize(
-    ("path", "section", "field"),
-    [
-        ("/generate", "parameters", "max_new_tokens"),
-        ("/generate_stream", "sampling_params", "max_new_tokens"),
-        ("/api/chat", "options", "num_predict"),
-        ("/inference/v1/generate", "sampling_params", "max_tokens"),
-    ],
-)
+#: By the engine whose API it is: a path, the field of its prompt, and where the length of its answer stands.
+DEEPER = {
+    "tgi": ("/generate", "inputs", "parameters", "max_new_tokens"),
+    "tgi, streamed": ("/generate_stream", "inputs", "parameters", "max_new_tokens"),
+    "tgi, sagemaker": ("/invocations", "inputs", "parameters", "max_new_tokens"),
+    "sglang": ("/generate", "text", "sampling_params", "max_new_tokens"),
+    "sglang, token ids": ("/generate", "input_ids", "sampling_params", "max_new_tokens"),
+    "ollama": ("/api/chat", "messages", "options", "num_predict"),
+    "ollama, prompt": ("/api/generate", "prompt", "options", "num_predict"),
+    "vllm": ("/inference/v1/generate", "token_ids", "sampling_params", "max_tokens"),
+}
+
+
+@pytest.mark.parametrize(("path", "prompt", "section", "field"), DEEPER.values(), ids=DEEPER)
 async def test_where_the_field_lies_deeper_the_caller_has_to_say_it(
-    world: World, path: str, section: str, field: str
+    world: World, path: str, prompt: str, section: str, field: str
 ) -> None:
     endpoint, requests = await world.scripted(OK)
     await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
-    body = {"model": "sim", "inputs": "x", "prompt": "x", "max_tokens": 1}
-    assert "say so in" in await refused(world, path, body)
-    for odd in ({}, {field: None}, "no object", {field: 1, "x": "y" * 70_000}):
+    body: dict[str, Any] = {"model": "sim", prompt: [1], "max_tokens": 1}
+    assert f"say so in `{section}.{field}`" in await refused(world, path, body)
+    nothing: list[Any] = [{}, {field: None}, None, [], [{field: 5}, {}]]
+    for odd in nothing:
         assert "say so in" in await refused(world, path, {**body, section: odd})
-    assert f"`{section}.{field}` is 6" in await refused(world, path, {**body, section: {field: 6}})
-    assert f"`{section}.{field}` has to be" in await refused(world, path, {**body, section: {field: -1}})
+    assert "has to be" in await refused(world, path, {**body, section: "no object"})
+    wrong: list[Any] = [{field: -1}, {field: "5"}, {field: [5]}, {field: 2.5}, [{field: 5}, {field: 0}]]
+    for odd in wrong:
+        assert f"`{section}.{field}` has to be" in await refused(world, path, {**body, section: odd})
+    assert "too large" in await refused(world, path, {**body, section: {field: 1, "x": "y" * 70_000}})
+    too_many: list[Any] = [{field: 6}, [{field: 6}], [{field: 5}, {field: 6}]]
+    for more in too_many:
+        assert f"`{section}.{field}` is 6" in await refused(world, path, {**body, section: more})
     assert requests == []
-    said = {**body, section: {field: 5}}
-    assert (await world.ask(path=path, body=said, headers=BEARER)).status == 200
-    assert msgspec.json.decode(requests[-1].partition(b"\r\n\r\n")[2]) == said
+    fine: list[Any] = [{field: 5}, [{field: 5}, {field: 1}]]
+    for said in [{**body, section: options} for options in fine]:
+        assert (await world.ask(path=path, body=said, headers=BEARER)).status == 200
+        assert msgspec.json.decode(requests[-1].partition(b"\r\n\r\n")[2]) == said
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"text": ["x"], "parameters": {"max_new_tokens": 5}, "sampling_params": [{"max_new_tokens": 5000}]},
+        {"text": "x", "parameters": {"max_new_tokens": 5}},
+        {"inputs": "x", "parameters": {"max_new_tokens": 5}, "text": "x"},
+        {"inputs": "x", "parameters": {"max_new_tokens": 5}, "max_tokens": 6},
+        {"inputs": "x", "parameters": {"max_new_tokens": 5}, "options": {"num_predict": 6}},
+        {"inputs": "x", "parameters": {"max_new_tokens": 5}, "request_output_len": 6},
+    ],
+)
+async def test_of_several_lengths_each_is_held_against_the_bound(world: World, asked: dict[str, Any]) -> None:
+    await world.gateway(**narrow(max_output_tokens=5))
+    await refused(world, "/generate", {"model": "sim", **asked})
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "put_in"),
+    [
+        (CHAT, {"max_completion_tokens": 3}, None),
+        (CHAT, {"n_predict": 3}, "max_tokens"),
+        (CHAT, {"max_new_tokens": 3}, "max_tokens"),
+        ("/v1/completions", {"max_completion_tokens": 3}, "max_tokens"),
+        ("/v1/responses", {"max_tokens": 3}, "max_output_tokens"),
+        ("/completion", {"max_tokens": 3}, None),
+        ("/completion", {"max_completion_tokens": 3}, "n_predict"),
+        ("/generate", {"max_tokens": 3}, None),
+        ("/generate", {}, "max_tokens"),
+    ],
+)
+async def test_a_field_that_an_engine_does_not_read_bounds_nothing(
+    world: World, path: str, said: dict[str, Any], put_in: str | None
+) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
+    body = {"model": "sim", "prompt": "x", **said}
+    assert (await world.ask(path=path, body=body, headers=BEARER)).status == 200
+    sent = msgspec.json.decode(requests[-1].partition(b"\r\n\r\n")[2])
+    assert sent == body | ({} if put_in is None else {put_in: 5})
+
+
+@pytest.mark.parametrize("size", [0, 300_000])
+async def test_a_bounded_field_is_given_once(world: World, size: int) -> None:
+    """Of `options` twice Go's parser makes one object, of other fields parsers take the first or the last."""
+    await world.gateway(**narrow(max_output_tokens=5))
+    for twice in (
+        '"options":{"num_predict":5000},"options":{"num_predict":5}',
+        '"options":{"num_predict":5000,"num_predict":5}',
+        '"options":{"num_predict":5},"max_tokens":5000,"max_tokens":5',
+    ):
+        body = f'{{"model":"sim","prompt":"x","more":"{"x" * size}",{twice}}}'.encode()
+        assert "more than once" in await refused(world, "/api/generate", body)
 
 
 async def test_what_has_no_answer_in_tokens_is_not_bounded(world: World) -> None:

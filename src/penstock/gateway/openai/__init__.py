@@ -3,7 +3,7 @@
 `routes.py` is the table of paths, `wrong_paths.py` tells callers of other paths which they mean. Of a request:
 `body.py` (what scheduling must know of it), `fields.py`, `contents.py` (text, token ids, pictures, sounds), `forms.py`
 and `multipart.py`; large ones are read in steps by `scan.py` and changed by `splice.py`; `prefix_keys.py` makes the
-chain of hashes by which prompts that begin alike are known; `answer_length.py` holds an answer to a bound before it is
+chain of hashes by which prompts that begin alike are known; `dialects.py` holds an answer to a bound before it is
 made. Of an answer: `answer.py` (what it tells as it passes), `usage.py` (what it cost), `stream_end.py` (did it end
 well). `errors.py` is the one table from reasons to statuses and error bodies.
 """

@@ -7,7 +7,7 @@ engine never sees it. A small body is read in one go, a large one in steps (`rea
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import msgspec
 
@@ -21,7 +21,7 @@ OWN_BYTES_MAX = 64 * 1024  # of an engine's own parameters, whose limits are loo
 ANSWERS_MAX = 128  # engines refuse more, or have a bound of their own
 _decode = msgspec.json.Decoder(Fields).decode
 _decode_plain = msgspec.json.Decoder(Plain).decode
-_decode_own = msgspec.json.Decoder(Own).decode
+_decode_own: Callable[[msgspec.Raw], Own | list[Own]] = msgspec.json.Decoder(Own | list[Own]).decode
 _value = msgspec.json.Decoder().decode
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ASKING = {"include_usage": b"true"}
@@ -102,15 +102,16 @@ def _peek_plain(plain: Plain) -> Peek:
     """What `_peek` finds of the same fields."""
     if plain.model == "":
         raise BadBody("`model` must be a non-empty string.", "model")
-    limit = plain.max_completion_tokens
-    if limit is None:
-        limit = plain.max_tokens if plain.max_tokens is not None else plain.max_output_tokens
+    limit = 0  # of several the largest, which is the most that an engine may take
+    for given in (plain.max_completion_tokens, plain.max_tokens, plain.max_output_tokens):
+        if given is not None and given > limit:
+            limit = given
     options = plain.stream_options
     return Peek(
         plain.model,
         plain.stream is True,
         plain.stream is False,
-        limit if limit is not None and limit > 0 else None,
+        limit or None,
         1,
         msgspec.UNSET if options is NOTHING else _built("stream_options", options),
         plain.user,
@@ -125,29 +126,23 @@ def _peek(fields: Fields) -> Peek:
     model = None if fields.model is NOTHING else _built("model", fields.model)
     if model is not None and not (isinstance(model, str) and model):
         raise BadBody("`model` must be a non-empty string.", "model")
-    limit: object = None
-    if fields.max_completion_tokens is not NOTHING:
-        limit = _built("max_completion_tokens", fields.max_completion_tokens)
-    if limit is None and fields.max_tokens is not NOTHING:
-        limit = _built("max_tokens", fields.max_tokens)
-    if limit is None and fields.max_output_tokens is not NOTHING:
-        limit = _built("max_output_tokens", fields.max_output_tokens)
+    limit = 0
+    for name in ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict"):
+        limit = max(limit, _tokens(name, getattr(fields, name)))
     answers = 1
     if fields.n is not NOTHING or fields.best_of is not NOTHING:
         answers = max(_count("n", fields.n), _count("best_of", fields.best_of))
     for raw in (fields.parameters, fields.sampling_params, fields.options):
-        if raw is not NOTHING and (own := _own(raw)) is not None:
-            for name, given in (("max_new_tokens", own.max_new_tokens), ("num_predict", own.num_predict)):
-                limit = _built(name, given) if limit is None and given is not NOTHING else limit
+        for own in () if raw is NOTHING else _own(raw):
+            for name in ("max_new_tokens", "num_predict", "max_tokens"):
+                limit = max(limit, _tokens(name, getattr(own, name)))
             answers = max(answers, _count("n", own.n), _count("best_of", own.best_of))
-    if limit is None and fields.n_predict is not NOTHING:
-        limit = _built("n_predict", fields.n_predict)
     stream = bytes(memoryview(fields.stream)[:6])
     return Peek(
         model=model,
         stream=stream == b"true",
         whole=stream == b"false",
-        output_tokens_max=limit if type(limit) is int and limit > 0 else None,
+        output_tokens_max=limit or None,
         answers=answers,
         stream_options=msgspec.UNSET
         if fields.stream_options is NOTHING
@@ -187,13 +182,22 @@ def _count(name: str, raw: msgspec.Raw) -> int:
     return min(max(count, 1), ANSWERS_MAX) if type(count) is int else 1
 
 
-def _own(raw: msgspec.Raw) -> Own | None:
+def _tokens(name: str, raw: msgspec.Raw) -> int:
+    """The length that a field allows an answer to have; 0: it does not tell."""
+    if raw is NOTHING:
+        return 0
+    given = _built(name, raw)
+    return max(0, given) if type(given) is int else 0
+
+
+def _own(raw: msgspec.Raw) -> list[Own]:
     if not 0 < len(memoryview(raw)) <= OWN_BYTES_MAX:
-        return None
+        return []
     try:
-        return _decode_own(raw)
+        own = _decode_own(raw)
     except (msgspec.DecodeError, RecursionError):
-        return None
+        return []
+    return own if isinstance(own, list) else [own]
 
 
 def replace_model(body: Body, model: str) -> Body:

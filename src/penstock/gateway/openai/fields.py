@@ -91,6 +91,7 @@ class Plain(Text, gc=False):
 class Own(msgspec.Struct, gc=False):
     """What engines' own APIs keep a level deeper, in `parameters`, `sampling_params` or `options`."""
 
+    max_tokens: msgspec.Raw = NOTHING
     max_new_tokens: msgspec.Raw = NOTHING
     num_predict: msgspec.Raw = NOTHING
     n: msgspec.Raw = NOTHING

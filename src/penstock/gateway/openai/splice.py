@@ -92,6 +92,14 @@ class Spliced:
         names = [(name, self._fields.last(name)) for name in of.__struct_fields__]
         return of(**{name: msgspec.Raw(whole[span[0] : span[1]]) for name, span in names if span is not None})
 
+    def values(self, names: Container[str]) -> Iterator[tuple[str, bytes]]:
+        """The values of some fields, as they came."""
+        if self._fields is not None:
+            for name, spans in self._fields.spans.items():
+                if name in names:
+                    for begin, end in spans:
+                        yield name, self.data[begin:end]
+
     def names(self) -> Collection[str]:
         """Returns the names of all top-level fields; none of a form."""
         return () if self._fields is None else self._fields.spans.keys()
@@ -141,6 +149,18 @@ def set_in_bytes(body: bytes, values: Mapping[str, bytes]) -> bytes:
 def names(body: Body) -> Collection[str]:
     """Returns the names of a body's top-level fields; none of a form."""
     return body.names() if isinstance(body, Spliced) else _decode_values(body).keys()
+
+
+def values_of(body: Body, names: Container[str]) -> Iterator[tuple[str, bytes]]:
+    """The values of some top-level fields, raw, in their order; a field may be given twice. `peek` has accepted it."""
+    if isinstance(body, Spliced):
+        yield from body.values(names)
+        return
+    try:
+        for name, start, end in _fields_named(body, names):
+            yield name, body[start:end]
+    except _TooManyFieldsError:
+        yield from [(name, bytes(value)) for name, value in _decode_values(body).items() if name in names]
 
 
 def remove_field(body: Body, name: str) -> Body:

@@ -22,9 +22,10 @@ from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.rights import Rights
 from penstock.gateway.kv_cache.locator import Locator
-from penstock.gateway.openai import answer_length, errors
 from penstock.gateway.openai import body as bodies
+from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import BadBody
+from penstock.gateway.openai.dialects import Asked
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.fields import Read
 from penstock.gateway.openai.forms import read_form
@@ -356,11 +357,17 @@ def _keep_to(rights: Rights, arrival: Arrival) -> None:
         arrival.model == f"{arrival.named}:latest" and rights.allows(arrival.model)  # Ollama's name of the same
     ):
         raise _Refused(Reason.FORBIDDEN, errors.model_not_allowed(arrival.named))
-    answer_length.refuse_other_case(arrival.body)
+    if not rights.models and rights.max_output_tokens is None:
+        return
+    asked = Asked(arrival.body)
+    if rights.models:
+        for name in asked.names():
+            if not rights.allows(name):
+                raise _Refused(Reason.FORBIDDEN, errors.model_not_allowed(name))
     most, peek = rights.max_output_tokens, arrival.peek
     if most is None or peek.text is None or arrival.route.pooled or arrival.route.kind is not PathKind.QUEUED:
         return
-    arrival.body, put_in = answer_length.bounded(arrival.body, peek.text, arrival.exchange.target_path, most)
+    arrival.body, put_in = asked.bound(arrival.body, arrival.exchange.target_path, most)
     if put_in:
         arrival.peek = msgspec.structs.replace(peek, output_tokens_max=most)
 

@@ -1,0 +1,186 @@
+"""In which fields do engines take a model's name, an adapter's, or the length of an answer: may this key ask for it?
+
+One table, with a row per API: whatever a body says in any of its places counts, whichever engine it goes to, since
+several may serve a model. A value may be one, or a list of one per prompt. Where a body gives no length, the bound is
+put into it if the field is a top-level one; where it lies a level deeper, the caller has to give it. Paths whose
+answers have no such field (audio, vectors) are not bounded.
+
+JSON does not say which of two fields of one name counts, and parsers differ (Go's merges objects, and takes `Model`
+for `model`), so for a key with bounds these fields are given once and in lower case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from penstock.gateway.openai.body import BadBody
+from penstock.gateway.openai.splice import Body, names, set_field, values_of
+
+VALUE_BYTES_MAX = 64 * 1024  # of a field that is looked into; options of some dozen prompts
+NUMBER_BYTES_MAX = 64
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_scalar = msgspec.json.Decoder().decode
+
+#: From the top-level field down. Lists on the way are passed through.
+Place = tuple[str, ...]
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """Where one API takes what a key may bound, beside the field `model`."""
+
+    names: tuple[Place, ...] = ()  #: of models and adapters
+    lengths: tuple[Place, ...] = ()  #: of one answer, in tokens
+
+
+_TGI_LENGTH = ("parameters", "max_new_tokens")
+_SGLANG_LENGTH = ("sampling_params", "max_new_tokens")
+_VLLM_LENGTH = ("sampling_params", "max_tokens")
+_OLLAMA_LENGTH = ("options", "num_predict")
+
+DIALECTS: dict[str, Dialect] = {
+    "openai": Dialect(lengths=(("max_completion_tokens",), ("max_tokens",), ("max_output_tokens",))),
+    "openrouter, litellm": Dialect(names=(("models",), ("fallbacks", "model"))),
+    "vllm": Dialect(lengths=(_VLLM_LENGTH,)),
+    "sglang": Dialect(names=(("lora_path",), ("lora_id",)), lengths=(_SGLANG_LENGTH,)),
+    "tgi, lorax": Dialect(
+        names=(("parameters", "adapter_id"), ("parameters", "merged_adapters", "ids"), ("adapter_id",)),
+        lengths=(_TGI_LENGTH,),
+    ),
+    "llamacpp": Dialect(names=(("lora", "id"),), lengths=(("n_predict",),)),  # adapters by number: its name is that
+    "ollama": Dialect(lengths=(_OLLAMA_LENGTH,)),
+    "trtllm": Dialect(
+        names=(("lora_request", "lora_name"), ("lora_request", "lora_path"), ("lora_request", "lora_int_id"))
+    ),
+    "lmdeploy": Dialect(names=(("adapter_name",),), lengths=(("request_output_len",), ("max_new_tokens",))),
+}
+_NAMES = [place for dialect in DIALECTS.values() for place in dialect.names]
+_LENGTHS = [place for dialect in DIALECTS.values() for place in dialect.lengths]
+#: What a key's bounds go by.
+_GUARDED = frozenset({"model", *(place[0] for place in (*_NAMES, *_LENGTHS))})
+
+_CHAT: tuple[Place, ...] = (("max_tokens",), ("max_completion_tokens",))
+_LLAMACPP: tuple[Place, ...] = (("n_predict",), ("max_tokens",))
+#: Where engines behind a path look for the length: in one of these. The first is put in if it is a top-level field.
+_OF_PATH: dict[str, tuple[Place, ...]] = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/completions": (("max_tokens",),),
+    "/v1/messages": (("max_tokens",),),
+    "/v1/responses": (("max_output_tokens",),),
+    "/chat/completions": _CHAT,
+    "/invocations": _CHAT,
+    "/completion": _LLAMACPP,
+    "/completions": _LLAMACPP,
+    "/infill": _LLAMACPP,
+    "/generate": (_SGLANG_LENGTH,),
+    "/generate_stream": (_TGI_LENGTH,),
+    "/inference/v1/generate": (_VLLM_LENGTH,),
+    "/api/chat": (_OLLAMA_LENGTH,),
+    "/api/generate": (_OLLAMA_LENGTH,),
+}
+#: Where several engines share a path, the field of the prompt tells which of them can serve it.
+_SHARED_PATHS = ("/generate", "/invocations")
+_OF_PROMPT: dict[str, Place] = {
+    "inputs": _TGI_LENGTH,
+    "text": _SGLANG_LENGTH,
+    "input_ids": _SGLANG_LENGTH,
+    "input_embeds": _SGLANG_LENGTH,
+    "prompt": ("max_tokens",),  # LMDeploy's, and vLLM's first API
+}
+
+
+class Asked:
+    """What a body asks for of all that a key may bound."""
+
+    __slots__ = ("_fields", "_prompts")
+
+    def __init__(self, body: Body) -> None:
+        """Raises `BadBody` if the body gives a field twice, or in another case."""
+        given = names(body)
+        for name in given:
+            if (meant := name.casefold()) != name and meant in _GUARDED:
+                raise BadBody(f"`{name[:40]}` is no field; `{meant}` is.", meant)
+        self._prompts = [name for name in _OF_PROMPT if name in given]
+        self._fields: dict[str, bytes] = {}
+        if _GUARDED.isdisjoint(given):
+            return
+        for name, value in values_of(body, _GUARDED):
+            if name in self._fields:
+                raise BadBody(f"`{name}` is given more than once.", name)
+            self._fields[name] = value
+
+    def names(self) -> Iterator[str]:
+        """The adapters and further models that the body names."""
+        for place, values in self._given(_NAMES):
+            for value in values:
+                if isinstance(value, str | int):
+                    yield str(value)
+                elif value is not None:
+                    raise BadBody(f"`{'.'.join(place)}` has to be a name, as this key's models are bounded.", place[0])
+
+    def bound(self, body: Body, path: str, most: int) -> tuple[Body, bool]:
+        """Returns the body of a request whose answers have at most `most` tokens each, and whether that was put in.
+
+        Raises `BadBody` if the request asks for more, or has to give the number that it wants.
+        """
+        told: set[Place] = set()
+        for place, values in self._given(_LENGTHS):
+            for value in values:
+                if value is not None:
+                    _check(".".join(place), value, most)
+            if values and None not in values:
+                told.add(place)
+        put_in = False
+        for places in self._wanted(path):
+            if told.isdisjoint(places):
+                first = places[0]
+                if len(first) > 1:
+                    words = f"This key's answers have {most:,} tokens at most: say so in `{'.'.join(first)}`."
+                    raise BadBody(words, first[0])
+                body, put_in = set_field(body, first[0], b"%d" % most), True
+        return body, put_in
+
+    def _wanted(self, path: str) -> list[tuple[Place, ...]]:
+        """Of each of these one has to be given."""
+        if self._prompts and path in _SHARED_PATHS:
+            return [(place,) for place in dict.fromkeys([_OF_PROMPT[name] for name in self._prompts])]
+        return [_OF_PATH[path]] if path in _OF_PATH else []
+
+    def _given(self, places: Iterable[Place]) -> Iterator[tuple[Place, list[object]]]:
+        """What stands in those of the places whose top-level field is given; None for null, or for nothing."""
+        for place in places:
+            if place[0] in self._fields:
+                yield place, list(_inside(self._fields[place[0]], place[1:], place[0], several=places is _NAMES))
+
+
+def _inside(raw: bytes, place: Place, field: str, *, several: bool) -> Iterator[object]:
+    """The values at a place inside of a value, through lists: numbers and names, None, or whatever else as it came.
+
+    `several`: there may be a list of them at the place itself.
+    """
+    raw = raw.strip(b" \t\r\n")
+    if len(raw) > VALUE_BYTES_MAX:
+        raise BadBody(f"`{field}` is too large for a key with bounds.", field)
+    try:
+        if raw[:1] == b"[" and (place or several):
+            for item in _items(raw):
+                yield from _inside(bytes(item), place, field, several=several)
+        elif raw[:1] == b"{" and place:
+            inner = list(values_of(raw, place[:1]))
+            if len(inner) > 1:
+                raise BadBody(f"`{place[0]}` is given more than once in `{field}`.", field)
+            yield from _inside(inner[0][1], place[1:], field, several=several) if inner else (None,)
+        elif raw == b"null":
+            yield None
+        else:
+            yield _scalar(raw) if len(raw) <= NUMBER_BYTES_MAX or raw[:1] == b'"' else raw
+    except (msgspec.DecodeError, RecursionError):
+        yield raw
+
+
+def _check(name: str, value: object, most: int) -> None:
+    if type(value) is not int or value < 1:
+        raise BadBody(f"`{name}` has to be a whole number from 1 to {most}, as this key's answers are bounded.", name)
+    if value > most:
+        raise BadBody(f"`{name}` is {value}; this key may ask for {most} tokens at most.", name)
