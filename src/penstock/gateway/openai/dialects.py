@@ -1,6 +1,6 @@
 """In which fields do engines take a model's name, an adapter's, or the length of an answer: may this key ask for it?
 
-One table, with a row per API: whatever a body says in any of its places counts, whichever engine it goes to, since
+Two tables, with a row per API: whatever a body says in any of its places counts, whichever engine it goes to, since
 several may serve a model. A value may be one, or a list of one per prompt. Where a body gives no length, the bound is
 put into it if the field is a top-level one; where it lies a level deeper, the caller has to give it. Paths whose
 answers have no such field (audio, vectors) are not bounded.
@@ -26,37 +26,32 @@ _scalar = msgspec.json.Decoder().decode
 #: From the top-level field down. Lists on the way are passed through.
 Place = tuple[str, ...]
 
-
-class Dialect(msgspec.Struct, frozen=True):
-    """Where one API takes what a key may bound, beside the field `model`."""
-
-    names: tuple[Place, ...] = ()  #: of models and adapters
-    lengths: tuple[Place, ...] = ()  #: of one answer, in tokens
-
-
 _TGI_LENGTH = ("parameters", "max_new_tokens")
 _SGLANG_LENGTH = ("sampling_params", "max_new_tokens")
 _VLLM_LENGTH = ("sampling_params", "max_tokens")
 _OLLAMA_LENGTH = ("options", "num_predict")
 
-DIALECTS: dict[str, Dialect] = {
-    "openai": Dialect(lengths=(("max_completion_tokens",), ("max_tokens",), ("max_output_tokens",))),
-    "openrouter, litellm": Dialect(names=(("models",), ("fallbacks", "model"))),
-    "vllm": Dialect(lengths=(_VLLM_LENGTH,)),
-    "sglang": Dialect(names=(("lora_path",), ("lora_id",)), lengths=(_SGLANG_LENGTH,)),
-    "tgi, lorax": Dialect(
-        names=(("parameters", "adapter_id"), ("parameters", "merged_adapters", "ids"), ("adapter_id",)),
-        lengths=(_TGI_LENGTH,),
-    ),
-    "llamacpp": Dialect(names=(("lora", "id"),), lengths=(("n_predict",),)),  # adapters by number: its name is that
-    "ollama": Dialect(lengths=(_OLLAMA_LENGTH,)),
-    "trtllm": Dialect(
-        names=(("lora_request", "lora_name"), ("lora_request", "lora_path"), ("lora_request", "lora_int_id"))
-    ),
-    "lmdeploy": Dialect(names=(("adapter_name",),), lengths=(("request_output_len",), ("max_new_tokens",))),
+#: By API: where it takes a model or an adapter, beside the field `model`.
+NAMES: dict[str, tuple[Place, ...]] = {
+    "sglang": (("lora_path",), ("lora_id",)),
+    "tgi, lorax": (("parameters", "adapter_id"), ("parameters", "merged_adapters", "ids"), ("adapter_id",)),
+    "llamacpp": (("lora", "id"),),  # by number, which is the name then
+    "trtllm": (("lora_request", "lora_name"), ("lora_request", "lora_path"), ("lora_request", "lora_int_id")),
+    "lmdeploy": (("adapter_name",),),
+    "openrouter, litellm": (("models",), ("fallbacks", "model")),
 }
-_NAMES = [place for dialect in DIALECTS.values() for place in dialect.names]
-_LENGTHS = [place for dialect in DIALECTS.values() for place in dialect.lengths]
+#: By API: where it takes the length of one answer, in tokens.
+LENGTHS: dict[str, tuple[Place, ...]] = {
+    "openai, vllm, anthropic": (("max_completion_tokens",), ("max_tokens",), ("max_output_tokens",)),
+    "vllm": (_VLLM_LENGTH,),
+    "sglang": (_SGLANG_LENGTH,),
+    "tgi": (_TGI_LENGTH,),
+    "llamacpp": (("n_predict",),),
+    "ollama": (_OLLAMA_LENGTH,),
+    "lmdeploy": (("request_output_len",), ("max_new_tokens",)),
+}
+_NAMES = [place for places in NAMES.values() for place in places]
+_LENGTHS = [place for places in LENGTHS.values() for place in places]
 #: What a key's bounds go by.
 _GUARDED = frozenset({"model", *(place[0] for place in (*_NAMES, *_LENGTHS))})
 
