@@ -53,7 +53,7 @@ LENGTHS: dict[str, tuple[Place, ...]] = {
 _NAMES = [place for places in NAMES.values() for place in places]
 _LENGTHS = [place for places in LENGTHS.values() for place in places]
 #: What a key's bounds go by.
-_GUARDED = frozenset({"model", *(place[0] for place in (*_NAMES, *_LENGTHS))})
+_GUARDED = frozenset({"model", *[place[0] for place in (*_NAMES, *_LENGTHS)]})
 
 _CHAT: tuple[Place, ...] = (("max_tokens",), ("max_completion_tokens",))
 _LLAMACPP: tuple[Place, ...] = (("n_predict",), ("max_tokens",))
