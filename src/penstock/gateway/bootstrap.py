@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
@@ -72,7 +73,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
     (host, _), (admin_host, _) = settings.listen_address, settings.admin_address or settings.listen_address
     origins, admin_origins = Origins(listens_on=host), Origins(listens_on=admin_host, for_operators=True)
     auth = AdminAuth(listens_on=admin_host, now=driver.now, origins=admin_origins, own=own_token.token)
-    callers, affinities, heartbeats, reporting = Callers(), Affinities(), Heartbeats(driver), Reporting()
+    callers, heartbeats, affinities = Callers(), Heartbeats(driver), Affinities(_prefix_seed(settings))
     orders, routes = TenantOrders(events), AdminRoutes(auth, events.audit)
     store, book = _kept(settings, callers)
     is_several = settings.share.enabled or settings_map.workers(settings) > 1
@@ -96,7 +97,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
         callers=callers,
         affinities=affinities,
         heartbeats=heartbeats,
-        reporting=reporting,
+        reporting=(reporting := Reporting()),
         elsewhere=None if settings.admin_address is None else is_operators,
         cors=None if is_several else Cors(),
     )
@@ -142,6 +143,7 @@ def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> G
             metrics=metrics,
             responses=affinities.responses,
             events=events,
+            prefix_seed=affinities.prefix_seed,
             routes=routes,
             orders=orders,
         )
@@ -212,6 +214,15 @@ def _kept(settings: Settings, callers: Callers) -> tuple[StoreThread | None, Key
         return None, None
     store = store_thread(settings.batch)
     return store, KeyBook(store, callers.made) if makes_keys else None
+
+
+def _prefix_seed(settings: Settings) -> int:
+    """Return the seed of prompts' keys: the group's if this gateway shares, otherwise a random one."""
+    if not settings.share.enabled:
+        return secrets.randbits(64)
+    from penstock.gateway.share.dial import prefix_seed  # noqa: PLC0415
+
+    return prefix_seed(settings.share)
 
 
 def _own_token(settings: Settings) -> str | None:

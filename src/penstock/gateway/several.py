@@ -33,6 +33,7 @@ def several(
     metrics: Metrics,
     responses: Responses,
     events: EventLog,
+    prefix_seed: int,
     routes: AdminRoutes,
     orders: TenantOrders,
 ) -> tuple[Office, Sharing | None, tuple[Handler, Handler]]:
@@ -46,6 +47,7 @@ def several(
         metrics=metrics,
         responses=responses,
         events=events,
+        prefix_seed=prefix_seed,
     )
     if not settings.share.enabled:
         return office, None, (FromWorkers(app), operators)

@@ -20,7 +20,7 @@ from penstock.core.values.request import Request, ServiceGot, Underway, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.rows import Allowance
 
-PROTOCOL = 3  # of this file: two that differ in it do not talk
+PROTOCOL = 4  # of this file: two that differ in it do not talk
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):
@@ -326,6 +326,7 @@ class NewSettings(_Message, frozen=True):
 
     settings: str  #: hash
     document: bytes  #: JSON; only between processes of one gateway
+    prefix_seed: int  #: of the keys of prompts' chunks; the same for as long as the first process lives
 
 
 class NewKeys(_Message, frozen=True):

@@ -198,7 +198,7 @@ def test_a_prompt_is_known_by_its_bytes_its_model_its_tools_and_its_salt() -> No
     def of(body: dict[str, Any], model: str = "m") -> tuple[int, ...]:
         text = peek(json.dumps({"model": model, **body}).encode()).text
         assert isinstance(text, Text)
-        return keys(text, model)
+        return keys(text, model, 11)
 
     def shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
         return sum(a == b for a, b in zip(one, other, strict=False))
@@ -228,9 +228,9 @@ def test_a_prompt_is_known_by_its_bytes_its_model_its_tools_and_its_salt() -> No
 
     text = peek(json.dumps({"model": "m", "prompt": "x" * 1_000_000}).encode()).text
     assert isinstance(text, Text)
-    assert len(keys(text, "m", cut_at(128))) == PREFIX_KEYS_MAX
-    assert PREFIX_ENDS[len(keys(text, "m", cut_at(4096))) - 1] == 231, "a megabyte in chunks of 4,096 bytes"
-    assert not set(keys(text, "m", cut_at(128))) & set(keys(text, "m"))
+    assert len(keys(text, "m", 11, cut_at(128))) == PREFIX_KEYS_MAX
+    assert PREFIX_ENDS[len(keys(text, "m", 11, cut_at(4096))) - 1] == 231, "a megabyte in chunks of 4,096 bytes"
+    assert not set(keys(text, "m", 11, cut_at(128))) & set(keys(text, "m", 11))
 
     def billed(billing: str) -> dict[str, Any]:
         header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=1; cch={billing};"}

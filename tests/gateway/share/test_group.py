@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
+from penstock.config.sections.share import ShareSection
+from penstock.gateway.share.dial import prefix_seed
 from tests.gateway.conftest import World, fault, hurry
 from tests.gateway.share.group import GatewayProcess, certificate, group
 from tests.ports import free_port
@@ -158,6 +160,39 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
             assert client.seen.endswith(b"data: [DONE]\n\n")
         assert engine.log.in_engine_max == 4
         assert len(engine.log.entries) == 4 + 3 + 2 + 6, "nothing was sent twice"
+
+
+async def test_a_prompt_is_known_to_all_gateways_and_to_one_that_was_restarted(world: World, tmp_path: Path) -> None:
+    for _ in range(2):
+        await world.engine()
+    async with group(world, tmp_path) as made:
+        first, second = await made.start("gw1", "gw2", routing={"policy": "prefix"})
+        prompts = [f"{name}, keeper of a weir. " * 60 for name in ("Ada", "Ben", "Cleo", "Dora")]
+
+        async def homes(one: GatewayProcess) -> list[str | None]:
+            return [(await one.chat(prompt)).header("x-penstock-endpoint") for prompt in prompts]
+
+        known = await homes(first)
+        assert len(set(known)) == 2
+        assert await homes(second) == known
+        second.kill()
+        await second.start()
+        await second.until(lambda state: len(state["edges"]) == 3)
+        assert await homes(second) == known
+
+
+def test_the_seed_of_prompts_keys_is_the_groups(tmp_path: Path) -> None:
+    def seed(**share: object) -> int:
+        return prefix_seed(ShareSection.model_validate({"listen": ":8081", **share}))
+
+    assert seed(secret="a-secret-of-this-group", name="gw1") == 0x54CBEE9245B623E3, (
+        "whatever the gateway and its version"
+    )
+    assert seed(secret="a-secret-of-this-group", name="gw2") == seed(secret="a-secret-of-this-group")
+    assert seed(secret="a-secret-of-another-group") != seed(secret="a-secret-of-this-group")
+    one, other = certificate(tmp_path, "gw1"), certificate(tmp_path, "gw2")
+    assert seed(tls=one) == seed(tls={**other, "ca": one["ca"]}), "one authority"
+    assert seed(tls=one) != seed(tls=other)
 
 
 async def test_another_secret_and_other_settings_are_told_at_both_ends_and_each_serves_alone(

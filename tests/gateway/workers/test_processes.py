@@ -91,6 +91,33 @@ async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: Wor
         assert "is started again in 0.5 s" in log
 
 
+async def test_a_prompt_is_known_to_all_workers_and_to_one_that_was_restarted(world: World) -> None:
+    for _ in range(2):
+        await world.engine()
+    async with serving(world, "--workers", "2", "--routing", "prefix") as process:
+        prompts = [f"{name}, keeper of a weir. " * 60 for name in ("Ada", "Ben", "Cleo", "Dora")]
+        homes = [(await world.chat(prompt)).header("x-penstock-endpoint") for prompt in prompts]
+        assert len(set(homes)) == 2
+        carried = await _at_home_at_both(world, prompts, homes)
+        for pid, name in _workers(process).items():
+            if name == "w1":
+                os.kill(pid, signal.SIGKILL)
+        await _until(world, lambda edges: edges["w1"] == (True, 0, 2))
+        assert len(await _at_home_at_both(world, prompts, homes) & carried) == 1, "w2's ids go on, w1's are new"
+
+
+async def _at_home_at_both(world: World, prompts: list[str], homes: list[str | None]) -> set[str]:
+    """Ask until both workers have answered. Returns how each begins its requests' ids."""
+    carried: set[str] = set()
+    for _ in range(STREAMS_MAX):
+        answers = await asyncio.gather(*(world.chat(prompt) for prompt in prompts))
+        assert [answer.header("x-penstock-endpoint") for answer in answers] == homes
+        carried |= {(answer.header("x-request-id") or "").rpartition("-")[0] for answer in answers}
+        if len(carried) == 2:
+            return carried
+    raise AssertionError("the kernel gave all connections to one")
+
+
 async def test_what_waits_at_a_worker_that_dies_is_dropped_and_newcomers_lose_nothing(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "1", "--workers", "2") as process:

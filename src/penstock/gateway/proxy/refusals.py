@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Sequence
 
 from penstock.core.values.outcome import Reason
@@ -35,6 +36,8 @@ class Refusals:
         self._driver = driver
         self._metrics = metrics
         self._serial = itertools.count(1)
+        # 48 random bits: ids of two processes are never equal, and engines take equal ones for one request.
+        self._ours = secrets.token_hex(6).encode()
 
     def request_id(self, exchange: Exchange) -> bytes:
         """Returns the id that the caller gave in `x-request-id`, or a new one if that is missing, long or not
@@ -43,7 +46,7 @@ class Refusals:
         given = exchange.header(b"x-request-id")
         if given and len(given) <= REQUEST_ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
             return given
-        return b"req-%x-%x" % (int(self._driver.now() * 1000), next(self._serial))
+        return b"req-%b-%x" % (self._ours, next(self._serial))
 
     def unique(self, request_id: bytes) -> str:
         """Returns the id under which the scheduler knows a request: the caller's own, unless that one is under way."""

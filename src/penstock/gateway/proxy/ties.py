@@ -88,7 +88,8 @@ class Responses:
 class Affinities:
     """Reads ties as the settings say."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix_seed: int) -> None:
+        self.prefix_seed = prefix_seed  #: the same wherever keys are compared: see `prefix_keys`
         self.responses = Responses()
         self.cut = prefix_keys.USUAL  #: how prompts are cut into the chunks that keys stand for
 
@@ -119,7 +120,7 @@ class Affinities:
             and peek.previous_response is None
             and peek.text is not None
         ):
-            keys = prefix_keys.keys(peek.text, model, self.cut)
+            keys = prefix_keys.keys(peek.text, model, self.prefix_seed, self.cut)
         return session, keys, home
 
     def _session(self, exchange: Exchange, body: Body, peek: Peek) -> str | None:

@@ -23,7 +23,7 @@ from penstock.http.server.listener import Listener
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["EDGE", "QUESTION", "Dialler", "GreetingError", "SharePort", "own_token"]
+__all__ = ["EDGE", "QUESTION", "Dialler", "GreetingError", "SharePort", "own_token", "prefix_seed"]
 
 GREETING_S: Final = 5.0  # from the first byte to the last, TLS and all
 GREETINGS_MAX: Final = 64  # at a time, of strangers
@@ -197,6 +197,17 @@ def own_token(share: ShareSection) -> str | None:
     if share.secret is None:
         return None
     return hmac.digest(_secret(share), b"penstock: the group's own admin token", "sha256").hex()
+
+
+def prefix_seed(share: ShareSection) -> int:
+    """Return the seed of prompts' keys (64 bits), equal at all gateways of the group, now and after restarts.
+
+    Derived from the secret; without one from the group's authority, whose certificate callers never see.
+    """
+    known = _secret(share)
+    if not known and (ssl_context := context(share.tls, server=False)) is not None:
+        known = b"".join(sorted(ssl_context.get_ca_certs(binary_form=True)))
+    return int.from_bytes(hmac.digest(known, b"penstock: the seed of prompts' keys", "sha256")[:8], "big")
 
 
 def context(tls: ShareTls, *, server: bool) -> ssl.SSLContext | None:

@@ -85,10 +85,12 @@ class Office:
         metrics: Metrics,
         responses: Responses,
         events: EventLog,
+        prefix_seed: int,
     ) -> None:
         share = settings.share
         self.shares = share.enabled
         self._settings = settings
+        self._prefix_seed = prefix_seed  # given to each worker, and again when it is restarted
         self._driver = driver
         self._endpoints = endpoints
         self._metrics = metrics
@@ -472,7 +474,7 @@ class Office:
                 place.say(message)
 
     def _new_settings(self) -> NewSettings:
-        return NewSettings(self._hash, document(self._settings))
+        return NewSettings(self._hash, document(self._settings), self._prefix_seed)
 
     def _before_dispatch(self, seat: Seat, endpoint: str) -> None:
         place = self.others.get(seat.name) or self._by_name[seat.name]

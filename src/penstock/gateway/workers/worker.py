@@ -86,7 +86,14 @@ class Worker:
     """What a worker is made of, from its first settings on."""
 
     def __init__(
-        self, settings: Settings, link: Link[Down], *, name: str, relay: str, sockets: list[socket.socket]
+        self,
+        settings: Settings,
+        link: Link[Down],
+        *,
+        name: str,
+        relay: str,
+        prefix_seed: int,
+        sockets: list[socket.socket],
     ) -> None:
         self._settings = settings
         self._edge = edge = Edge(remembers=settings.share.enabled)
@@ -102,7 +109,7 @@ class Worker:
         catalog = Catalog()
         self.targets = WorkerTargets(self.driver, catalog=catalog, metrics=self.metrics, say=self.deciding.say)
         self._callers = callers = Callers()
-        affinities, reporting = Affinities(), Reporting()
+        affinities, reporting = Affinities(prefix_seed), Reporting()
         self._responses = affinities.responses
         self._responses.tell = lambda *made: self.deciding.say(AnswerMade(*made))
         self._reporting = reporting
@@ -306,7 +313,13 @@ class WorkerLife:
             assert isinstance(message, NewSettings)
             settings = _read(message)
             sockets = [socket.socket(fileno=number) for number in self._args.listen]
-            self._worker = Worker(settings, self.link, name=self._args.name, relay=self._args.relay, sockets=sockets)
+            self._worker = Worker(
+                *(settings, self.link),
+                name=self._args.name,
+                relay=self._args.relay,
+                prefix_seed=message.prefix_seed,
+                sockets=sockets,
+            )
             for rest in self._worker.heard(Frame(frame.epoch, frame.messages[at + 1 :])):
                 self._instead(rest)
             self._worker.start()
