@@ -82,7 +82,7 @@ async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: Wor
                 pass
             assert client.seen.endswith(b"data: [DONE]\n\n")
         assert {(await world.chat()).status for _ in range(6)} == {200}
-        assert await world.metric("penstock_leases") == 0
+        await world.until_metric(0, "penstock_leases")
         events = (await world.ask("GET", "/admin/state")).json()["events"]
         assert any(event["kind"] == "worker" and "w1 was killed by signal 9" in event["text"] for event in events)
         process.signal()
