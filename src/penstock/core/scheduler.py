@@ -113,6 +113,7 @@ class Scheduler:
         self.requests_of = questions.requests_of
         self.busy = questions.busy
         self.proven = questions.proven
+        self.refuses_key = questions.refuses_key
         self.state_of = questions.state_of
         self.wait_s = questions.wait_s
         self.places = questions.places

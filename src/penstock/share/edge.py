@@ -411,6 +411,11 @@ class Edge:
         row = self.view.rows.get(name)
         return row is not None and row.proven
 
+    def refuses_key(self, name: str) -> bool:
+        """Whether an endpoint refuses the gateway's key, as the decider says."""
+        row = self.view.rows.get(name)
+        return row is not None and row.key_refused
+
     def knows(self, model: str, *, now: float) -> bool | None:  # noqa: ARG002
         return self.view.knows(model)
 

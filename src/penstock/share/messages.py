@@ -299,6 +299,7 @@ class EndpointRow(msgspec.Struct, array_like=True, frozen=True):
     lmcache_instance: str | None = None
     #: How it cuts prompts into blocks, and adapters of which it has some, as its KV events say; None: nothing is known.
     block_cut: tuple[int, list[str]] | None = None
+    key_refused: bool = False  #: it refuses our key
 
 
 class Endpoints(_Message, frozen=True):

@@ -217,7 +217,7 @@ class Pool:
         self._weigh()
         self.uniform = len({e.models if e.tells_models else "any" for e in self}) <= 1
         for endpoint in self:
-            if endpoint.proof.closed or endpoint.left_to_others is not None:
+            if endpoint.proof.left_to_others or endpoint.left_to_others is not None:
                 self._leave_to_others(endpoint)
 
     def took_turn(self, chosen: Endpoint, among: Sequence[Endpoint], serial: int) -> None:
@@ -252,8 +252,11 @@ class Pool:
             endpoint.weighted = weighted
 
     def _leave_to_others(self, endpoint: Endpoint) -> None:
-        """An endpoint that was seen through gets nothing that another, which is an engine and in service, serves."""
-        if not endpoint.proof.closed:
+        """Leave what another endpoint serves, an engine in service, to that one.
+
+        That is for an endpoint that was seen through, or refuses our key.
+        """
+        if not endpoint.proof.left_to_others:
             endpoint.left_to_others = None
             return
         others = self._standing(endpoint)

@@ -11,6 +11,12 @@ Answers that no engine gives (`Failure.NOT_AN_ENGINE`) are strikes. A good answe
 the endpoint, whatever vouched for it: from then on it is sent nothing that another endpoint serves. What only it may
 serve is still tried there, one request at a time and with pauses, and after some minutes it gets one more chance in any
 case: an honest engine that was judged too early is never locked out for good.
+
+An engine that refuses the gateway's key is an engine, but of no use until its operator writes another key. Its work
+is left to others in the same way; a request that only it may serve is sent there, so its caller gets an answer at once,
+and a key that is accepted again is noticed by the first request. The state ends with a good answer, or when the engine
+lists its models again. Every `KEY_S` a request that others would serve is tried there, because a key may be refused for
+requests alone.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ CLOSED_S = 300.0  # until it is tried with a request that others would serve; do
 CLOSED_S_MAX = 3600.0
 WORD_S = 1.0  # that the first requests are waited for, where only the operator vouches: a file server takes less
 ERRORS_MAX = 16  # refusals in a row by an endpoint whose peers answered as many well meanwhile
+KEY_S = 10.0  # between two tries of a refused key: each costs one request a few milliseconds
 ERROR_S = 0.1  # each faster than that: a chain of honest errors is told apart by what its peers did
 
 
@@ -38,6 +45,9 @@ class Proof:
         "by_word",
         "closed",
         "closed_until_s",
+        "key_refused",
+        "key_tried",
+        "key_try_s",
         "strikes",
         "try_s",
         "vouched",
@@ -49,6 +59,9 @@ class Proof:
         self.answered = False  #: it gave a good answer since it came, or came back
         self.closed = False  #: seen through: it is sent nothing that another serves
         self.closed_until_s = 0.0
+        self.key_refused = False  #: it refuses the gateway's key
+        self.key_tried = False  #: one more request may find out whether it still does
+        self.key_try_s = 0.0
         self.strikes = 0  #: in a row
         self.try_s = 0.0  #: not before may a request prove it
         self._closings = 0
@@ -57,7 +70,16 @@ class Proof:
 
     @property
     def stands(self) -> bool:
-        """True if the endpoint is taken for an engine."""
+        """True if the endpoint is taken for an engine that accepts our requests."""
+        return self._is_engine and not self.key_refused
+
+    @property
+    def left_to_others(self) -> bool:
+        """True if the endpoint gets only requests that no other endpoint serves."""
+        return self.closed or (self.key_refused and not self.key_tried)
+
+    @property
+    def _is_engine(self) -> bool:
         return not self.closed and (self.vouched or self.answered)
 
     @property
@@ -76,7 +98,7 @@ class Proof:
 
     def waits(self, leases: int, now: float) -> bool:
         """Whether it gets nothing now because it has yet to prove itself: one request at a time, and with pauses."""
-        return not self.stands and (leases > 0 or now < self.try_s)
+        return not self._is_engine and (leases > 0 or now < self.try_s)
 
     def vouch(self, *, vouched: bool, by_word: bool = False) -> None:
         """Somebody vouches for it, or nobody any more. A word that is new forgives what was before."""
@@ -88,6 +110,7 @@ class Proof:
         """Forget what speaks against it."""
         self.strikes = self._errors = self._closings = 0
         self.closed, self.try_s = False, 0.0
+        self.key_refused = False
 
     def returned(self) -> None:
         """Another process may be there: nothing of before counts."""
@@ -96,7 +119,7 @@ class Proof:
 
     def succeeded(self) -> None:
         """It answered as an engine does."""
-        if self.strikes or self._errors or self.closed:
+        if self.strikes or self._errors or self.closed or self.key_refused:
             self.forgive()
         self.answered = True
 
@@ -106,6 +129,11 @@ class Proof:
         self.try_s = now + min(PAUSE_S * 2 ** (self.strikes - 1), PAUSE_S_MAX)
         if self.strikes >= STRIKES_MAX:
             self.close(now)
+
+    def refuses_key(self, now: float) -> None:
+        """It refused the gateway's key."""
+        self.key_refused, self.key_tried = True, False
+        self.key_try_s = now + KEY_S
 
     def refused(self, took_s: float, *, well: int) -> bool:
         """It answered with an error that an engine may give. `well`: good answers of all endpoints so far.
@@ -123,6 +151,9 @@ class Proof:
 
     def chance(self, now: float) -> bool:
         """Give it one more chance, if it is time. Returns True if that opens it."""
+        if self.key_refused and not self.key_tried and now >= self.key_try_s:
+            self.key_tried = True
+            return True
         if not self.closed or now < self.closed_until_s:
             return False
         self.closed, self.strikes = False, STRIKES_MAX - 1

@@ -39,9 +39,9 @@ _SIZES = (Cause.KV_FULL, Cause.PREFILL_FULL)  # what may keep a request from an 
 REQUESTS_SHOWN = 40  # in each state
 
 
-# "down" to "hung" are a probe's words, "draining" is an operator's; "unproven" and what follows come from its answers.
+# "down" to "hung" are a probe's words, "draining" is an operator's; "refused_key" and the others come from its answers.
 AWAY = ("down", "loading", "sleeping", "stopping", "hung")
-STATES = ("up", *AWAY, "draining", "unproven", "stuck", "ejected", "held")
+STATES = ("up", *AWAY, "draining", "refused_key", "unproven", "stuck", "ejected", "held")
 STOPPING_S = 10.0  # whoever takes no connection, but has moved a stream so recently, is about to end, and not gone
 
 
@@ -458,6 +458,8 @@ def _state(endpoint: Endpoint, now: float) -> str:
         return Presence.STOPPING if is_working and health.presence is Presence.DOWN else health.presence
     if endpoint.drained:
         return "draining"
+    if endpoint.proof.key_refused:
+        return "refused_key"
     if not endpoint.proof.stands:
         return "unproven"
     if endpoint.movement.stuck_s is not None or stands_still(ledger, now):

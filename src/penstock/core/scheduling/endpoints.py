@@ -49,6 +49,7 @@ class EndpointFacts:
         tells_models: bool | None = None,
         vouched: bool | None = None,
         by_word: bool = False,
+        key_refused: bool | None = None,
         slots: int | Literal["auto"] | None = None,
         told_slots: int | None = None,
         lingers: bool | None = None,
@@ -61,7 +62,7 @@ class EndpointFacts:
         as before.
 
         `vouched`: whether anything says that it is an engine, before it has answered a request (`proof.py`); `by_word`:
-        that is the operator alone.
+        that is the operator alone. `key_refused`: whether it refused to list its models for want of a key.
         `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out. `lingers`:
         its engine goes on with requests that are abandoned (`endpoints/abandoned_slots.py`).
         """
@@ -73,6 +74,10 @@ class EndpointFacts:
             endpoint.tells_models = tells_models
         if vouched is not None:
             endpoint.proof.vouch(vouched=vouched, by_word=by_word)
+        if key_refused:
+            endpoint.proof.refuses_key(now)
+        elif key_refused is not None:
+            endpoint.proof.forgive()
         if slots is not None:
             endpoint.set_slots(slots)
         if told_slots is not None:

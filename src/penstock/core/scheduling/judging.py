@@ -6,6 +6,11 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.retry import Failure
 
+# Failures that are answers, so the process behind them runs.
+_ANSWERS = frozenset(
+    {Failure.BUSY, Failure.SERVER_ERROR, Failure.KEY_REFUSED, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE}
+)
+
 
 def well(state: SchedulerState, endpoint: Endpoint, now: float, *, refused: bool = False) -> None:
     """It did what was asked of it. A request that it `refused` proves nothing, but shows that it is well."""
@@ -35,12 +40,14 @@ def blame(
         endpoint.health.refused(now, retry_after_s)
     elif failure is Failure.NOT_AN_ENGINE:
         endpoint.proof.struck(now)
+    elif failure is Failure.KEY_REFUSED:
+        endpoint.proof.refuses_key(now)
     elif failure is Failure.MODEL_GONE:
         if not endpoint.proof.stands and state.pool.stands_in(endpoint, model):
             endpoint.proof.struck(now)
     else:  # which says nothing of how it fares
         endpoint.health.failed(now)
-    if failure in (Failure.BUSY, Failure.SERVER_ERROR, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE):
+    if failure in _ANSWERS:
         endpoint.movement.moves(now)
     state.queues.touch(endpoint)
     state.health_changed(now)

@@ -111,6 +111,11 @@ class Questions:
         endpoint = self._state.pool.get(name)
         return endpoint is not None and endpoint.proof.stands
 
+    def refuses_key(self, name: str) -> bool:
+        """Whether an endpoint refuses the gateway's key, as far as is known."""
+        endpoint = self._state.pool.get(name)
+        return endpoint is not None and endpoint.proof.key_refused
+
     def moved_s(self, name: str) -> float:
         """Returns when an endpoint last showed that it works; minus infinity: never yet."""
         return self._state.pool[name].ledger.moved_s

@@ -15,7 +15,9 @@ from penstock.core.values.lifecycle import Event
 from penstock.core.values.outcome import Reason
 from penstock.core.values.retry import Failure, Verdict
 
-FREE_ELSEWHERE = frozenset({Failure.MODEL_GONE, Failure.NOT_AN_ENGINE})  # costs nobody work; once per endpoint
+FREE_ELSEWHERE = frozenset(
+    {Failure.KEY_REFUSED, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE}
+)  # costs nobody work; once per endpoint
 AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for that long
 REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request
 REFUSED_AVOID_S_MAX = 2.0
@@ -83,7 +85,7 @@ def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: End
     elif failure not in FREE_ELSEWHERE:
         entry.own_retry().attempts += 1
     elif not others_serve(state, entry, endpoint, now) and not (
-        failure is Failure.NOT_AN_ENGINE and state.pool.telling
+        failure in (Failure.KEY_REFUSED, Failure.NOT_AN_ENGINE) and state.pool.telling
     ):
         return Verdict.FAIL
     if entry.request.pinned is not None and failure is not Failure.STALE:

@@ -4,8 +4,9 @@ The rules of docs/design.md#failure. A refusal (429, 503) before the first byte 
 lost connection or an engine's error spends one of the request's attempts and one of a budget that all requests share:
 of those sent in the last ten seconds, or under way where these are more, a share may be tried again, and ten in any
 case (`docs/decisions/0041`), so a broken pool is not hit three times as hard.
-An endpoint that does not have the model (any more), or is no engine, costs no engine any work, and spends nothing
-either: the request is bounded by going to each endpoint but once. After the first byte nothing can be taken back.
+An endpoint that does not have the model (any more), refuses the gateway's key or is no engine costs no engine any
+work, and spends nothing either: the request is bounded by going to each endpoint but once. After the first byte nothing
+can be taken back.
 A stale connection is as a rule one that a healthy engine closed while it was idle, so the same endpoint may be asked
 again at once; but the engine may have executed the request, so this costs an attempt.
 """
@@ -30,6 +31,7 @@ class Failure(StrEnum):
     SERVER_ERROR = "server_error"  #: another 5xx
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"
     NOT_AN_ENGINE = "not_an_engine"  #: it answered as no engine does: no such path, a web page
+    KEY_REFUSED = "key_refused"  #: 401 or 403, and the credential was the gateway's
     MODEL_GONE = "model_gone"  #: it does not have the model that it is believed to have
     BROKEN = "broken"  #: after the first byte: lost, silent for too long, or an error in the stream
 
@@ -86,7 +88,7 @@ def verdict(
 
     `under_way`: requests that are in engines now, the failed one not counted.
     """
-    if failure in (Failure.BUSY, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE):
+    if failure in (Failure.BUSY, Failure.KEY_REFUSED, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE):
         return Verdict.REQUEUE
     if failure is Failure.BROKEN:
         return Verdict.FAIL

@@ -30,6 +30,7 @@ _ASIDE = tuple(state for state in (*AWAY, "draining") if state not in MISSING)  
 _WORDS = {
     "ejected": "taken out after failures",
     "draining": "drained by an operator",
+    "refused_key": "refusing the gateway's key",
     "unproven": "no engine, as far as its answers show",
 }
 PAUSE, DRAIN = "pause", "drain"

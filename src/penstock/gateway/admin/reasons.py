@@ -39,7 +39,14 @@ WHY: dict[Cause, str] = {
 }
 assert WHY.keys() == set(Cause)
 SERVING = ("up", "held")  # states of endpoints that are sent what there is; held ones again within a moment
-MISSING = ("down", "hung", "unproven", "stuck", "ejected")  # states of endpoints that should be there and can't be used
+MISSING = (
+    "down",
+    "hung",
+    "refused_key",
+    "unproven",
+    "stuck",
+    "ejected",
+)  # states of endpoints that should be there and can't be used
 _COUNTED = (Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.PACE, Cause.HELD)
 
 

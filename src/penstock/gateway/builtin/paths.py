@@ -115,7 +115,8 @@ class OwnPaths:
 
     def _ready(self, exchange: Exchange) -> None:
         snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
-        served = {model for e in snapshot.endpoints if e.state not in AWAY for model in (e.models or ())}
+        unusable = (*AWAY, "refused_key")
+        served = {model for e in snapshot.endpoints if e.state not in unusable for model in (e.models or ())}
         known = {model for e in snapshot.endpoints for model in (e.models or ())}
         draining = snapshot.draining or ALL in snapshot.drained
         self._json(
@@ -127,7 +128,7 @@ class OwnPaths:
                 "models": sorted(served),
                 "missing": {
                     "models": sorted(known - served),
-                    "endpoints": [e.name for e in snapshot.endpoints if e.state in AWAY or e.models is None],
+                    "endpoints": [e.name for e in snapshot.endpoints if e.state in unusable or e.models is None],
                     **_roles_missing(snapshot),
                 },
                 "states": {e.name: e.state for e in snapshot.endpoints if e.state != "up"},

@@ -26,6 +26,7 @@ class Listing(msgspec.Struct, frozen=True):
 
     models: list[Model] | None  #: None: no answer, or none that makes sense
     absent: bool = False  #: the engine answered that it has no such list
+    refused: bool = False  #: the engine refused our key
     foreign: bool = False  #: it answered something else than a list
     trouble: str = ""  #: what an operator should know about the answer; empty if nothing
 
@@ -43,7 +44,13 @@ def listing_of(answer: ProbeAnswer) -> Listing:
     page = answer.json()
     data = page.get("data") if isinstance(page, dict) else None
     if not isinstance(data, list):
-        return Listing(None, answer.absent, answer.ok, "its model list is no list of models" if answer.ok else "")
+        return Listing(
+            None,
+            answer.absent,
+            answer.refuses_key,
+            answer.ok,
+            "its model list is no list of models" if answer.ok else "",
+        )
     found: dict[str, Model] = {}
     for item in data[:MODELS_MAX]:
         name = item.get("id") if isinstance(item, dict) else None
@@ -58,7 +65,7 @@ async def which_engine(ask: Ask, listing: Listing) -> Engine | None:
 
     An engine that answers them all and is not recognised is taken for one of the plain OpenAI kind.
     """
-    if listing.models is None and not listing.absent:
+    if listing.models is None and not (listing.absent or listing.refused):
         return None
     if listing.models and (found := recognise.by_models(listing.models)):
         return found

@@ -45,6 +45,7 @@ class LoadReader:
         self.facts = Facts()  #: what the last page told besides load
         self.answered = False  #: anything came back the last time
         self.unsaid = False  #: the engine answered the last time, but without its load: no news, and no failure
+        self.trouble = ""  #: what an operator should know about the page; empty if nothing
         self.restarted = False  #: the last full reading came from another process than the one before
 
     def use(self, engine: Engine) -> None:
@@ -119,6 +120,7 @@ class LoadReader:
             return None
         for path in (self._metrics_at,) if self._metrics_at else engine.metrics:
             answer = await self._get(path)
+            self.trouble = _trouble(answer)
             self.answered = self.answered or bool(answer.status)
             if answer.ok and (reading := pages.observation(answer.body, asked_s=asked_s)) is not None:
                 self._metrics_at = path
@@ -163,6 +165,13 @@ class LoadReader:
             if self._load_misses >= TRIES_BEFORE_GIVING_UP:
                 self._load_path = ""
         return load
+
+
+def _trouble(answer: ProbeAnswer) -> str:
+    """What keeps a page that is there from being read."""
+    if answer.refuses_key:
+        return f"its metrics page refuses the gateway's key ({answer.status})"
+    return ""
 
 
 def _fused(page: Observation | None, load: Load | None, *, asked_s: float) -> Observation | None:

@@ -34,6 +34,10 @@ UNPROVEN = (
     "it lists no models and gives no sign of an engine, so it is tried with one request at a time until it answers one"
     " well; if it is an engine, write `engine: openai` and its `models`"
 )
+REFUSES_KEY = (
+    "it refuses the gateway's key, so it gets only requests that no other endpoint serves: write the engine's key in"
+    " `endpoints[].api_key`"
+)
 GONE = (Presence.DOWN, Presence.LOADING)
 
 
@@ -87,6 +91,10 @@ class Observer:
         self._told: list[str] | None = None  # the names of the models that the endpoint told last
         self._told_slots: int | None = None  # what the scheduler was told last
         self._vouched: tuple[bool, bool] | None = None  # what the scheduler was told last; and if the engine shows it
+        self._refused: bool | None = None  # whether the engine refused our key when it was asked for its models
+        self._told_refused = False  # what the scheduler was told of that last
+        self._said_refused = False  # the log says that the engine refuses our key
+        self._page_trouble = ""  # what was logged last about the metrics page
         self._list_trouble = ""  # what was logged last about the list of models
         self.engine: Engine | None = None  #: None until it is known
         self.facts = Facts()
@@ -124,8 +132,8 @@ class Observer:
         self._poked.set()
 
     def ask_again(self) -> None:
-        """The endpoint said that it lacks a model we believe it has: ask now which models it has."""
-        if self._asks_models:
+        """The endpoint said that it lacks a model we believe it has, or refused our key: ask now for its models."""
+        if self._asks_models or self._driver.scheduler.refuses_key(self._name) is not self._said_refused:
             self._poked.set()
 
     async def _forever(self, ask: Callable[[], Awaitable[None]], pause: Callable[[], Awaitable[None]]) -> None:
@@ -149,7 +157,7 @@ class Observer:
     async def _probe_pause(self) -> None:
         pause_s = self._settings.probe_interval_s
         unsure = self._prober.presence is not Presence.UP or self._prober.silent
-        if unsure or self._is_new or (self._asks_models and self._told is None):
+        if unsure or self._is_new or self._said_refused or (self._asks_models and self._told is None):
             pause_s = min(DOWN_PROBE_S, pause_s)
         await self._pause(self._poked, pause_s)
 
@@ -171,6 +179,7 @@ class Observer:
             logger.info("endpoint %s is %s%s", self._name, presence, why)
         if presence is Presence.UP:
             self._driver.tell(scheduler.endpoint_up(self._name, now=self._driver.now()))
+            self._tell_key(returned=before is not Presence.UP)
             if before is not Presence.UP:
                 self._changed()
             return
@@ -178,6 +187,22 @@ class Observer:
         self._changed()
         if presence is Presence.HUNG and before is not Presence.HUNG:
             self._target.upstream.give_up("the engine answers nothing")  # its requests are tried elsewhere
+
+    def _tell_key(self, *, returned: bool) -> None:
+        """Tell whether the engine refused to list its models for want of a key; log it, if requests found out, too."""
+        scheduler, refused = self._driver.scheduler, bool(self._refused)
+        if refused is not self._told_refused or (refused and returned):
+            self._told_refused = refused
+            self._driver.tell(scheduler.endpoint_changed(self._name, key_refused=refused, now=self._driver.now()))
+        refuses = scheduler.refuses_key(self._name)
+        if refuses is self._said_refused:
+            return
+        self._said_refused = refuses
+        if refuses:
+            logger.warning("endpoint %s: %s", self._name, REFUSES_KEY)
+        else:
+            logger.info("endpoint %s accepts requests again", self._name)
+        self._changed()
 
     def _changed(self) -> None:
         if self._target.changed is not None:
@@ -196,6 +221,10 @@ class Observer:
         sleep: it is used before it has told all its facts, which takes seconds on a busy machine.
         """
         listing = await identify.list_models(self._ask_list, self.engine or OPENAI)
+        if self._refused and listing.models is not None:
+            self._is_new = True  # what it refused to tell before
+        if listing.refused or listing.models is not None or listing.absent:
+            self._refused = listing.refused
         if self._is_new:
             engine = self._configured or await identify.which_engine(self._ask, listing)
             if engine is not None:
@@ -253,16 +282,17 @@ class Observer:
         elif listing.foreign and self._asks_models and self._told is None:
             self._told = []  # whatever it is, it serves no model
             self._driver.tell(scheduler.endpoint_changed(self._name, models=(), now=now))
-        elif listing.absent and self._asks_models and self._told is None and not self._is_new:
-            logger.warning("endpoint %s does not list its models: it may serve any", self._name)
+        elif (listing.absent or listing.refused) and self._asks_models and self._told is None and not self._is_new:
+            if listing.absent:
+                logger.warning("endpoint %s does not list its models: it may serve any", self._name)
             self._told = []
             self._driver.tell(scheduler.endpoint_changed(self._name, tells_models=False, now=now))
 
     def _vouch(self, listing: Listing, *, lists: bool) -> None:
         """Tell whether anything says that this is an engine: its list, how it was recognised, the operator's word."""
-        if not (lists or listing.absent or listing.foreign):
-            return  # no answer this time
         recognised = self._configured is None and self.engine is not None and self.engine is not OPENAI
+        if not (lists or listing.absent or listing.foreign or (listing.refused and recognised)):
+            return  # no answer this time
         shown = lists or recognised
         vouched = shown or (self._configured is not None and not self._asks_models)
         if (vouched, shown) == self._vouched:
@@ -306,6 +336,9 @@ class Observer:
         if now >= self._full_due_s:
             self._full_due_s = now + self._settings.interval_s
             reading = await reader.full()
+            if reader.trouble and reader.trouble != self._page_trouble and not self._said_refused:
+                logger.warning("endpoint %s: %s, so only our own requests are counted", self._name, reader.trouble)
+                self._page_trouble = reader.trouble
             if reader.restarted:
                 self.poke()
         else:

@@ -45,6 +45,11 @@ class ProbeAnswer(msgspec.Struct, frozen=True):
         return self.status in (404, 405, 501)
 
     @property
+    def refuses_key(self) -> bool:
+        """True if the engine refused the credential that came with the question, or wants one."""
+        return self.status in (401, 403)
+
+    @property
     def silent(self) -> bool:
         """True if the engine said nothing either way (no answer in time, or a 5xx): it may answer another time."""
         return self.status == 0 or self.status >= 500

@@ -147,6 +147,14 @@ def _in_words(seconds: float) -> str:
     return f"in {math.ceil(seconds / 60)} minutes" if seconds < 7_200 else f"in {math.ceil(seconds / 3_600)} hours"
 
 
+def key_refused(endpoint: str) -> str:
+    """Returns what to tell a caller whose request no engine took because of the gateway's credential."""
+    return (
+        f"The engine `{endpoint[:200]}` refuses this gateway's key. The gateway's operator has to set"
+        " `endpoints[].api_key`; trying again does not help until then."
+    )
+
+
 def model_not_found(model: str) -> str:
     """Returns what to tell a caller who named a model that no endpoint serves."""
     return f"The model `{model[:200]}` does not exist. GET /v1/models lists those that do."

@@ -44,7 +44,7 @@ class DirectJourney(Relay):
         self._endpoint = ""
         self._attempts = 1
         self._attempts_max = means.attempts_max
-        self._without: list[str] = []  # endpoints that do not have the model
+        self._without: list[str] = []  # endpoints that do not have the model, or refuse our key
 
     def begin(self) -> None:
         """Send it to the endpoint it names, else to the least loaded one."""
@@ -81,6 +81,9 @@ class DirectJourney(Relay):
             headers.append((b"x-penstock-attempts", b"%d" % self._attempts))
         return headers
 
+    def callers_key(self, target: Target) -> bool:
+        return target.takes_callers_key(self.exchange.headers, has_key=self._caller.has_key)
+
     def succeeded(self, status: int) -> None:  # noqa: ARG002
         self._metrics.passed(self.model, self._caller, self._endpoint, Outcome.COMPLETED, None)
 
@@ -105,15 +108,17 @@ class DirectJourney(Relay):
                 unreachable()
             self.begin()
             return
-        if failure is Failure.MODEL_GONE and self.pinned is None:
+        if failure in (Failure.MODEL_GONE, Failure.KEY_REFUSED) and self.pinned is None:
             self._without.append(self._endpoint)
-            self.begin()
-            return
+            scheduler, now = self._driver.scheduler, self._driver.now()
+            if failure is Failure.MODEL_GONE or scheduler.least_loaded(self.model, but=self._without, now=now):
+                self.begin()
+                return
         reason = final_reason(failure)
         if self._committed:
             self.break_off(self.api, reason)
         elif not self.engine_error([]):
-            self._refuse(reason)
+            self._refuse(reason, errors.key_refused(self._endpoint) if self._refuses_key else None)
             return
         self._metrics.passed(self.model, self._caller, self._endpoint, Outcome.FAILED, reason)
 

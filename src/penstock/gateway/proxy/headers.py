@@ -61,6 +61,11 @@ def request_headers(
     return kept
 
 
+def has_credential(headers: Headers) -> bool:
+    """Returns True if a client's `headers` carry a credential."""
+    return any(name.lower() in _CREDENTIALS for name, _ in headers)
+
+
 def response_headers(headers: Headers) -> Headers:
     """Returns what goes back to the client of an engine's headers."""
     return _passing(headers, _RESPONSE_OWN)

@@ -30,7 +30,7 @@ from penstock.gateway.proxy.disagg.sequential import TwoPhase
 from penstock.gateway.proxy.foreign import is_suspect
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.heartbeat import READ_TIMEOUT_HEADER, heartbeat_event
-from penstock.gateway.proxy.relay import WHOLE_BYTES_MAX, Relay
+from penstock.gateway.proxy.relay import KEY_REFUSED, WHOLE_BYTES_MAX, Relay
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink
 
@@ -246,6 +246,8 @@ class QueuedJourney(Relay):
             )
             if self.limit is not None:
                 message = errors.limit_reached(self.limit, self.caller.account)
+            elif isinstance(action, Fail) and self._refuses_key:
+                message = errors.key_refused(self.endpoint)
             param, retry_after_s = errors.PARAM.get(reason), action.retry_after_s
             self.refuse(self.api, reason, message, param=param, retry_after_s=retry_after_s)
         self._leave(action.outcome, reason)
@@ -342,12 +344,17 @@ class QueuedJourney(Relay):
         target = self._target
         if self._division is not None or target is None:
             return False
+        if status in KEY_REFUSED and self._driver.scheduler.refuses_key(self.endpoint):
+            return False
         stranger = self.stranger()
         if not is_suspect(status, proven=not stranger):
             return False
         # An engine may lack a path that it never served; one that is nobody we know and never served any is a stranger.
         unknown = target.engine is OPENAI and not target.served
         return stranger or unknown or self.exchange.target_path in target.served
+
+    def callers_key(self, target: Target) -> bool:
+        return target.takes_callers_key(self.exchange.headers, has_key=self._has_key)
 
     def stranger(self) -> bool:
         return not self._driver.scheduler.proven(self.endpoint)
@@ -390,6 +397,8 @@ class QueuedJourney(Relay):
                 lease, failure, answering=by is not None, retry_after_s=retry_after_s, now=now
             )
         )
+        if failure is Failure.KEY_REFUSED and target is not None and target.disowned is not None:
+            target.disowned()
 
     def _own_usage(self) -> Usage | None:
         """As an engine's own API tells it. Tokens made without a prompt's are told as progress: they are exact."""

@@ -27,6 +27,7 @@ from penstock.http.server.server import Exchange
 
 logger = logging.getLogger(__name__)
 
+KEY_REFUSED = frozenset({401, 403})
 ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
 WHOLE_BYTES_MAX = 65536  # a whole answer of up to so much is held back until it is here: so it can be taken back
 _STREAM_HEADERS: Headers = [
@@ -64,6 +65,7 @@ class Relay:
         "_length",
         "_lines",
         "_packed",
+        "_refuses_key",
         "_request_target",
         "_sse",
         "_suspect",
@@ -89,6 +91,7 @@ class Relay:
         self._packed = False  # nothing can be read of it, or taken out
         self._sse = False  # it is a stream of events
         self._lines = False  # it is a stream of JSON lines
+        self._refuses_key = False  # the engine refused the credential it got, and that was not the caller's
         self._suspect = False  # the answer may be none of an engine: it is held back until that is clear
         self._asked_load = False
         self._target: Target | None = None
@@ -109,6 +112,10 @@ class Relay:
     def suspects(self, status: int) -> bool:  # noqa: ARG002
         """Whether an answer of this status may be none of an engine."""
         return False
+
+    def callers_key(self, target: Target) -> bool:
+        """Whether a credential that `target` refuses is the caller's own."""
+        raise NotImplementedError
 
     def stranger(self) -> bool:
         """Whether the endpoint that answers has yet to prove that it is an engine."""
@@ -132,7 +139,7 @@ class Relay:
         """Ask an engine. Returns the call. The answer goes to the client, unless `sink` is to have it."""
         self._head = self._error_body = self._whole = None
         self._length = None
-        self._packed = self._sse = self._lines = self._suspect = False
+        self._packed = self._sse = self._lines = self._suspect = self._refuses_key = False
         self._target = target
         self._call = call = target.upstream.send(
             self.exchange.method,
@@ -148,7 +155,9 @@ class Relay:
     def on_response(self, status: int, headers: Headers, /) -> None:
         self._head = (status, headers)
         self._suspect = self.suspects(status)
-        if self._is_failure(status) or self._suspect:
+        if status in KEY_REFUSED:
+            self._refuses_key = self._blames_key(status)
+        if self._is_failure(status) or self._suspect or self._refuses_key:
             self._error_body = bytearray()
         for name, value in headers:
             lower = name.lower()
@@ -251,9 +260,23 @@ class Relay:
         """Whether another endpoint may do better. 501 is what an engine does not do at all: its own answer."""
         return status == 429 or (status >= 500 and status != 501) or status in self._engine().failures
 
+    def _blames_key(self, status: int) -> bool:
+        """Whether the engine refuses the gateway's key.
+
+        A 403 of an engine that has answered well on this path is about the request; one of a stranger that got no key
+        may be a bucket's.
+        """
+        target = self._target
+        assert target is not None
+        if self.callers_key(target):
+            return False
+        if status == 401:
+            return True
+        return self.exchange.target_path not in target.served and (target.api_key is not None or not self._suspect)
+
     def _is_honest(self, status: int, body: bytearray) -> bool:
         """Whether a suspect answer is the engine's own after all, and goes to the client."""
-        if self._beating or (status == 404 and self._engine().lacks(self.model, body)):
+        if self._refuses_key or self._beating or (status == 404 and self._engine().lacks(self.model, body)):
             return False  # told otherwise
         return is_api_error(body) and not (status == 404 and self.stranger())
 
@@ -364,7 +387,7 @@ class Relay:
         """Collect an error that may be taken back, as long as it is small."""
         kept += data
         if len(kept) > ERROR_BODY_BYTES_MAX:
-            if self._beating or self._sse or self._lines or self._suspect:
+            if self._beating or self._sse or self._lines or self._suspect or self._refuses_key:
                 del kept[ERROR_BODY_BYTES_MAX:]
             else:  # too large to keep: it is the answer
                 self._error_body = None
@@ -373,7 +396,10 @@ class Relay:
 
     def _ended_in_error(self, status: int, body: bytearray) -> None:
         """The answer is whole, and it is an error, or cannot follow the head that went out."""
-        if self._is_failure(status):
+        if self._refuses_key:
+            self.no_answer()
+            self.failed(Failure.KEY_REFUSED, f"status {status}")
+        elif self._is_failure(status):
             busy = status in (429, 503) or any(text in body for text in self._engine().refusals)
             self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
         elif status == 404 and self._engine().lacks(self.model, body):

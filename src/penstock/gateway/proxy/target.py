@@ -7,6 +7,7 @@ from collections.abc import Callable
 from penstock import clock
 from penstock.engines.base import Priority
 from penstock.engines.openai import OPENAI
+from penstock.gateway.proxy.headers import has_credential
 from penstock.http.client.pool import Headers, Upstream
 
 # An engine's load is asked for with one answer in so long: each costs vLLM 2 ms of CPU, as much as the rest of a short
@@ -59,6 +60,14 @@ class Target:
         """It gave a good answer on a path."""
         if path not in self.served and len(self.served) < PATHS_MAX:
             self.served.add(path)
+
+    def takes_callers_key(self, headers: Headers, *, has_key: bool) -> bool:
+        """Returns True if a refused credential is the caller's own.
+
+        It is if the caller sent one that went upstream, or sent none to an engine that answers callers who do.
+        `has_key`: the caller's credential is a key of ours.
+        """
+        return self.api_key is None and not has_key and (has_credential(headers) or bool(self.served))
 
     def took_movement(self) -> bool:
         """True if answers have come further since this was last asked, or would have if their clients read them."""

@@ -19,7 +19,7 @@ from penstock.gateway.telemetry.series import OTHER
 
 WINDOW_S = 60  # of `vllm:current_qps`: their chart's `requestStatsWindow`
 MODELS_MAX = 500  # names with a series of their own; callers choose them, so further ones are `other`
-_OUT_OF_USE = (*AWAY, "ejected", "draining")
+_OUT_OF_USE = (*AWAY, "refused_key", "ejected", "draining")
 
 
 class LastMinute:

@@ -107,6 +107,7 @@ class Board:
                     self._catalog.entries_of(spec.name),
                     spec.lmcache_instance,
                     None if cut is None else (cut.tokens, sorted(cut.adapters)),
+                    self._driver.scheduler.refuses_key(spec.name),
                 )
             )
             loads.append(None if row is None or row.load is None else round(row.load, 2))

@@ -41,6 +41,7 @@ assert WAITING.keys() == set(Cause)
 _STATES = {
     "down": "See whether {} runs, and what its log says",
     "hung": "Restart {}: it takes connections and answers none",
+    "refused_key": "Write the engine's key in `endpoints[].api_key` of {}, then `penstock reload`",
     "unproven": (
         "Look what answers at {0}; if it is an engine, write `engine: openai` and its `models`,"
         " or `penstock endpoint resume {0}` to try it again"
