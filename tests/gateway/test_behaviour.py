@@ -106,6 +106,7 @@ def failures(rows: list[Row]) -> None:
             Failure.BUSY,
             Failure.FIRST_BYTE_TIMEOUT,
             Failure.NOT_AN_ENGINE,
+            Failure.KEY_REFUSED,
             Failure.MODEL_GONE,
             Failure.BROKEN,
         )
