@@ -21,7 +21,7 @@ from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
 from penstock.gateway.endpoints.load_reader import LoadReader
-from penstock.gateway.endpoints.probe import Ask, ProbeAnswer, asking
+from penstock.gateway.endpoints.probe import PAGE_BYTES_MAX, Ask, ProbeAnswer, asking
 from penstock.http.client.pool import Headers, Upstream, UpstreamException, UpstreamTimeouts
 
 AT_ONCE_MAX = 16
@@ -118,11 +118,11 @@ class Doctor:
         ports: list[Upstream] = []
         key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else None
         headers: Headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
-        ask = asking(upstream, headers, timeout_s=self._timeout_s)
+        ask = asking(upstream, headers, timeout_s=self._timeout_s, bytes_max=PAGE_BYTES_MAX)
 
         def ask_port(port: int) -> Ask:
             ports.append(upstream.at_port(port))
-            return asking(ports[-1], [], timeout_s=self._timeout_s)
+            return asking(ports[-1], [], timeout_s=self._timeout_s, bytes_max=PAGE_BYTES_MAX)
 
         try:
             return await self._examine(endpoint, upstream, headers, ask, LoadReader(ask, clock.now, ask_port))
@@ -169,7 +169,7 @@ class Doctor:
             version=facts.version,
             models=[_served(model, facts) for model in (models or [])[:MODELS_SHOWN_MAX]],
             slots=facts.slots if endpoint.slots == "auto" else endpoint.slots,
-            offers=_offers(endpoint, engine, facts, reading, has_page=reader.has_page, moves=moves),
+            offers=_offers(endpoint, engine, facts, reading, reader, moves=moves),
         )
 
 
@@ -188,6 +188,8 @@ async def _listing(ask: Ask, configured: Engine | None) -> tuple[Listing, str | 
 
 
 def _said(answer: ProbeAnswer) -> str:
+    if answer.location:
+        return f"a redirect to {answer.location[:200]}: write that address in `url`"
     if answer.failure is None:
         return f"status {answer.status}" if answer.status != 200 else "something that is no such thing"
     error = answer.failure.error
@@ -224,8 +226,8 @@ def _offers(
     engine: Engine,
     facts: Facts,
     reading: Observation | None,
+    reader: LoadReader,
     *,
-    has_page: bool,
     moves: bool | None,
 ) -> list[EngineFeature]:
     """The features of an endpoint, the most important first."""
@@ -235,7 +237,7 @@ def _offers(
     direction = facts.priority or engine.priority
     kv_known = "kv_events" in flags or facts.kv_events is not None
     return [
-        _metrics(engine, facts, reading, has_page=has_page, moves=moves),
+        _metrics(engine, facts, reading, reader, moves=moves),
         _offer("slots", flags, told=True if slots else None, detail=slots_detail),
         _offer("cached_tokens", flags, told=facts.cached_tokens),
         _offer(
@@ -250,11 +252,11 @@ def _offers(
 
 
 def _metrics(
-    engine: Engine, facts: Facts, reading: Observation | None, *, has_page: bool, moves: bool | None
+    engine: Engine, facts: Facts, reading: Observation | None, reader: LoadReader, *, moves: bool | None
 ) -> EngineFeature:
     if reading is None:
         has = facts.tells_load is not False and (engine.series is not None or bool(engine.load_path))
-        return _offer("metrics", engine.flags, told=False, has=has)
+        return _offer("metrics", engine.flags, told=False, detail=reader.trouble, has=has)
     seen = f"{reading.running:g} running, {reading.waiting:g} waiting"
     if reading.kv_usage is not None:
         seen += f", KV {reading.kv_usage:.0%}"
@@ -264,7 +266,7 @@ def _metrics(
         )
     if moves:
         seen += "; believed: it moved when it answered"
-    if has_page or engine.load_leads:
+    if reader.has_page or engine.load_leads:
         return EngineFeature("metrics", FeatureState.OFFERED, seen)
     return EngineFeature(
         "metrics", FeatureState.MISSING, f"{seen}, by {engine.load_path}", engine.flags["metrics"], STANDS_IN

@@ -16,10 +16,30 @@ import msgspec
 
 SAMPLES_MAX = 512  # of one name: ranks times reasons of a very large engine; with more, the series is unknown
 LINE_BYTES_MAX = 16_384  # after the name: a label may list adapters; with a longer line, the series is unknown
-_SAMPLE = re.compile(rb'(?:\{([^"}\n]*(?:"[^"\\\n]*(?:\\.[^"\\\n]*)*"[^"}\n]*)*)\})?[ \t]+([^\s]+)')
-_LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)="([^"\\]*(?:\\.[^"\\]*)*)"')
+_LABELS = rb'\{([^"}\n]*(?:"[^"\\\n]*(?:\\.[^"\\\n]*)*"[^"}\n]*)*)\}'
+_SAMPLE = re.compile(rb"[ \t]*(?:" + _LABELS + rb"[ \t]*|(?<=[ \t]))([^\s{][^\s]*)")
+_LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"')
 _AFTER_NAME = (b"{", b" ", b"\t", b"\r", b"\n", b"")  # anything else means a longer name with the same beginning
 _NUMBER_BYTES = frozenset(b"0123456789+-.eE")
+
+
+_INDENTED = re.compile(rb"(?<=\n)[ \t]+")
+_BOM = b"\xef\xbb\xbf"
+THIN_FROM_BYTES = 1 << 20  # most pages have some 50 KB; a name is looked for in a megabyte in a tenth of a millisecond
+
+
+def plain(page: bytes) -> bytes:
+    """Returns a page whose lines begin with their names, without a byte order mark."""
+    page = page.removeprefix(_BOM)
+    if page[:1] in (b" ", b"\t", b"\n"):
+        page = page.lstrip()
+    return _INDENTED.sub(b"", page) if b"\n " in page or b"\n\t" in page else page
+
+
+def thinned(lines: bytes) -> bytes:
+    """Returns whole lines of a page without its comments and the buckets of its histograms, which are most of it."""
+    kept = [line for line in lines.split(b"\n") if b"_bucket{" not in line and line[:1] != b"#"]
+    return b"\n".join(kept)
 
 
 class Sample(NamedTuple):

@@ -13,6 +13,7 @@ from penstock.engines.llamacpp import LLAMACPP
 from penstock.engines.lmdeploy import LMDEPLOY
 from penstock.engines.ollama import OLLAMA
 from penstock.engines.openai import OPENAI
+from penstock.engines.page import plain
 from penstock.engines.sglang import SGLANG
 from penstock.engines.tgi import TGI
 from penstock.engines.trtllm import TRTLLM
@@ -31,7 +32,7 @@ def by_models(models: list[Model]) -> Engine | None:
 
 def by_page(page: bytes) -> Engine | None:
     """Returns the engine whose series' prefix the page has; None if it is none that we know."""
-    lines = b"\n" + page
+    lines = b"\n" + plain(page)
     for engine in ENGINES.values():
         if any(b"\n" + prefix in lines for prefix in engine.page_prefixes):
             return engine

@@ -41,9 +41,10 @@ def listing_of(answer: ProbeAnswer) -> Listing:
     failure = answer.failure
     if failure is not None and failure.error.kind is UpstreamErrorKind.PROTOCOL:
         return Listing(None, trouble=f"its model list can't be read: {failure}")
-    page = answer.json()
-    data = page.get("data") if isinstance(page, dict) else None
-    if not isinstance(data, list):
+    if answer.location:
+        return Listing(None, trouble=f"its model list redirects to {answer.location[:200]}: write that in `url`")
+    data = _entries(answer.json())
+    if data is None:
         return Listing(
             None,
             answer.absent,
@@ -53,11 +54,26 @@ def listing_of(answer: ProbeAnswer) -> Listing:
         )
     found: dict[str, Model] = {}
     for item in data[:MODELS_MAX]:
-        name = item.get("id") if isinstance(item, dict) else None
+        if not isinstance(item, dict):
+            continue
+        name = item.get("id") or item.get("name")
         if isinstance(name, str) and 0 < len(name) <= MODEL_CHARACTERS_MAX:
             found[name] = Model(name, item)
     more = f"of the {len(data)} models it lists only {MODELS_MAX} are known" if len(data) > MODELS_MAX else ""
     return Listing(list(found.values()), trouble=more)
+
+
+def _entries(page: object) -> list[object] | None:
+    """The entries of a list of models; None if `page` is none.
+
+    Most engines have them in `data`, some in `models`, and some have no object around. Ollama without models says null.
+    """
+    if isinstance(page, dict):
+        name = "data" if "data" in page else "models"
+        if name not in page:
+            return None
+        page = page[name] if page[name] is not None else []
+    return page if isinstance(page, list) else None
 
 
 async def which_engine(ask: Ask, listing: Listing) -> Engine | None:

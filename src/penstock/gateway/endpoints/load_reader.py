@@ -9,6 +9,7 @@ endpoint (docs/design.md#load).
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 
@@ -18,7 +19,9 @@ from penstock.core.endpoints.ledger import restarted_between
 from penstock.core.values.observation import Glimpse, Observation
 from penstock.engines import orca
 from penstock.engines.base import Engine, Facts, Load, PageReader
+from penstock.engines.page import THIN_FROM_BYTES, plain, thinned
 from penstock.gateway.endpoints.probe import Ask, ProbeAnswer
+from penstock.http.client.pool import UpstreamErrorKind
 
 AskPort = Callable[[int], Ask]  #: how to ask the same host at another port
 GLIMPSE_INTERVAL_S = 0.05  # an engine's gauges move once per step: reading them more often brings nothing new
@@ -120,12 +123,16 @@ class LoadReader:
             return None
         for path in (self._metrics_at,) if self._metrics_at else engine.metrics:
             answer = await self._get(path)
+            took_s = self._now() - asked_s
             self.trouble = _trouble(answer)
             self.answered = self.answered or bool(answer.status)
-            if answer.ok and (reading := pages.observation(answer.body, asked_s=asked_s)) is not None:
-                self._metrics_at = path
-                self._took_s = self._now() - asked_s
-                self.facts = pages.facts(answer.body)
+            if not answer.ok:
+                continue
+            page = await _readable(answer.body)
+            if (reading := pages.observation(page, asked_s=asked_s)) is not None:
+                self._metrics_at = _led_to(path, answer.path)
+                self._took_s = took_s
+                self.facts = pages.facts(page)
                 return reading
         return None
 
@@ -171,7 +178,33 @@ def _trouble(answer: ProbeAnswer) -> str:
     """What keeps a page that is there from being read."""
     if answer.refuses_key:
         return f"its metrics page refuses the gateway's key ({answer.status})"
+    if answer.location:
+        return f"its metrics page redirects to {answer.location[:200]}, which is outside the endpoint"
+    if answer.failure is not None and answer.failure.error.kind is UpstreamErrorKind.PROTOCOL:
+        return f"its metrics page can't be read: {answer.failure.error.detail}"
     return ""
+
+
+def _led_to(path: str, redirected: str) -> str:
+    """The path of a page, with its port if that is another one, after a redirect."""
+    if not redirected:
+        return path
+    return path[: path.index("/")] + redirected if path.startswith(":") else redirected
+
+
+async def _readable(page: bytes) -> bytes:
+    """Make a page small enough to be looked through, in steps of a few milliseconds."""
+    page = plain(page)
+    if len(page) <= THIN_FROM_BYTES:
+        return page
+    pieces: list[bytes] = []
+    at = 0
+    while at < len(page):
+        end = page.find(b"\n", at + THIN_FROM_BYTES) + 1 or len(page)
+        pieces.append(thinned(page[at:end]))
+        at = end
+        await asyncio.sleep(0)
+    return b"".join(pieces)
 
 
 def _fused(page: Observation | None, load: Load | None, *, asked_s: float) -> Observation | None:

@@ -21,7 +21,7 @@ from penstock.engines.openai import OPENAI
 from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
 from penstock.gateway.endpoints.load_reader import LoadReader
-from penstock.gateway.endpoints.probe import LIST_BYTES_MAX, Ask, Prober, asking
+from penstock.gateway.endpoints.probe import LIST_BYTES_MAX, PAGE_BYTES_MAX, Ask, Prober, asking
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Upstream, UpstreamException, UpstreamTimeouts
@@ -79,7 +79,10 @@ class Observer:
         self._ask_list = asking(
             target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=LIST_BYTES_MAX
         )
-        self._reader = LoadReader(self._ask, driver.now, self._ask_port)
+        self._ask_page = asking(
+            target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=PAGE_BYTES_MAX
+        )
+        self._reader = LoadReader(self._ask_page, driver.now, self._ask_port)
         self._ports: dict[int, Upstream] = {}  # other ports of the same host, for an engine whose page is there
         self._full_due_s = 0.0
         self._probes = target.upstream.unpooled()  # a kept connection may answer while new ones are refused
@@ -226,7 +229,7 @@ class Observer:
         if listing.refused or listing.models is not None or listing.absent:
             self._refused = listing.refused
         if self._is_new:
-            engine = self._configured or await identify.which_engine(self._ask, listing)
+            engine = self._configured or await identify.which_engine(self._ask_page, listing)
             if engine is not None:
                 self._use(engine)
                 self._driver.tell(
@@ -356,4 +359,4 @@ class Observer:
         upstream = self._ports.get(port)
         if upstream is None:
             upstream = self._ports[port] = self._target.upstream.at_port(port)
-        return asking(upstream, [], timeout_s=self._settings.timeout_s)
+        return asking(upstream, [], timeout_s=self._settings.timeout_s, bytes_max=PAGE_BYTES_MAX)

@@ -1,6 +1,7 @@
 """Is an engine there, and does it serve? How it is asked, what an answer means, and what no answer means in the end.
 
-Beside its requests an engine is asked with single GETs, bounded in time and size.
+Beside its requests an engine is asked with single GETs, bounded in time and size. A redirect to another path of the
+same endpoint is followed; an answer that is packed although nobody asked for that is unpacked.
 
 Told apart are: *loading* (503 before it was ever well), *stopping* (503 after it was), *sleeping*, *down* (the
 connection is refused), *hung* (the connection is accepted, and nothing comes back). Slow is not hung: an engine in a
@@ -11,15 +12,20 @@ either.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from urllib.parse import urljoin, urlsplit
 
 import msgspec
 
 from penstock.core.endpoints.health import Presence
-from penstock.http.client.pool import Headers, Upstream, UpstreamErrorKind, UpstreamException
+from penstock.http.client.pool import Headers, Response, Upstream, UpstreamError, UpstreamErrorKind, UpstreamException
+from penstock.http.inflate import BadPacking, InflatesTooFar, UnknownPacking, coding_of, inflate
 
 ANSWER_BYTES_MAX = 4 << 20
 LIST_BYTES_MAX = 16 << 20  # for a list of models: real entries have some 500 bytes, and there may be many adapters
+PAGE_BYTES_MAX = 16 << 20  # for a metrics page: a vLLM with 64 adapters and all histograms has some 6 MiB
+REDIRECTS_MAX = 3  # a trailing slash costs one, a path prefix another
 HUNG_AFTER_S = 10.0  # an engine's HTTP side answers within milliseconds even while a step takes seconds
 HUNG_PROBES_MIN = 3
 LATE_S = 1.0  # a time-out that fires so much later than asked for was our own loop's fault
@@ -33,6 +39,8 @@ class ProbeAnswer(msgspec.Struct, frozen=True):
     status: int
     body: bytes = b""
     failure: UpstreamException | None = None
+    path: str = ""  #: where a redirect led to; empty: none was followed
+    location: str = ""  #: where a redirect that was not followed leads to
 
     @property
     def ok(self) -> bool:
@@ -74,13 +82,61 @@ def asking(upstream: Upstream, headers: Headers, *, timeout_s: float, bytes_max:
     """
 
     async def ask(path: str) -> ProbeAnswer:
-        try:
-            answer = await upstream.fetch("GET", path, headers=headers, timeout_s=timeout_s, bytes_max=bytes_max)
-        except UpstreamException as failure:
-            return ProbeAnswer(0, failure=failure)
-        return ProbeAnswer(answer.status, answer.body)
+        at = path
+        for hop in range(REDIRECTS_MAX + 1):
+            try:
+                answer = await upstream.fetch("GET", at, headers=headers, timeout_s=timeout_s, bytes_max=bytes_max)
+                body = await _unpacked(answer, bytes_max)
+            except UpstreamException as failure:
+                return ProbeAnswer(0, failure=failure)
+            location = _location(answer)
+            further = _same_place(upstream.url, at, location) if location else None
+            if further is None or hop == REDIRECTS_MAX:
+                break
+            at = further
+        return ProbeAnswer(answer.status, body, path=at if at != path else "", location=location)
 
     return ask
+
+
+def _location(answer: Response) -> str:
+    """Where a redirect leads to; empty if the answer is none."""
+    if answer.status not in (301, 302, 303, 307, 308):
+        return ""
+    return next((value.decode("latin-1") for name, value in answer.headers if name.lower() == b"location"), "")
+
+
+def _same_place(url: str, path: str, location: str) -> str | None:
+    """Returns the path to ask for instead of `path`; None if `location` is outside the endpoint at `url`.
+
+    Behind a proxy that strips a prefix, an engine does not know the prefix of its own URL.
+    """
+    try:
+        here, there = urlsplit(url), urlsplit(urljoin(url.rstrip("/") + path, location))
+        same = (here.scheme, here.hostname, here.port) == (there.scheme, there.hostname, there.port)
+    except ValueError:
+        return None
+    target = there.path + (f"?{there.query}" if there.query else "")
+    if not same or not target.isascii() or not target.isprintable() or " " in target:
+        return None
+    return target.removeprefix(here.path.rstrip("/"))
+
+
+async def _unpacked(answer: Response, bytes_max: int) -> bytes:
+    coding = b",".join(value for name, value in answer.headers if name.lower() == b"content-encoding")
+    if not coding or not answer.body:
+        return answer.body
+    try:
+        steps = inflate(answer.body, coding_of(coding), bytes_max, lambda _: True)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                whole: bytes = end.value
+                return whole
+            await asyncio.sleep(0)  # a step takes half a millisecond
+    except (BadPacking, UnknownPacking, InflatesTooFar) as refused:
+        raise UpstreamException(UpstreamError(UpstreamErrorKind.PROTOCOL, str(refused))) from None
 
 
 class Prober:

@@ -56,6 +56,7 @@ WORDS: dict[str, str] = {
     Retry.SERVER_ERROR: "tried again: it answered with errors",
     Retry.FIRST_BYTE_TIMEOUT: "tried again: it said nothing in time",
     Retry.NOT_AN_ENGINE: "tried again: no engine answers so",
+    Retry.KEY_REFUSED: "tried again: it refuses the gateway's key",
     Retry.MODEL_GONE: "tried again: it has no such model",
     "stuck": "tried again: it showed no movement",
 }
