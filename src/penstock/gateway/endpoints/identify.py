@@ -19,6 +19,7 @@ from penstock.gateway.endpoints.probe import Ask, ProbeAnswer
 from penstock.http.client.values import UpstreamErrorKind
 
 MODELS_MAX = 10_000
+NO_LIST = "its model list is no list of models"
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -43,14 +44,15 @@ def listing_of(answer: ProbeAnswer) -> Listing:
         return Listing(None, trouble=f"its model list can't be read: {failure}")
     if answer.location:
         return Listing(None, trouble=f"its model list redirects to {answer.location[:200]}: write that in `url`")
-    data = _entries(answer.json())
+    page = answer.json()
+    data = _entries(page)
     if data is None:
         return Listing(
             None,
             answer.absent,
             answer.refuses_key,
             answer.ok,
-            "its model list is no list of models" if answer.ok else "",
+            NO_LIST if answer.ok else "",
         )
     found: dict[str, Model] = {}
     for item in data[:MODELS_MAX]:
@@ -59,6 +61,8 @@ def listing_of(answer: ProbeAnswer) -> Listing:
         name = item.get("id") or item.get("name")
         if isinstance(name, str) and 0 < len(name) <= MODEL_CHARACTERS_MAX:
             found[name] = Model(name, item)
+    if isinstance(page, dict) and page.get("data", ()) is None and page.get("object") != "list":
+        return Listing([], trouble=NO_LIST)
     more = f"of the {len(data)} models it lists only {MODELS_MAX} are known" if len(data) > MODELS_MAX else ""
     return Listing(list(found.values()), trouble=more)
 
