@@ -52,6 +52,7 @@ WORDS: dict[str, str] = {
     Reason.STREAM_BROKEN: "broken off",
     Retry.CONNECT: "tried again: it could not be reached",
     Retry.RESET: "tried again: it hung up",
+    Retry.STALE: "tried again: its kept connection was closed",
     Retry.BUSY: "tried again: it refused them as too many",
     Retry.SERVER_ERROR: "tried again: it answered with errors",
     Retry.FIRST_BYTE_TIMEOUT: "tried again: it said nothing in time",
