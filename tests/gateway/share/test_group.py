@@ -12,7 +12,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.config.sections.share import ShareSection
 from penstock.gateway.share.dial import prefix_seed
-from tests.gateway.conftest import World, fault, hurry
+from tests.gateway.conftest import Answer, World, fault, hurry
 from tests.gateway.share.group import GatewayProcess, certificate, group
 from tests.ports import free_port
 
@@ -162,23 +162,37 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
         assert len(engine.log.entries) == 4 + 3 + 2 + 6, "nothing was sent twice"
 
 
-async def test_a_prompt_is_known_to_all_gateways_and_to_one_that_was_restarted(world: World, tmp_path: Path) -> None:
+async def test_prompts_and_kept_answers_are_known_to_all_gateways_and_to_one_that_was_restarted(
+    world: World, tmp_path: Path
+) -> None:
     for _ in range(2):
         await world.engine()
+    prompts = [f"{name}, keeper of a weir. " * 60 for name in ("Ada", "Ben", "Cleo", "Dora")]
     async with group(world, tmp_path) as made:
         first, second = await made.start("gw1", "gw2", routing={"policy": "prefix"})
-        prompts = [f"{name}, keeper of a weir. " * 60 for name in ("Ada", "Ben", "Cleo", "Dora")]
 
         async def homes(one: GatewayProcess) -> list[str | None]:
             return [(await one.chat(prompt)).header("x-penstock-endpoint") for prompt in prompts]
 
+        async def response(one: GatewayProcess, earlier: str | None = None) -> Answer:
+            body = {"model": "sim", "input": "hello", "max_output_tokens": 1, "previous_response_id": earlier}
+            return await one.ask("POST", "/v1/responses", body)
+
         known = await homes(first)
         assert len(set(known)) == 2
+        answers = [await response(one) for one in (first, second) * 3]
+        answers.sort(key=lambda answer: answer.header("x-penstock-endpoint") or "")  # not by turns, as new ones go
+        kept = {answer.json()["id"]: answer.header("x-penstock-endpoint") for answer in answers}
+        assert len(kept) == 6
         assert await homes(second) == known
-        second.kill()
-        await second.start()
-        await second.until(lambda state: len(state["edges"]) == 3)
-        assert await homes(second) == known
+        for restarted in (first, second):  # the one that decides hears all again from the other one
+            restarted.kill()
+            await restarted.start()
+            for one in (first, second):
+                await one.until(lambda state: len(state["edges"]) == 3 and state["share"]["role"] == "leads")
+            for one in (first, second):
+                assert await homes(one) == known
+                assert {name: (await response(one, name)).header("x-penstock-endpoint") for name in kept} == kept
 
 
 def test_the_seed_of_prompts_keys_is_the_groups(tmp_path: Path) -> None:

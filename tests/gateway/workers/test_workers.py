@@ -244,6 +244,18 @@ class TestLinks:
         assert (await kept.answer()).body.endswith(b"data: [DONE]\n\n")
         assert (await (await at(world, FIRST, tokens=2)).answer()).status == 200
 
+    async def test_a_worker_that_is_restarted_knows_the_answers_that_were_made_before(self, world: World) -> None:
+        engines = await keepers(world, workers=2)
+        with only(world, SECOND):
+            kept = await made(world, 4)
+            assert (await stored(world, "resp_a1", method="DELETE")).status == 200
+        await self._says(world, FIRST, b"\x00\x00\x00\x04junk")
+        answers = inside(world, FIRST)._responses
+        assert {name: answers.home(name) for name in kept} == {**kept, "resp_a1": None}
+        with only(world, FIRST):
+            assert (await stored(world, "resp_b1")).status == 200
+        assert [keeper.name for keeper in engines if "GET /v1/responses/resp_b1" in keeper.seen] == ["b"]
+
     async def test_what_is_said_of_another_epoch_or_a_request_that_is_not_there_changes_nothing(
         self, world: World
     ) -> None:

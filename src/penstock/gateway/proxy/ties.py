@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 import msgspec
 
@@ -58,14 +59,19 @@ class Responses:
             self.tell(answer, endpoint, owner)
         return True
 
-    def note(self, answer: str, endpoint: str, owner: str | None) -> None:
-        """Remember where an answer was made; with an empty `endpoint`, forget it."""
+    def note(self, answer: str, endpoint: str, owner: str | None) -> bool:
+        """Remember where an answer was made; with an empty `endpoint`, forget it. Return whether that is news."""
         if not endpoint:
-            self._made.pop(answer, None)
-            return
+            return self._made.pop(answer, None) is not None
+        is_news = answer not in self._made
         self._made[answer] = Made(endpoint, owner)
         if len(self._made) > RESPONSES_MAX:
             self._made.popitem(last=False)
+        return is_news
+
+    def latest(self, count: int) -> list[tuple[str, Made]]:
+        """Return the latest `count` answers that are remembered, the oldest first."""
+        return list(islice(reversed(self._made.items()), count))[::-1]
 
     def find(self, response_id: str) -> Made | None:
         """Returns what is remembered of an answer; None if nothing is."""

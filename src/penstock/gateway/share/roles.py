@@ -30,7 +30,7 @@ from penstock.gateway.share.words import OperatorWords
 from penstock.gateway.workers.office import Office
 from penstock.share.edge import Edge
 from penstock.share.election import Election, Follows, Leads, Standing
-from penstock.share.messages import PROTOCOL, Down, EdgeStanding, Frame, Heard, Hello, OperatorsSaid
+from penstock.share.messages import PROTOCOL, AnswerMade, Down, EdgeStanding, Frame, Heard, Hello, OperatorsSaid
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,7 @@ class GroupRole:
         self.beside: Callable[[], str | None] = lambda: None  #: what else is wrong between gateways, in words
         office.awake = self._may
         office.operators_said = words.heard
+        office.answers.tell_decider = self._outward.say
         door.superseded = election.at_least
 
     async def start(self) -> None:
@@ -211,6 +212,7 @@ class GroupRole:
             self._step_down()
         self._words.stand_by()
         self._outward.say(self._words.message)
+        self._office.answers.tell(self._outward.say)
         self._turn("stands_by", f"{self._outward.address} decides, epoch {self._edge.epoch}")
         self._count(self._now())
         self._office.obey(self._outward.address, self._edge.epoch)
@@ -233,6 +235,8 @@ class GroupRole:
                         self._is_there(now, message.at_s)
                 case OperatorsSaid():
                     self._words.heard(message)
+                case AnswerMade():
+                    self._office.answers.heard_above(message)
 
     def _is_there(self, now: float, at_s: float) -> None:
         """The decider says that it decides."""

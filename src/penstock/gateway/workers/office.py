@@ -28,6 +28,7 @@ from penstock.gateway.proxy.ties import Responses
 from penstock.gateway.telemetry.edges import edge_levels
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.workers import counts
+from penstock.gateway.workers.answers import SharedAnswers
 from penstock.gateway.workers.board import Board
 from penstock.gateway.workers.handing import SOCKET, bands_of, document, private_folder
 from penstock.gateway.workers.link import Link
@@ -41,7 +42,6 @@ from penstock.share.messages import (
     Aside,
     Counted,
     Disowned,
-    Down,
     Drain,
     EdgeStanding,
     Following,
@@ -94,7 +94,6 @@ class Office:
         self._driver = driver
         self._endpoints = endpoints
         self._metrics = metrics
-        self._responses = responses
         self._events = events
         self._hash, self.shared_hash = config_hash(settings), shared_hash(settings)
         bands = bands_of(settings)
@@ -127,7 +126,7 @@ class Office:
         self._ending = self._refreshes = False
         self.port = 0
         endpoints.changed, endpoints.told = self._board.refresh, self._refresh_soon
-        responses.tell = lambda *made: self._say(AnswerMade(*made))
+        self.answers = SharedAnswers(responses, self.places)
         metrics.add_sources(edge_levels(lambda: self._stand(self._workers)))  # others' are on their own pages
         endpoints.in_use = self.decider.in_use
 
@@ -286,6 +285,8 @@ class Office:
         other.link.at(self.decider.epoch)
         other.say(Welcome(penstock.__version__, self.shared_hash))
         self._seat(other)
+        if other.is_gateway:
+            self.answers.tell(other.say)
 
     def tell_gateways(self, words: OperatorsSaid) -> None:
         """Tell other gateways what operators have said, each once."""
@@ -416,6 +417,7 @@ class Office:
         worker.say(self._new_settings())
         if self._keys is not None:
             worker.say(self._keys)
+        self.answers.tell(worker.say)
         if self.decider.phase != "idle":
             self._seat(worker)
         else:
@@ -431,8 +433,7 @@ class Office:
             case Counted():
                 counts.add(self._metrics, message.series)
             case AnswerMade():
-                self._responses.note(message.answer, message.endpoint, message.owner)
-                self._say(message, but=place)
+                self.answers.heard(message, place)
             case Following():
                 self._follows(place, message.settings)
             case OperatorsSaid():
@@ -467,11 +468,6 @@ class Office:
         )
 
     # --- what they are told ---------------------------------------------------------------------------------------
-
-    def _say(self, message: Down, but: EdgePlace | None = None) -> None:
-        for place in self.places():
-            if place is not but:
-                place.say(message)
 
     def _new_settings(self) -> NewSettings:
         return NewSettings(self._hash, document(self._settings), self._prefix_seed)

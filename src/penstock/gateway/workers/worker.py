@@ -111,7 +111,7 @@ class Worker:
         self._callers = callers = Callers()
         affinities, reporting = Affinities(prefix_seed), Reporting()
         self._responses = affinities.responses
-        self._responses.tell = lambda *made: self.deciding.say(AnswerMade(*made))
+        self._responses.tell = lambda *made: link.say(AnswerMade(*made))
         self._reporting = reporting
         self._tokens = callers.tokens
         heartbeats = Heartbeats(self.driver, asks_ahead_s=HEARTBEATS_AHEAD_S)
@@ -183,6 +183,8 @@ class Worker:
                 case Heard():
                     self._others = message
                     self._limit()
+                case AnswerMade(answer, endpoint, owner):
+                    self._responses.note(answer, endpoint, owner)
                 case NewKeys(document):
                     self._callers.made(msgspec.json.decode(document, type=list[MadeKey]))
                 case Drain():
@@ -216,8 +218,6 @@ class Worker:
             match message:
                 case Endpoints():
                     self.targets.know(message.rows)
-                case AnswerMade():
-                    self._responses.note(message.answer, message.endpoint, message.owner)
                 case Heard():
                     self._link_s = self.driver.now() - message.sent_s
         self.driver.tell(actions)

@@ -1,0 +1,53 @@
+"""Which endpoint made which answer that engines keep, and for whom? All processes of a gateway and of a group know it.
+
+Model: a tree. A worker tells its gateway's first process, that one the gateway that decides, and news goes down all
+other branches. A worker that starts, and a gateway that comes to another one, are told the latest of what is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from penstock.gateway.proxy.ties import Responses
+from penstock.gateway.workers.place import EdgePlace
+from penstock.share.messages import AnswerMade
+
+TOLD_MAX: Final = 10_000  # to a newcomer, about 1 MB: a conversation goes on from one of its latest answers
+
+
+class SharedAnswers:
+    """The answers that the first process of a gateway knows, and whom it tells."""
+
+    def __init__(self, responses: Responses, places: Callable[[], Iterable[EdgePlace]]) -> None:
+        self._responses = responses
+        self._places = places
+        self.tell_decider: Callable[[AnswerMade], None] = lambda _: None  #: in another gateway, if that one decides
+        responses.tell = self._made_here
+
+    def heard(self, made: AnswerMade, place: EdgePlace) -> None:
+        """Note what a worker, or another gateway, reports, and pass it on if it is news."""
+        if self._responses.note(made.answer, made.endpoint, made.owner):
+            self._pass_down(made, but=place)
+            self.tell_decider(made)
+
+    def heard_above(self, made: AnswerMade) -> None:
+        """Note what the gateway that decides reports, and pass it on if it is news."""
+        if self._responses.note(made.answer, made.endpoint, made.owner):
+            self._pass_down(made)
+
+    def tell(self, say: Callable[[AnswerMade], None]) -> None:
+        """Tell a newcomer the latest answers."""
+        for answer, made in self._responses.latest(TOLD_MAX):
+            say(AnswerMade(answer, made.endpoint, made.owner))
+
+    def _made_here(self, answer: str, endpoint: str, owner: str | None) -> None:
+        made = AnswerMade(answer, endpoint, owner)
+        self._pass_down(made)
+        self.tell_decider(made)
+
+    def _pass_down(self, made: AnswerMade, but: EdgePlace | None = None) -> None:
+        for place in self._places():
+            # Workers of other gateways are told by their own first process.
+            if place is not but and (place.is_ours or place.is_gateway):
+                place.say(made)
