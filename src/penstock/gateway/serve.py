@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAG_INTERVAL_S = 0.5
+FIRST_LOOK_S = 1.0  # for engines to tell at the start what they are and serve: those that are there take milliseconds
 OTHER_FILES = 256  # that are open beside connections of requests: probes, stores, libraries, the log
 GARBAGE_OBJECTS = 20_000  # made and not freed since the last look: some hundred requests' worth that wait or run
 WORKERS_TIMEOUT_S = 2.0  # for workers to end, beyond what their clients are given
@@ -108,12 +109,12 @@ class Gateway:
             await self.close()
 
     async def start(self) -> None:
-        """Listen and observe. Ready to queue when this returns; no engine was asked yet."""
+        """Listen and observe. When this returns, what the engines are and serve is known, if they answer at once."""
         settings = self.reload.settings
         host, port = settings.listen_address
         context = self._certificate.context(settings)
         if self.office is None:
-            await self.server.start(host, port, ssl=context)
+            await self.server.bind(host, port, ssl=context)
         else:
             await self.office.bind(host, port, BACKLOG)
             self.server.start_at(self.office.relay)
@@ -130,11 +131,15 @@ class Gateway:
             self._batch.start()
         forever = (self._measure_lag(), self._watch.run(), self._autoscale.run())
         self._tasks = [loop.create_task(work) for work in forever]
-        await self._tokens.start()
+        await asyncio.gather(self._tokens.start(), self.endpoints.looked_at(FIRST_LOOK_S))
         if self.sharing is not None:
             await self._start_sharing(self.sharing)
         if self.office is not None:
             await self._start_workers(self.office)
+        else:
+            self.server.accept()
+        if self.operators is not None:
+            self.operators.accept()
         logger.info("listening on %s", _url(host, self.port, secure=context is not None))
 
     @property
@@ -151,7 +156,7 @@ class Gateway:
         address = self.reload.settings.admin_address
         assert address is not None
         try:
-            await server.start(*address, ssl=context)
+            await server.bind(*address, ssl=context)
         except OSError as error:
             await self.close()
             raise StartError(cannot_listen(at_operators(self.reload.settings), error)) from None

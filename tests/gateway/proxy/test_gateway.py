@@ -11,7 +11,11 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.engines.base import Model
+from penstock.gateway import serve
 from tests.gateway.conftest import CHAT, Answer, World, chat, fault, request
+from tests.gateway.raw_engine import Peer, RawEngine
+from tests.ports import free_port
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 ODD = (
@@ -242,11 +246,81 @@ async def test_a_packed_body_arrives_unpacked(world: World) -> None:
     assert b"content-length: %d\r\n" % len(ODD) in requests[0].lower()
 
 
-async def test_a_model_may_be_left_out_only_where_one_is_served_and_the_api_knows_none(world: World) -> None:
-    await world.engine()
-    await world.gateway(models={"gpt": {"to": "sim"}})
-    assert (await world.ask(path="/tokenize", body={"prompt": "x"})).status == 200
-    assert (await world.ask(body={"messages": []})).status == 400
+@pytest.mark.parametrize("path", ["/tokenize", CHAT, "/v1/messages", "/v1/embeddings", "/completion", "/api/chat"])
+async def test_a_model_may_be_left_out_where_one_is_served(world: World, path: str) -> None:
+    """Its adapters and aliases do not count. The body passes as it came: vLLM takes one without a model."""
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], models={"gpt": {"to": "sim"}})
+    listed = [Model("sim", {"id": "sim"}), Model("lora", {"id": "lora", "parent": "sim"})]
+    world.gate.endpoints._catalog.listed("e", listed)
+    for body in (b'{"prompt":"x"}', b'{"model":null}'):
+        assert (await world.ask(path=path, body=body)).status == 200
+        assert requests[-1].endswith(b"\r\n\r\n" + body)
+
+
+async def test_a_model_is_named_where_several_are_served(world: World) -> None:
+    for model in ("one", "two"):
+        await world.engine(model=model)
+    await world.gateway()
+    answer = await world.ask(body={"messages": []})
+    assert (answer.status, answer.error()["code"], answer.error()["param"]) == (400, "bad_request", "model")
+    assert answer.error()["message"] == "The request names no `model`, and not exactly one is served."
+
+
+async def later(world: World, **settings: Any) -> int:
+    """A gateway whose engine is not there yet; that one's port."""
+    port = free_port()
+    await world.gateway(endpoints=[{"url": f"http://127.0.0.1:{port}"}], **settings)
+    return port
+
+
+async def test_who_names_no_model_before_one_is_known_waits_for_it(world: World) -> None:
+    port = await later(world)
+    asked = [world.soon(world.ask(path=path, body={"prompt": "x"})) for path in ("/completion", "/v1/completions")]
+    gone = await world.client(request(path="/completion", body={"prompt": "x"}))
+    await world.until(lambda: world.gate.server.connections == 3)
+    gone.hang_up()
+    engine = await world.engine(port=port)
+    assert [(await answer).status for answer in asked] == [404, 200], "the simulated engine has no `/completion`"
+    assert len(engine.log.entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("queue", "refused"),
+    [
+        ({"max_wait": "100ms"}, ["no_endpoint", "no_endpoint"]),
+        ({"max_wait": "100ms", "max_requests": 1}, ["no_endpoint", "queue_full"]),
+        ({"max_wait": "100ms", "max_requests": 0}, ["queue_full", "queue_full"]),
+    ],
+)
+async def test_who_names_no_model_waits_within_the_bounds_of_the_queue(
+    world: World, queue: dict[str, Any], refused: list[str]
+) -> None:
+    await later(world, queue=queue)
+    answers = await asyncio.gather(*(world.ask(path="/v1/completions", body={"prompt": "x"}) for _ in range(2)))
+    assert sorted(answer.error()["code"] for answer in answers) == refused
+    assert {answer.header("retry-after") for answer in answers} == {"1"}
+
+
+async def test_a_gateway_that_is_ready_knows_its_engines(world: World) -> None:
+    """What they serve, how they order, and what they cost: the first request goes where all others do."""
+    dear, cheap = await world.engine(), await world.engine()
+    world.engines.clear()  # whose models are else waited for
+    endpoints = [{"url": dear.url, "name": "dear", "price": 9}, {"url": cheap.url, "name": "cheap", "price": 1}]
+    await world.gateway(endpoints=endpoints, admission={"engine_priority": True})
+    world.engines += [dear, cheap]
+    first = await world.ask(body=chat())
+    assert (first.status, first.header("x-penstock-endpoint")) == (200, "cheap")
+    assert cheap.log.entries[0].priority is not None
+    assert (await world.ask(path=f"{CHAT}?id=dear", body=chat())).status == 200
+    assert (await world.ask("GET", "/ready")).json()["models"] == ["sim"]
+
+
+async def test_an_engine_that_does_not_answer_holds_up_no_start(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "FIRST_LOOK_S", 0.05)
+    silent = await world.beside(RawEngine(Peer.gone))
+    await world.gateway(endpoints=[{"url": silent.url, "slots": 1}])
+    assert (await world.ask("GET", "/ready")).status == 200
 
 
 async def test_an_engines_own_refusal_passes_as_it_is(world: World) -> None:

@@ -65,6 +65,17 @@ async def at(world: World, name: str, **more: Any) -> Client:
     return client
 
 
+async def test_a_worker_knows_from_its_first_request_on_what_the_engines_are(world: World) -> None:
+    engine = await world.engine()
+    world.engines.clear()  # whose models are else waited for
+    await world.gateway(endpoints=[{"url": engine.url}], workers=2, admission={"engine_priority": True})
+    world.engines.append(engine)
+    for name in workers(world):
+        with only(world, name):
+            assert (await world.ask(path="/v1/completions", body={"prompt": "x", "max_tokens": 1})).status == 200
+    assert [entry.priority is not None for entry in engine.log.entries] == [True, True]
+
+
 async def test_slots_and_queue_are_those_of_one_gateway(world: World) -> None:
     engine = await world.engine(step_s=0.01)
     await world.gateway(slots=2, workers=2)

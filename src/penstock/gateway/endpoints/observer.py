@@ -88,6 +88,7 @@ class Observer:
         self._probes = target.upstream.unpooled()  # a kept connection may answer while new ones are refused
         self._probe_ask = asking(self._probes, target.own_headers(), timeout_s=settings.timeout_s)
         self._prober = Prober(settings.timeout_s)
+        self.looked = asyncio.Event()  #: set when the first probe is over, with or without an answer
         self._poked = asyncio.Event()
         self._look = asyncio.Event()  # set when the engine became known, or requests begin to wait: read gauges again
         self._met = False  # the engine became known since the gauges were last read
@@ -158,6 +159,7 @@ class Observer:
     # --- alive ------------------------------------------------------------------------------------------------
 
     async def _probe_pause(self) -> None:
+        self.looked.set()
         pause_s = self._settings.probe_interval_s
         unsure = self._prober.presence is not Presence.UP or self._prober.silent
         if unsure or self._is_new or self._said_refused or (self._asks_models and self._told is None):

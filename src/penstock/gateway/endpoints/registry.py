@@ -14,6 +14,7 @@ away as long as its source keeps naming it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal
@@ -129,6 +130,13 @@ class EndpointRegistry:
             self._observe(member)
         if self.locator is not None:
             self.locator.start()
+
+    async def looked_at(self, within_s: float) -> None:
+        """Wait until each endpoint that is there now was asked once what it is and serves, but not for longer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                for member in tuple(self._members.values()):
+                    await member.observer.looked.wait()
 
     async def close(self) -> None:
         """Stop observing. Call `disconnect` later, when no request needs the connections any more."""

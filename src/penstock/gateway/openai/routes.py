@@ -28,47 +28,44 @@ class Route(msgspec.Struct, frozen=True):
     tells_usage: bool = False  #: its streams tell usage when `stream_options` asks for it
     pooled: bool = False  #: its answer is no text: vectors, scores, a picture
     bare: bool = False  #: one of OpenAI's without the `/v1` before it, which few engines serve
-    needs_model: bool = False  #: False: where no model is named, the only one served is meant
 
 
-_OPENAI = Route(PathKind.QUEUED, needs_model=True)
-_COMPLETIONS = Route(PathKind.QUEUED, events=True, needs_model=True, tells_usage=True)
-_QUEUED = Route(PathKind.QUEUED)  # an engine's own
-_POOLED = Route(PathKind.QUEUED, needs_model=True, pooled=True)
-_OWN_POOLED = Route(PathKind.QUEUED, pooled=True)
+_OPENAI = Route(PathKind.QUEUED)
+_COMPLETIONS = Route(PathKind.QUEUED, events=True, tells_usage=True)
+_POOLED = Route(PathKind.QUEUED, pooled=True)
 DIRECT = Route(PathKind.DIRECT)  #: an engine's own, in the way of OpenAI's API
 _EVENTS = Route(PathKind.QUEUED, events=True)  # an engine's own, that may stream
 _BARE = Route(PathKind.QUEUED, events=True, bare=True)
-_OLLAMA_POOLED = Route(PathKind.QUEUED, Api.OLLAMA, needs_model=True, pooled=True)
-_OLLAMA_STREAM = Route(PathKind.QUEUED, Api.OLLAMA, streams_unless=True, needs_model=True)
+_OLLAMA_POOLED = Route(PathKind.QUEUED, Api.OLLAMA, pooled=True)
+_OLLAMA_STREAM = Route(PathKind.QUEUED, Api.OLLAMA, streams_unless=True)
 
 ROUTES: dict[str, Route] = {
     "/v1/chat/completions": _COMPLETIONS,
     "/v1/completions": _COMPLETIONS,
-    "/v1/responses": Route(PathKind.QUEUED, events=True, needs_model=True),
-    "/v1/messages": Route(PathKind.QUEUED, Api.ANTHROPIC, events=True, needs_model=True),
-    "/v1/messages/count_tokens": Route(PathKind.DIRECT, Api.ANTHROPIC, needs_model=True),
+    "/v1/responses": Route(PathKind.QUEUED, events=True),
+    "/v1/messages": Route(PathKind.QUEUED, Api.ANTHROPIC, events=True),
+    "/v1/messages/count_tokens": Route(PathKind.DIRECT, Api.ANTHROPIC),
     "/v1/embeddings": _POOLED,
     "/v1/rerank": _POOLED,
-    "/rerank": _OWN_POOLED,
+    "/rerank": _POOLED,
     "/v2/rerank": _POOLED,
-    "/v1/reranking": _OWN_POOLED,  # llama.cpp's, as the next
-    "/reranking": _OWN_POOLED,
+    "/v1/reranking": _POOLED,  # llama.cpp's, as the next
+    "/reranking": _POOLED,
     "/v1/score": _POOLED,
-    "/score": _OWN_POOLED,
-    "/v1/moderations": _OWN_POOLED,  # whose model OpenAI does not ask for
-    "/pooling": _OWN_POOLED,
-    "/classify": _OWN_POOLED,
+    "/score": _POOLED,
+    "/v1/moderations": _POOLED,  # whose model OpenAI does not ask for
+    "/pooling": _POOLED,
+    "/classify": _POOLED,
     "/v1/classify": _POOLED,
     "/v2/embed": _POOLED,  # Cohere's, at vLLM
-    "/encode": _OWN_POOLED,  # SGLang's
+    "/encode": _POOLED,  # SGLang's
     "/invocations": _EVENTS,  # SageMaker's: a body of any of the others, at vLLM and SGLang
     "/inference/v1/generate": _EVENTS,  # vLLM's, from tokens to tokens
     "/completion": _EVENTS,  # llama.cpp's own, down to `/embeddings`; with `/v1` before them they are OpenAI's
     "/completions": _BARE,
     "/infill": _EVENTS,
     "/chat/completions": _BARE,
-    "/embedding": _OWN_POOLED,
+    "/embedding": _POOLED,
     "/embeddings": Route(PathKind.QUEUED, pooled=True, bare=True),
     "/api/chat": _OLLAMA_STREAM,
     "/api/generate": _OLLAMA_STREAM,

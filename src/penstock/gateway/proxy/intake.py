@@ -41,6 +41,7 @@ from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
+from penstock.gateway.proxy.unnamed import Unnamed
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.inflate import TAKEN as PACKINGS
 from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, UnknownPacking, coding_of, inflate
@@ -84,6 +85,7 @@ class Intake:
         self._affinities = affinities
         self._reporting = reporting
         self._slices = Slices()
+        self._unnamed = Unnamed(means.driver, self._knows_models)
 
     def follow(self, settings: Settings) -> None:
         """Take requests that come from now on as `settings` say."""
@@ -92,6 +94,7 @@ class Intake:
         self._asks_usage = settings.accounting.usage == "auto"
         self._body_bytes_max = settings.limits.max_body
         self._profiles = profiles(settings)
+        self._unnamed.follow(settings.queue)
 
     def take(self, exchange: SocketExchange, route: Route) -> None:
         """Let a request in that came over a connection, once its body is here."""
@@ -171,9 +174,19 @@ class Intake:
 
     def _parsed(self, arrival: Arrival, read: Read, journey: type[QueuedJourney]) -> None:
         """Go on with a request whose body was read: identify, address, then tie and admit, or send it at once."""
+        if read.peek.model is None:
+
+            def go_on(refused_for: Reason | None) -> None:
+                if refused_for is None:
+                    self._parsed(arrival, read, journey)
+                else:
+                    self._refusals.refuse(arrival.exchange, refused_for)
+
+            if self._unnamed.waits(arrival.exchange, go_on):
+                return
         arrival.peek, arrival.body, arrival.contents = read.peek, read.body, read.contents
         try:
-            arrival.named = read.peek.model or self._sole_model(arrival.route)
+            arrival.named = read.peek.model or self._sole_model()
             arrival.profile = self._profiles.get(arrival.named, PLAIN)
             if "id=" in arrival.exchange.query:
                 arrival.pinned = _pinned(arrival.exchange.query)
@@ -196,15 +209,21 @@ class Intake:
         else:
             DirectJourney(arrival, self._means).begin()
 
-    def _sole_model(self, route: Route) -> str:
-        """The model that is meant where none is named: the only one there is, on the paths that need no name."""
-        if route.needs_model:
-            raise BadBody("The request names no `model`.", "model")
-        names = [str(entry["id"]) for entry in self._catalog.entries()]
-        names = [name for name in names if name not in self._catalog.aliases]
+    def _sole_model(self) -> str:
+        """The model that is meant where none is named: the only one there is."""
+        names = self._models()
         if len(names) != 1:
             raise BadBody("The request names no `model`, and not exactly one is served.", "model")
         return names[0]
+
+    def _models(self) -> list[str]:
+        """The models that are served, without aliases, and without adapters, which have a model as their `parent`."""
+        entries = [entry for entry in self._catalog.entries() if not entry.get("parent")]
+        return [name for entry in entries if (name := str(entry["id"])) not in self._catalog.aliases]
+
+    def _knows_models(self) -> bool:
+        """Whether any model is known, or none is to come: each endpoint has told."""
+        return bool(self._models()) or self._driver.scheduler.knows("", now=self._driver.now()) is not None
 
     # --- identify ---------------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from penstock.http.server.server import Exchange, Header, Refusal, SocketExchang
 
 REQUEST_ID_BYTES_MAX = 128
 
-_SOON = (Reason.DRAINING, Reason.OVERLOAD, Reason.IDENTITY_UNAVAILABLE)  # may be over in a second
+#: May be over in a second.
+_SOON = (Reason.DRAINING, Reason.OVERLOAD, Reason.IDENTITY_UNAVAILABLE, Reason.NO_ENDPOINT, Reason.QUEUE_FULL)
 _REFUSALS = {
     Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
     Refusal.CLIENT_TIMEOUT: Reason.CLIENT_TIMEOUT,

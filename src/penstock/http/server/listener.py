@@ -76,21 +76,29 @@ class Listener:
         self.port = 0
 
     async def listen(self, host: str, port: int, backlog: int) -> None:
-        """Listen on every address of `host`; an empty `host` means all addresses of this machine.
+        """Listen on every address of `host`; an empty `host` means all addresses of this machine. Clients wait in the
+        kernel's backlog until `accept`.
 
         Raises OSError if one of them can't be bound; then none is listened on.
         """
         sockets = await bound(host, port)
         for one in sockets:
             one.listen(backlog)
-        self.take(sockets)
+        self._have(sockets)
+
+    def accept(self) -> None:
+        """Accept connections from now on."""
+        self._watch()
 
     def take(self, sockets: Sequence[socket.socket]) -> None:
         """Accept from sockets that are listened on already, maybe by other processes too."""
+        self._have(sockets)
+        self._watch()
+
+    def _have(self, sockets: Sequence[socket.socket]) -> None:
         self.sockets.extend(sockets)
         name = sockets[0].getsockname()
         self.port = int(name[1]) if isinstance(name, tuple) else 0
-        self._watch()
 
     def close(self) -> None:
         """Accept no more connections. Those already accepted still start."""

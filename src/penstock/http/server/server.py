@@ -61,9 +61,19 @@ class HttpServer:
 
     async def start(self, host: str, port: int, *, ssl: tls.SSLContext | None = None, backlog: int = BACKLOG) -> None:
         """Listen on `host` and `port`; port 0 takes a free one. Raises OSError if the address is taken."""
+        await self.bind(host, port, ssl=ssl, backlog=backlog)
+        self.accept()
+
+    async def bind(self, host: str, port: int, *, ssl: tls.SSLContext | None = None, backlog: int = BACKLOG) -> None:
+        """The same, but clients that come wait until `accept`."""
         listener = self._listens(ssl, ACCEPTS_MAX)
         await listener.listen(host, port, backlog)
         self._listener = listener
+
+    def accept(self) -> None:
+        """Accept connections from now on."""
+        assert self._listener is not None
+        self._listener.accept()
 
     def take(
         self, sockets: Sequence[socket.socket], *, ssl: tls.SSLContext | None = None, accepts_max: int = ACCEPTS_MAX
