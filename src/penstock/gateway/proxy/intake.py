@@ -18,6 +18,7 @@ from penstock.config.model import Settings
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Request
 from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.unnamed import Unnamed
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.rights import Rights
@@ -41,7 +42,6 @@ from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
-from penstock.gateway.proxy.unnamed import Unnamed
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.inflate import TAKEN as PACKINGS
 from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, UnknownPacking, coding_of, inflate
