@@ -357,7 +357,6 @@ FORM = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n--b--\r\n
     [
         ("multipart/form-data", FORM % (b"model", b"sim")),
         ("multipart/form-data; boundary=b", b"nothing of the kind"),
-        ("multipart/form-data; boundary=b", FORM % (b"file", b"sim")),
         ("multipart/form-data; boundary=b", FORM % (b"model", b"")),
         ("multipart/form-data; boundary=b", FORM % (b"model", b"\xff")),
         ("multipart/form-data; boundary=b", (FORM % (b"model", b"sim"))[:-12]),

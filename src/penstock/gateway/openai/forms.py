@@ -62,11 +62,13 @@ def read_form(body: bytes, content_type: bytes, path: str, *, pooled: bool) -> G
     return Read(Peek(model=model, stream=False), Spliced(body, None, where), held)
 
 
-def _text(body: bytes, where: Span) -> str | None:
+def _text(body: bytes, where: Span) -> str:
+    if where[0] >= where[1]:
+        raise BadBody("The form field `model` is empty.", "model")
     if where[1] - where[0] > FIELD_BYTES_MAX:
         raise BadBody("The form field `model` is too long.", "model")
     try:
-        return str(body[where[0] : where[1]], "utf-8") or None
+        return str(body[where[0] : where[1]], "utf-8")
     except UnicodeDecodeError:
         raise BadBody("The form field `model` is not valid UTF-8.", "model") from None
 
