@@ -180,7 +180,7 @@ def test_every_statement_is_held_by_tests_that_exist() -> None:
 def test_the_numbers_that_cannot_be_set_are_the_codes() -> None:
     limits, upstream = ServerLimits(), UpstreamTimeouts()
     for told in (
-        f"closed after {limits.keepalive_timeout_s:g} s",
+        f"closed after {limits.first_request_timeout_s:g} s",
         f"closed after {upstream.idle_s:g} s",
         f"{limits.body_timeout_total_s:g} s for a body in all",
         f"more than {limits.header_count_max} lines",
@@ -202,6 +202,13 @@ async def test_a_slow_head_is_a_408(world: World) -> None:
     await world.gateway(timeouts={"client_header": 0.2})
     client = await world.client(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: ")
     judged(await client.answer(), 408, "client_timeout")
+    assert await client.rest() == b""
+
+
+async def test_an_idle_client_connection_is_kept_and_told_as_long_as_is_set(world: World) -> None:
+    await world.gateway(timeouts={"client_idle": "1s"})
+    client = await world.client(request("GET", "/health"))
+    assert (await client.answer()).header("keep-alive") == "timeout=1"
     assert await client.rest() == b""
 
 

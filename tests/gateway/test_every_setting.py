@@ -139,6 +139,7 @@ HELD_BY: dict[str, str] = {
     "timeouts.client_header": "behaviour::test_a_slow_head_is_a_408",
     "timeouts.client_body": "bad_input::test_a_length_that_is_too_long_or_a_chunked_body_that_stops_is_a_408",
     "timeouts.client_write": "failures::test_a_client_that_stops_reading_stops_the_engines_stream_and_then_loses_its_connection",
+    "timeouts.client_idle": "behaviour::test_an_idle_client_connection_is_kept_and_told_as_long_as_is_set",
     "limits.max_body": "bad_input::test_a_chunked_body_is_refused_at_the_byte_that_is_too_many",
     "limits.max_header": HERE + "test_heads_and_connections_are_bounded",
     "limits.max_connections": HERE + "test_heads_and_connections_are_bounded",

@@ -143,7 +143,8 @@ async def test_a_response_keeps_the_order_and_case_of_its_headers(world: World) 
     client = await world.client(request())
     head = await client.reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\nX-B: 1\r\nx-a: 2\r\ncontent-length: 2\r\ndate: ")
-    assert head.count(b"\r\n") == 6
+    assert head.endswith(b"\r\nkeep-alive: timeout=620\r\nconnection: keep-alive\r\n\r\n")
+    assert head.count(b"\r\n") == 8
 
 
 @on_both_loops
@@ -352,7 +353,7 @@ async def test_a_flood_of_pipelined_requests_is_read_no_faster_than_it_is_answer
         assert await client.reader.readexactly(len(SHORT)) == SHORT
 
 
-SHORT = b"HTTP/1.1 200 OK\r\ndate: -\r\ncontent-length: 0\r\n\r\n"
+SHORT = b"HTTP/1.1 200 OK\r\ndate: -\r\ncontent-length: 0\r\nkeep-alive: timeout=620\r\nconnection: keep-alive\r\n\r\n"
 
 
 def answer_short(exchange: SocketExchange) -> None:
@@ -479,6 +480,45 @@ async def test_one_connection_too_many_is_told_so(world: World) -> None:
     for client in (first, second):
         client.send(request())
         assert (await client.response())[0] == 200
+
+
+@on_both_loops
+async def test_at_the_bound_the_connection_that_is_idle_for_the_longest_time_makes_room(world: World) -> None:
+    server = await world.serve(connections_max=3)
+    fresh, oldest, idle = await world.client(), await world.client(), await world.client()
+    for client in (oldest, idle, oldest):
+        client.send(request())
+        assert (await client.response())[0] == 200
+    newcomer = await world.client(request())
+    assert (await newcomer.response())[0] == 200
+    assert await idle.rest() == b"", "it was idle for the longest time"
+    for client in (fresh, oldest):
+        client.send(request())
+        assert (await client.response())[0] == 200
+    assert server.connections == 3
+
+
+@on_both_loops
+async def test_at_the_bound_of_an_address_its_own_idle_connections_make_room(world: World) -> None:
+    await world.serve(connections_per_address_max=1)
+    idle = await world.client(request())
+    assert (await idle.response())[0] == 200
+    newcomer = await world.client()
+    assert await idle.rest() == b""
+    refused = await world.client()
+    assert (await refused.response())[0] == 503
+    newcomer.send(request())
+    assert (await newcomer.response())[0] == 200
+
+
+@on_both_loops
+async def test_clients_hear_how_long_an_idle_connection_is_kept(world: World) -> None:
+    await world.serve(keepalive_timeout_s=7.9)
+    client = await world.client(request())
+    assert (await client.response())[1]["keep-alive"] == "timeout=7"
+    client.send(request(extra=b"connection: close\r\n"))
+    _, headers, _ = await client.response()
+    assert (headers["connection"], headers.get("keep-alive")) == ("close", None)
 
 
 @pytest.mark.parametrize("uv", [False, True])

@@ -254,7 +254,7 @@ async def test_chunk_framing_is_bounded_by_what_it_carries(world: World) -> None
 
 @on_both_loops
 async def test_slow_clients_are_timed_out(world: World) -> None:
-    await world.serve(header_timeout_s=0.1, body_timeout_s=0.1, keepalive_timeout_s=0.1)
+    await world.serve(header_timeout_s=0.1, body_timeout_s=0.1, first_request_timeout_s=0.1)
     silent, slow_head, slow_body, slow_chunks = await asyncio.gather(
         world.ask(b""),
         world.ask(b"GET / HT"),

@@ -209,6 +209,8 @@ async def test_connections_are_counted_by_the_address_that_is_told(world: World)
     server.brings = lambda address: True
     first = await world.client(V1 + request())
     assert (await first.response())[0] == 200
+    first.send(request()[:1])
+    await world.until(lambda: not server.idle)
     assert (await (await world.client(V1 + request())).response())[0] == 503
     assert (await (await world.client(V1_SIX + request())).response())[0] == 200
     first.close()

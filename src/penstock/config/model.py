@@ -130,7 +130,8 @@ class Queue(Section):
     heartbeat_after: values.Duration = setting(
         0.0,
         "Tell a waiting stream its place after so long, and again until it is answered. This commits status 200, so a "
-        "later refusal is an event in the stream. 0: only callers whose own `x-stainless-read-timeout` would pass.",
+        "later refusal is an event in the stream. Callers whose own `x-stainless-read-timeout` would pass hear "
+        "something before it does, in the queue or not; 0: only these.",
         ge=0,
     )
     drain_timeout: values.Duration = setting(
@@ -250,6 +251,12 @@ class Timeouts(Section):
     client_header: values.Duration = setting(10.0, "For a caller to send a request's head.", gt=0)
     client_body: values.Duration = setting(60.0, "For a caller to send a request's body.", gt=0)
     client_write: values.Duration = setting(60.0, "For a caller to take the next piece of an answer.", gt=0)
+    client_idle: values.Duration = setting(
+        620.0,
+        "For a caller to send its next request on a connection. Longer than load balancers keep theirs (up to 600 s), "
+        "so that none of them sends a request on a connection that was just closed here.",
+        ge=1,
+    )
 
 
 class LimitsSection(Section):

@@ -42,6 +42,7 @@ _NGINX = {
     "max_fails": ("health.eject_after",),
     "fail_timeout": ("health.eject_for",),
     "proxy_connect_timeout": ("timeouts.connect",),
+    "keepalive_timeout": ("timeouts.client_idle",),
     "proxy_read_timeout": ("timeouts.first_byte", "timeouts.between_bytes"),
     "proxy_next_upstream_tries": ("retry.max_attempts",),
     "client_max_body_size": ("limits.max_body",),

@@ -159,4 +159,5 @@ def server_limits(settings: Settings) -> ServerLimits:
         header_timeout_s=timeouts.client_header,
         body_timeout_s=timeouts.client_body,
         write_timeout_s=timeouts.client_write,
+        keepalive_timeout_s=timeouts.client_idle,
     )

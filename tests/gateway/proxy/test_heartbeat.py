@@ -151,6 +151,22 @@ async def test_a_client_that_would_time_out_is_told_before_it_does_while_queued_
     assert TOLD.sub(b"", await body_of(client)) == LAST + DONE
 
 
+@pytest.mark.parametrize(
+    "queue",
+    [{"heartbeat_after": "100ms"}, {"heartbeat_after": "250ms"}, {"heartbeat_after": "10s"}, {"max_wait": "100ms"}],
+    ids=str,
+)
+async def test_a_clients_read_timeout_holds_beside_heartbeats_of_the_queue(world: World, queue: dict[str, Any]) -> None:
+    engine = await gated(world, HEAD + chunked(LAST, DONE))
+    await world.gateway(endpoints=[engine.settings], queue=queue)
+    client = await world.client(request(headers={"x-stainless-read-timeout": "0.4"}, body=chat(stream=True)))
+    assert (await client.head()).status == 200
+    assert await client.piece() == b": an engine has it\n\n"
+    assert not engine.go.is_set(), "the engine still computes"
+    engine.go.set()
+    assert TOLD.sub(b"", await body_of(client)) == LAST + DONE
+
+
 @pytest.mark.parametrize("timeout", ["600", "NOT_GIVEN", "", "-1", "1e9", "nan"])
 async def test_a_client_that_waits_longer_than_the_queue_lets_it_keeps_its_status(world: World, timeout: str) -> None:
     engine = await gated(world, FIRST)

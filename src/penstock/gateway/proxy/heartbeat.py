@@ -3,7 +3,8 @@
 A waiting stream gets SSE comments with its place and an estimate, after `queue.heartbeat_after`, or earlier where its
 client's own time-out (`x-stainless-read-timeout`) would pass. The first one commits status 200, so from then on a
 refusal is an error event. Once begun they go on until the answer's first byte, requeues included. A client that would
-time out is told also while an engine works on its answer; `heartbeat_after` is about the queue alone.
+time out gets them also while an engine works on its answer, before its time-out; `heartbeat_after` is about the queue
+alone. Both hold at once.
 
 One timer serves all who wait, at most every `TICK_S`, and asks the scheduler once for the places of all who are due.
 """
@@ -11,6 +12,7 @@ One timer serves all who wait, at most every `TICK_S`, and asks the scheduler on
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from typing import Protocol
 
@@ -25,6 +27,7 @@ TOLD_PER_TICK_MAX = 500  # some milliseconds of work; who is left over is told a
 INTERVAL_S_MIN = 1.0  # unless the client's own time-out is shorter
 INTERVAL_S_MAX = 15.0  # proxies cut a connection that was quiet for 30 or 60 s
 OF_READ_TIMEOUT = 0.5  # so much of it may pass in silence: a heartbeat that is late still comes in time
+ENGINE_S = 60.0  # nearly all first tokens take less: clients that wait for twice as long get heartbeats in no case
 READ_TIMEOUT_HEADER = b"x-stainless-read-timeout"
 _SECONDS = re.compile(rb"\d{1,6}(\.\d{1,9})?")
 _PATIENCE_S_MIN = 0.2  # who times out sooner can't be helped
@@ -39,12 +42,13 @@ class Waiter(Protocol):
 
 
 class _Pulse:
-    __slots__ = ("anytime", "asked", "interval_s", "waiter")
+    __slots__ = ("asked", "due_s", "interval_s", "patience_s", "waiter")
 
-    def __init__(self, waiter: Waiter, interval_s: float, *, anytime: bool) -> None:
+    def __init__(self, waiter: Waiter, interval_s: float, patience_s: float, now: float) -> None:
         self.waiter = waiter
         self.interval_s = interval_s
-        self.anytime = anytime  # not only while it stands in the queue
+        self.patience_s = patience_s  # how long the client may hear nothing, in the queue or not
+        self.due_s = now + patience_s  # when that is over
         self.asked = False  # its place was asked for, and is told in a moment
 
 
@@ -63,24 +67,22 @@ class Heartbeats:
         """Tell streams that come from now on as `settings` say."""
         queue = settings.queue
         self._after_s = queue.heartbeat_after  # 0: only clients that would time out are told
-        # The longest that a request may wait: a client that waits longer than that by itself needs nothing.
-        self._wait_s_max = max([band.max_wait or queue.max_wait for band in settings.bands])
+        # A client that waits longer than that by itself needs nothing.
+        self._wait_s_max = max([ENGINE_S, *[band.max_wait or queue.max_wait for band in settings.bands]])
 
     def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None) -> bool:
         """Look after a stream until its answer begins. Returns True if it may be told while an engine works on it."""
-        after_s, patience_s = self._after_s, _patience_s(read_timeout)
-        anytime = patience_s is not None and patience_s < min(after_s or self._wait_s_max, self._wait_s_max)
-        if anytime:
-            assert patience_s is not None
-            after_s = interval_s = patience_s
-        elif after_s:
-            interval_s = max(after_s, INTERVAL_S_MIN)
-        else:
+        after_s, patience_s = self._after_s or math.inf, _patience_s(read_timeout)
+        if patience_s >= self._wait_s_max:
+            patience_s = math.inf
+        if after_s == patience_s == math.inf:
             return False
-        self._pulses[name] = _Pulse(waiter, min(interval_s, INTERVAL_S_MAX), anytime=anytime)
-        self._timers.set(name, self._driver.now() + after_s - self._asks_ahead_s)
+        now = self._driver.now()
+        interval_s = min(max(after_s, INTERVAL_S_MIN), patience_s, INTERVAL_S_MAX)
+        self._pulses[name] = _Pulse(waiter, interval_s, patience_s, now)
+        self._timers.set(name, now + min(after_s, patience_s) - self._asks_ahead_s)
         self._arm()
-        return anytime
+        return patience_s < math.inf
 
     def leave(self, name: str) -> None:
         """Forget the stream `name`: its answer begins, or it is over."""
@@ -114,10 +116,11 @@ class Heartbeats:
                 self._timers.set(name, now + self._asks_ahead_s)
                 continue
             pulse.asked = False
-            self._timers.set(name, now + pulse.interval_s - self._asks_ahead_s)
             place = places.get(name)
-            if place is not None or pulse.anytime or pulse.waiter.beating:
+            if place is not None or pulse.waiter.beating or now >= pulse.due_s:
                 pulse.waiter.heartbeat(place)
+                pulse.due_s = now + pulse.patience_s
+            self._timers.set(name, min(now + pulse.interval_s, pulse.due_s) - self._asks_ahead_s)
         self._arm()
 
 
@@ -132,8 +135,8 @@ def heartbeat_event(api: Api, place: QueuePosition | None) -> bytes:
     return told + (b'\nevent: ping\ndata: {"type": "ping"}\n\n' if api is Api.ANTHROPIC else b"\n\n")
 
 
-def _patience_s(read_timeout: bytes | None) -> float | None:
-    """How long a client may be left in silence; None: as long as it takes."""
+def _patience_s(read_timeout: bytes | None) -> float:
+    """How long a client may be left in silence; infinity: as long as it takes."""
     if read_timeout is None or not _SECONDS.fullmatch(read_timeout.strip()):
-        return None
+        return math.inf
     return max(float(read_timeout) * OF_READ_TIMEOUT, _PATIENCE_S_MIN)

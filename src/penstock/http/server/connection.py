@@ -108,7 +108,7 @@ class Connection:
             self._refuse(Refusal.TOO_MANY_CONNECTIONS, refusal)
             self._close()  # without lingering: connections are what we are short of
             return
-        self._arm(limits.keepalive_timeout_s)  # a client that is slow to ask must not find its connection gone
+        self._arm(limits.first_request_timeout_s)  # a client that is slow to ask must not find its connection gone
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (how it was lost makes no difference)
         self._state = _CLOSING
@@ -163,11 +163,11 @@ class Connection:
 
     # ---- what the exchange and the server tell us
 
-    def closes_after_response(self) -> bool:
-        """True if the connection closes after this response. Asked once, when the response's head is written."""
+    def lines_of_response(self) -> tuple[bytes, ...]:
+        """Returns the header lines that tell if the connection closes after this response. Asked for once for each."""
         if self._state != _BUSY or self.server.draining:
             self.keep_alive = False  # not _BUSY: the request is not whole, so the next one's start is unknown
-        return not self.keep_alive
+        return self._limits.keep_alive_lines if self.keep_alive else (b"connection: close",)
 
     def response_ended(self) -> None:
         """Called by the exchange: the response is written. Read the next request, linger, or close."""
@@ -220,6 +220,7 @@ class Connection:
                     if self._write_paused:
                         break
                     self._state = _HEAD
+                    self.server.idle.pop(self, None)
                     self._received_s = self._loop.time()
                 elif self._state > _BODY:
                     break
@@ -439,6 +440,7 @@ class Connection:
         if self._write_paused:
             return  # the client must read its response first; the write deadline is running
         self._stalled_bytes = sys.maxsize
+        self.server.idle[self] = None
         self._arm(self._limits.keepalive_timeout_s)
         if self._rest and not self._parsing:
             self._loop.call_soon(self._resume)

@@ -8,7 +8,7 @@ wire has one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -26,7 +26,8 @@ class ServerLimits:
     body_timeout_s: float = 60.0  # between two reads of a body
     body_timeout_total_s: float = 600.0  # for a whole body: the largest, over a line of 1 Mbit/s, takes 540 s
     write_timeout_s: float = 60.0  # without progress, while output waits for the client
-    keepalive_timeout_s: float = 75.0  # without a byte of the next request, or of the first one
+    first_request_timeout_s: float = 75.0  # without a byte of a new connection's first request
+    keepalive_timeout_s: float = 620.0  # without a byte of the next request; clients are told (`keep_alive_lines`)
     write_buffer_bytes_max: int = 256 * 1024  # above this the exchange is paused
     write_buffer_bytes_low: int = 64 * 1024  # below this the exchange is resumed
     pipelined_bytes_max: int = 64 * 1024  # read ahead of a running exchange before reading stops
@@ -34,6 +35,13 @@ class ServerLimits:
     linger_bytes_max: int = 1024 * 1024  # discarded after a refusal, so that a reset does not destroy the answer
     linger_timeout_s: float = 2.0  # how long that goes on
     gone_look_s: float = 1.0  # how often we ask the kernel whether a client that we don't read from is still there
+    keep_alive_lines: tuple[bytes, ...] = field(
+        init=False
+    )  # header lines of each response after which the connection stays open
+
+    def __post_init__(self) -> None:
+        lines = (b"keep-alive: timeout=%d" % self.keepalive_timeout_s, b"connection: keep-alive")
+        object.__setattr__(self, "keep_alive_lines", lines)
 
 
 class Refusal(Enum):

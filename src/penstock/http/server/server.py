@@ -49,6 +49,7 @@ class HttpServer:
         self.carries_many: Callable[[str], bool] | None = None  # that peer's connections are many clients'
         self.turns = ReadTurns()
         self.bodies_bytes = 0  # of bodies in memory: each counts from its second read until its exchange lets it go
+        self.idle: dict[Connection, None] = {}  # connections without a request, by the time of their last one
         self.receiving: dict[Connection, None] = {}  # connections that a counted body is being read on
         self._wall_clock = wall_clock
         self._connections: set[Connection] = set()
@@ -153,16 +154,31 @@ class HttpServer:
     # ---- for the connections
 
     def opened(self, connection: Connection) -> str | None:
-        """Count a new connection. Returns None if it may stay, else why it may not. Either way `closed` must follow."""
+        """Count a new connection. Returns None if it may stay, else why it may not. Either way `closed` must follow.
+
+        At a bound, an idle connection makes room: the one without a request for the longest time.
+        """
         address, limits = connection.peer[0], self.limits
-        refusal = "too many connections" if len(self._connections) >= limits.connections_max else None
+        refusal = None
         most = limits.connections_per_address_max
         if most is not None and self._of_address[address] >= most and not self._carries_many(address):
-            refusal = "too many connections from this address"
+            if not self._close_idle(address):
+                refusal = "too many connections from this address"
+        elif len(self._connections) >= limits.connections_max and not self._close_idle():
+            refusal = "too many connections"
         self._connections.add(connection)
         self._of_address[address] += 1
         self._empty.clear()
         return refusal
+
+    def _close_idle(self, address: str | None = None) -> bool:
+        """Close the connection that is idle for the longest time, of those from `address`. Returns False if none is."""
+        for connection in self.idle:  # at most all connections, and only if addresses have a bound of their own
+            if address is None or connection.peer[0] == address:
+                self.closed(connection)
+                connection.drain()
+                return True
+        return False
 
     def _carries_many(self, address: str) -> bool:
         return self.carries_many is not None and self.carries_many(address)
@@ -177,6 +193,7 @@ class HttpServer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
+        self.idle.pop(connection, None)
         address = connection.peer[0]
         self._of_address[address] -= 1
         if not self._of_address[address]:

@@ -251,8 +251,5 @@ class SocketExchange(Exchange):
             lines.append(framing)
         if not dated:
             lines.append(connection.server.date_line())
-        if connection.closes_after_response():
-            lines.append(b"connection: close")
-        elif self.http_version == "1.0":
-            lines.append(b"connection: keep-alive")
+        lines += connection.lines_of_response()
         return head_of(lines)
