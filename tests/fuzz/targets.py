@@ -262,8 +262,8 @@ def body(data: bytes) -> None:
         return
     for read in (small, large):
         renamed = bodies.replace_model(read.body, "other")
-        asking = bodies.ask_usage(renamed, peek)
-        changed = _written(renamed if asking is None else asking)
+        asks = bodies.asks_usage(peek)
+        changed = _written(renamed if asks is None else asks(renamed))
         assert bodies.peek(changed).model == "other"
         before, after = _json(data), _json(changed)
         if before is not None:

@@ -35,6 +35,7 @@ WITHOUT = {
     "cached_tokens": "a prompt is charged in full though it was cached, and locality is not corrected by what was",
     "priority": "`admission.engine_priority` has no effect there",
     "kv_events": "which prompts it has cached is known from Penstock's own history only",
+    "stream_usage": "the field is left out there, and tokens of its streams are counted by their events",
 }
 NOT_BELIEVED = (
     "a page that stands still while answers go on is not believed: only Penstock's own requests are counted there"
@@ -90,7 +91,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Doctor:
-    """Examines endpoints. With `tries`, sends two small requests to each, to see whether its cache is told."""
+    """Examines endpoints. With `tries`, sends a few small requests to each, to see what their usage tells."""
 
     def __init__(self, *, timeout_s: float, tries: bool) -> None:
         self._timeout_s = timeout_s
@@ -156,8 +157,10 @@ class Doctor:
         if facts.sleeping:
             problems.append("it is asleep: requests for it would fail until it is woken up")
         moves: bool | None = None
+        counts: bool | None = None
         if self._tries and models:
             facts = facts.over(await _try(upstream, headers, _to_try(endpoint, models)))
+            counts = await _counts_streams(upstream, headers, _to_try(endpoint, models))
             if reading is not None and reading.progress is not None:
                 moves = await _moves(reader, reading)
         return Report(
@@ -169,7 +172,7 @@ class Doctor:
             version=facts.version,
             models=[_served(model, facts) for model in (models or [])[:MODELS_SHOWN_MAX]],
             slots=facts.slots if endpoint.slots == "auto" else endpoint.slots,
-            offers=_offers(endpoint, engine, facts, reading, reader, moves=moves),
+            offers=[*_offers(endpoint, engine, facts, reading, reader, moves=moves), *_stream_usage(told=counts)],
         )
 
 
@@ -280,6 +283,37 @@ def _offer(
         return EngineFeature(what, FeatureState.OFFERED, detail)
     state = FeatureState.NEVER if not has else FeatureState.UNKNOWN if told is None else FeatureState.MISSING
     return EngineFeature(what, state, detail if has else "", flags.get(what, "") if has else "", WITHOUT[what])
+
+
+def _stream_usage(*, told: bool | None) -> list[EngineFeature]:
+    """Whether a stream may be asked for its usage. Nothing if it was not tried."""
+    if told is None:
+        return []
+    flags = {"stream_usage": "an engine, or a proxy before it, that takes `stream_options.include_usage`"}
+    detail = "" if told else "it refuses `stream_options`"
+    return [_offer("stream_usage", flags, told=told, detail=detail)]
+
+
+async def _counts_streams(upstream: Upstream, headers: Headers, model: str) -> bool | None:
+    """True if a stream that is asked for its usage is answered; None if a stream without that is not either."""
+    message = {"role": "user", "content": "doctor"}
+    asked = {"model": model, "messages": [message], "max_tokens": 1, "stream": True}
+    for body in ({**asked, "stream_options": {"include_usage": True}}, asked):
+        try:
+            answer = await upstream.fetch(
+                "POST",
+                "/v1/chat/completions",
+                headers=[*headers, (b"content-type", b"application/json")],
+                body=msgspec.json.encode(body),
+                timeout_s=TRY_TIMEOUT_S,
+            )
+        except UpstreamException:
+            return None
+        if answer.status == 200:
+            return body is not asked
+        if answer.status not in (400, 422):
+            return None
+    return None
 
 
 def _to_try(endpoint: EndpointSection, models: list[Model]) -> str:

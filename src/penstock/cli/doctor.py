@@ -27,6 +27,7 @@ LABELS = {
     "cached_tokens": "cached tokens in usage",
     "priority": "priority scheduling",
     "kv_events": "KV events",
+    "stream_usage": "usage of streams",
 }
 _COLUMNS = {"metrics": "load", "cached_tokens": "cached tokens", "priority": "priority", "kv_events": "KV events"}
 _MARKS = {FeatureState.OFFERED: "yes", FeatureState.MISSING: "no", FeatureState.UNKNOWN: "?", FeatureState.NEVER: "–"}
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--try",
         dest="tries",
         action="store_true",
-        help="also send each two short requests, to see what their usage tells",
+        help="also send each a few short requests, to see what their usage tells",
     )
     parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=5.0, help="for each answer (default: 5)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -133,7 +134,7 @@ def show(reports: Sequence[Report], problems: Sequence[str], *, tried: bool, con
     if not tried and any(
         offer.what == "cached_tokens" and offer.state is FeatureState.UNKNOWN for offer in _offers(reports)
     ):
-        console.print("`?` under cached tokens: only an answer tells it; --try sends two short requests.")
+        console.print("`?` under cached tokens: only an answer tells it; --try sends a few short requests.")
     if not wrong:
         console.print(f"{len(reports)} endpoint{'s' if len(reports) > 1 else ''} can be used.")
 

@@ -75,7 +75,18 @@ async def test_a_trial_shows_what_only_an_answer_tells(world: Faces, details: by
     assert [offer.state for offer in report.offers if offer.what == "cached_tokens"] == [expected]
     bodies = [json.loads(request.split(b"\r\n\r\n", 1)[1]) for request in face.posted]
     assert all((body["model"], body["max_tokens"]) == ("m", 1) for body in bodies)
-    assert len(bodies) == (1 if expected is Y else 2)
+    assert len(bodies) == (2 if expected is Y else 3)
+    assert [offer.state for offer in report.offers if offer.what == "stream_usage"] == [Y]
+
+
+async def test_a_trial_shows_an_engine_that_refuses_the_field_which_asks_for_usage(world: Faces) -> None:
+    async def serve(peer: Peer, request: bytes) -> None:
+        await peer.send(faces.answer(422 if b"stream_options" in request else 200, b"{}"))
+
+    face = await world.face(faces.VLLM, serve=serve)
+    found = [offer for offer in (await examine(face.url, tries=True)).offers if offer.what == "stream_usage"]
+    assert [(offer.state, offer.detail) for offer in found] == [(N, "it refuses `stream_options`")]
+    assert "left out there" in found[0].without
 
 
 @pytest.mark.parametrize(

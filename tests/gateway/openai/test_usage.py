@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.core.values.request import Usage
 from penstock.gateway.openai.answer import HEAD_BYTES, HELD_BYTES_MAX, AnswerReader
-from penstock.gateway.openai.body import BadBody, ask_usage, peek, read_large
+from penstock.gateway.openai.body import BadBody, asks_usage, peek, read_large
 from penstock.gateway.openai.splice import Spliced, add_field, set_in_bytes
 from penstock.gateway.openai.usage import read_usage
 from tests.gateway.conftest import CHAT, World, chat, request, run
@@ -117,7 +117,9 @@ async def test_other_stream_options_are_kept_and_usage_is_asked_for(
     assert b"usage" not in answer.body
     assert json.loads(bytes(engine.log.entries[-1].body or b""))["stream_options"] == sent
     large = run(read_large(body, pooled=False))
-    asking = ask_usage(large.body, large.peek)
+    asks = asks_usage(large.peek)
+    assert asks is not None
+    asking = asks(large.body)
     assert isinstance(asking, Spliced)
     assert json.loads(b"".join(asking.pieces()))["stream_options"] == sent
     assert (await tokens(world))["prompt"] > 0

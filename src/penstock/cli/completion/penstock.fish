@@ -309,7 +309,7 @@ complete -c penstock -n '_shtab_penstock_using; and test $_shtab_penstock_npos -
 complete -c penstock -n '_shtab_penstock_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c penstock -n '_shtab_penstock_using doctor' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'settings (YAML)'
 complete -c penstock -n '_shtab_penstock_using doctor' -l endpoint -x -d 'an engine'"'"'s base URL, instead of those in the settings; may be given several times'
-complete -c penstock -n '_shtab_penstock_using doctor' -l try -d 'also send each two short requests, to see what their usage tells'
+complete -c penstock -n '_shtab_penstock_using doctor' -l try -d 'also send each a few short requests, to see what their usage tells'
 complete -c penstock -n '_shtab_penstock_using doctor' -l timeout -x -d 'for each answer (default: 5)'
 complete -c penstock -n '_shtab_penstock_using doctor' -l json -d 'print the result as JSON'
 complete -c penstock -n '_shtab_penstock_using; and test $_shtab_penstock_npos -eq 0' -a simulate -d 'run a scenario in virtual time'

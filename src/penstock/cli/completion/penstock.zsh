@@ -215,7 +215,7 @@ _shtab_penstock_doctor_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   {-c,--config}"[settings (YAML)]:FILE:_files"
   "*--endpoint[an engine\'s base URL, instead of those in the settings\; may be given several times]:URL:"
-  "--try[also send each two short requests, to see what their usage tells]"
+  "--try[also send each a few short requests, to see what their usage tells]"
   "--timeout[for each answer (default\: 5)]:SECONDS:"
   "--json[print the result as JSON]"
 )

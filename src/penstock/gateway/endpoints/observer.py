@@ -131,8 +131,7 @@ class Observer:
     def poke(self) -> None:
         """A request could not reach the endpoint: probe it now, and often until it is back, maybe as another engine."""
         self._is_new = True
-        self._target.finishes.clear()
-        self._target.served.clear()
+        self._target.forget()
         self._poked.set()
 
     def ask_again(self) -> None:

@@ -8,6 +8,7 @@ engine never sees it. A small body is read in one go, a large one in steps (`rea
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 
 import msgspec
 
@@ -26,6 +27,10 @@ _value = msgspec.json.Decoder().decode
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ASKING = {"include_usage": b"true"}
 _ASKING_ONCE = {**_ASKING, "continuous_usage_stats": b"false"}  # vLLM adds usage to each chunk if both are true
+
+
+#: Returns the same body with one field more, or another value of it.
+AskUsage = Callable[[Body], Body]
 
 
 class BadBody(Exception):  # noqa: N818 - it says what it is
@@ -209,12 +214,14 @@ def replace_model(body: Body, model: str) -> Body:
     )
 
 
-def ask_usage(body: Body, peek: Peek) -> Body | None:
-    """Returns the same body, asking for the usage of a stream; None if the caller asks for it, or for something that
-    is no object.
+def asks_usage(peek: Peek) -> AskUsage | None:
+    """Returns what makes a body of these fields ask for the usage of a stream; None if the caller asks for it, or for
+    something that is no object.
     """
     options, asking = peek.stream_options, _ASKING
     raw: bytes | msgspec.Raw = b"{}"
+    if options is msgspec.UNSET:
+        return _ask_usage_alone
     if isinstance(options, dict):
         if options.get("include_usage") not in (None, False):
             return None
@@ -222,11 +229,16 @@ def ask_usage(body: Body, peek: Peek) -> Body | None:
             asking = _ASKING_ONCE
         assert isinstance(peek.text, Plain | Fields)
         raw = peek.text.stream_options
-    elif options is msgspec.UNSET and not isinstance(body, Spliced):
-        return add_field(body, "stream_options", b'{"include_usage":true}')
-    elif options is not msgspec.UNSET and options is not None:
+    elif options is not None:
         return None
-    return set_field(body, "stream_options", set_in_bytes(bytes(raw), asking))
+    return partial(set_field, name="stream_options", value=set_in_bytes(bytes(raw), asking))
+
+
+def _ask_usage_alone(body: Body) -> Body:
+    value = b'{"include_usage":true}'
+    if isinstance(body, Spliced):
+        return set_field(body, "stream_options", value)
+    return add_field(body, "stream_options", value)
 
 
 def is_multipart(content_type: bytes | None) -> bool:

@@ -303,18 +303,14 @@ class Intake:
         if locator is not None and arrival.pinned is None and not isinstance(body, Spliced):
             search = locator.search(exchange.target_path, body, arrival.model)
         request = self._tied(arrival, caller, 0.0 if search is None else search.wait_s)
-        injected_usage = False
-        if self._asks_usage and arrival.route.tells_usage and arrival.peek.stream:
-            asking = bodies.ask_usage(body, arrival.peek)
-            if asking is not None:
-                arrival.body, injected_usage = asking, True
+        counts = self._asks_usage and arrival.route.tells_usage and arrival.peek.stream
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
         journey(
             arrival,
             request,
             self._means,
             band=self._bands[caller.band],
-            injected_usage=injected_usage,
+            asks_usage=bodies.asks_usage(arrival.peek) if counts else None,
             remember=self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None,
             trace=None if tracer is None else _traced(tracer, exchange, request),
             on_end=self._reporting.on_end,

@@ -20,7 +20,7 @@ from penstock.core.values.rows import LimitReached
 from penstock.engines import orca
 from penstock.engines.openai import OPENAI
 from penstock.gateway.openai import errors
-from penstock.gateway.openai.body import is_multipart
+from penstock.gateway.openai.body import AskUsage, is_multipart
 from penstock.gateway.openai.splice import Body, remove_field, set_field
 from penstock.gateway.openai.usage import own_usage
 from penstock.gateway.proxy.arrival import Arrival, Means
@@ -43,6 +43,13 @@ OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
 AskInstead = Callable[[Arrival, str], None]  #: of the next model
 OnSent = Callable[["QueuedJourney", str], None]  #: the URL it is sent to
 
+FIELD_REFUSED = frozenset({400, 422})  # statuses of an engine that does not take a field
+#: Fields that we add to a body, and what an engine's error names them by.
+USAGE, PRIORITY = "stream_options", "priority"
+_NAMED_BY = {USAGE: (b"stream_options", b"include_usage"), PRIORITY: (b"priority",)}
+NOTHING_ADDED: frozenset[str] = frozenset()
+USAGE_ADDED, PRIORITY_ADDED = frozenset({USAGE}), frozenset({PRIORITY})
+
 PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps,
 PROGRESS_TOKENS_PACED = 8  # and in these where a limit on the time per output token is held against it
 
@@ -51,21 +58,24 @@ class QueuedJourney(Relay):
     """A request that waits its turn and holds a lease while it is answered."""
 
     __slots__ = (
+        "_added",
         "_arrival",
         "_ask_instead",
+        "_asks_usage",
         "_division",
         "_driver",
         "_has_key",
         "_heartbeats",
         "_inflated",
-        "_injected_usage",
         "_lease",
+        "_left_out",
         "_metrics",
         "_on_end",
         "_on_sent",
         "_plain",
         "_progress_at",
         "_queue_s",
+        "_rank",
         "_ranks_itself",
         "_remember",
         "_targets",
@@ -91,7 +101,7 @@ class QueuedJourney(Relay):
         means: Means,
         *,
         band: str,
-        injected_usage: bool,
+        asks_usage: AskUsage | None,
         remember: Callable[[bytes, str], bool] | None = None,
         trace: RequestTrace | None = None,
         on_end: OnEnd | None = None,
@@ -116,13 +126,18 @@ class QueuedJourney(Relay):
         # Until its answer begins: with what other models may be asked; None: none may.
         self._arrival = None if arrival.fallback is None else arrival
         self._ask_instead = ask_instead
-        self._injected_usage = injected_usage
+        self._asks_usage = asks_usage  # None: the caller asks for it, or nobody does
+        self._added: frozenset[str] = NOTHING_ADDED  # fields of ours in what was sent last
+        self._left_out: frozenset[str] = (
+            NOTHING_ADDED  # fields of ours that an engine may have refused this request for
+        )
         self._ranks_itself = arrival.peek.priority is not None  # its body has a `priority`, which is for our own queue
         # None: its answer will be no stream of events.
         self._heartbeats = means.heartbeats if request.streamed and route.events else None
         self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
         self._progress_at = 1 + PROGRESS_TOKENS_PACED
         self.attempts = 0  #: how often it was dispatched
+        self._rank: int | None = None  # among those that wait at the engines
         self._lease: int | None = None
         self._division: Division | None = None  # where its prompt is computed apart from its answer
         self.endpoint = ""  #: where it was sent last
@@ -155,11 +170,12 @@ class QueuedJourney(Relay):
         self.endpoint = action.endpoint
         self._queue_s = action.queue_s
         self._waiting_since_s = None
+        self._rank, self._left_out = action.rank, NOTHING_ADDED
         self._metrics.dispatched(self, action)
         target = self._targets[action.endpoint]
         if action.decode is None:
             self._division = None
-            self.ask(target, action.endpoint, action.rank, self.body)
+            self.ask(target, action.endpoint, action.rank, self.body, counts=True)
         else:
             form = TwoPhase if target.meeting_place is None else Meeting
             self._division = division = form(self, action)
@@ -179,15 +195,22 @@ class QueuedJourney(Relay):
         if target is None:
             self.failed(Failure.CONNECT, "the endpoint was removed meanwhile")
         else:
-            self.ask(target, action.endpoint, division.rank, division.rest(self.body))
+            self.ask(target, action.endpoint, division.rank, division.rest(self.body), counts=True)
 
-    def ask(self, target: Target, name: str, rank: int | None, body: Body, *, sink: Sink | None = None) -> Call:
+    def ask(
+        self, target: Target, name: str, rank: int | None, body: Body, *, sink: Sink | None = None, counts: bool
+    ) -> Call:
         """Send the request to an engine: the whole of it, or what is its part. Returns the call.
 
-        `rank`: among those that wait at the engines; None: it is not told.
+        `rank`: among those that wait at the engines; None: it is not told. `counts`: the stream's usage may be asked
+        for.
         """
+        left_out = self._left_out
+        if target.refuses:
+            left_out |= target.refused(self._driver.now())
         if rank is not None:
-            rank = None if target.priority is None else rank * target.priority.value
+            is_told = target.priority is not None and PRIORITY not in left_out
+            rank = rank * target.priority.value if is_told and target.priority is not None else None
         headers = request_headers(
             self.exchange.headers,
             api_key=target.api_key,
@@ -205,10 +228,15 @@ class QueuedJourney(Relay):
             headers = self._trace.sent(target, name, headers)
         if self._on_sent is not None:
             self._on_sent(self, target.url)
+        added = NOTHING_ADDED
+        if counts and self._asks_usage is not None and USAGE not in left_out:
+            body, added = self._asks_usage(body), USAGE_ADDED
         if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
-            body = set_field(body, "priority", b"%d" % rank)
+            body = set_field(body, PRIORITY, b"%d" % rank)
+            added |= PRIORITY_ADDED
         elif self._ranks_itself:
-            body = remove_field(body, "priority")
+            body = remove_field(body, PRIORITY)
+        self._added = added
         return self.send(target, headers, body, sink)
 
     def requeued(self, action: Requeue, /) -> None:
@@ -340,6 +368,36 @@ class QueuedJourney(Relay):
             now = self._driver.now()
             self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
 
+    def may_refuse_ours(self, status: int) -> bool:
+        return status in FIELD_REFUSED and bool(self._added) and not self._left_out and self._division is None
+
+    def asks_without_ours(self, body: bytearray) -> bool:
+        target = self._target
+        assert target is not None
+        named = frozenset([field for field in self._added if any(word in body for word in _NAMED_BY[field])])
+        fields = named or self._added - target.takes
+        if not fields:
+            return False
+        logger.debug(
+            "%s: %s refuses it, maybe because of %s", self.request.id, self.endpoint, ", ".join(sorted(fields))
+        )
+        self._left_out = fields  # once for each time that it is dispatched
+        self.ask(target, self.endpoint, self._rank, self.body, counts=True)
+        return True
+
+    def _note_fields(self) -> None:
+        """The engine answers well: it takes the fields of ours that it got, and not those that were left out."""
+        target = self._target
+        assert target is not None
+        if not target.takes.issuperset(self._added):
+            target.takes |= self._added
+        if self._left_out and self._left_out.isdisjoint(target.refuses):
+            target.refuses_fields(self._left_out, self._driver.now())
+            logger.warning(
+                "endpoint %s refuses %s, which this gateway adds to requests: it is left out there",
+                *(self.endpoint, " and ".join(f"`{field}`" for field in sorted(self._left_out))),
+            )
+
     def suspects(self, status: int) -> bool:
         target = self._target
         if self._division is not None or target is None:
@@ -361,7 +419,7 @@ class QueuedJourney(Relay):
 
     def hides_usage(self) -> bool:
         """True if the usage was asked for by us, so that the client is not to see it."""
-        return self._injected_usage and (self._length is None or self._beating) and not self._packed
+        return USAGE in self._added and (self._length is None or self._beating) and not self._packed
 
     def succeeded(self, status: int) -> None:
         """Settle a complete answer, by the usage that it tells."""
@@ -375,6 +433,8 @@ class QueuedJourney(Relay):
         self._remember_it()
         if status < 300 and self._target is not None:
             self._target.answered(self.exchange.target_path)
+            if self._added or self._left_out:
+                self._note_fields()
         self._leave(Outcome.COMPLETED, None)
         self._metrics.used(self, usage, self._answer.tokens)
         now = self._driver.now()

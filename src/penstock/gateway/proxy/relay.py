@@ -113,6 +113,16 @@ class Relay:
         """Whether an answer of this status may be none of an engine."""
         return False
 
+    def may_refuse_ours(self, status: int) -> bool:  # noqa: ARG002
+        """Whether an answer of this status may refuse a field that Penstock added to the body."""
+        return False
+
+    def asks_without_ours(self, body: bytearray) -> bool:  # noqa: ARG002
+        """Ask the same engine again, without the fields of ours that its refusal is about. Returns False if it is about
+        none of them.
+        """
+        return False
+
     def callers_key(self, target: Target) -> bool:
         """Whether a credential that `target` refuses is the caller's own."""
         raise NotImplementedError
@@ -157,7 +167,7 @@ class Relay:
         self._suspect = self.suspects(status)
         if status in KEY_REFUSED:
             self._refuses_key = self._blames_key(status)
-        if self._is_failure(status) or self._suspect or self._refuses_key:
+        if self._is_failure(status) or self._suspect or self._refuses_key or self.may_refuse_ours(status):
             self._error_body = bytearray()
         for name, value in headers:
             lower = name.lower()
@@ -396,6 +406,8 @@ class Relay:
 
     def _ended_in_error(self, status: int, body: bytearray) -> None:
         """The answer is whole, and it is an error, or cannot follow the head that went out."""
+        if self.may_refuse_ours(status) and self.asks_without_ours(body):
+            return
         if self._refuses_key:
             self.no_answer()
             self.failed(Failure.KEY_REFUSED, f"status {status}")

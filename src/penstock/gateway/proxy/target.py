@@ -14,6 +14,7 @@ from penstock.http.client.pool import Headers, Upstream
 # answer costs its front end, and a line in its log. Half the interval of the fast readings, which tell more.
 LOAD_INTERVAL_S = 0.25
 PATHS_MAX = 100  # more than there are
+REFUSES_S = 600.0  # a field that was refused is left out: an engine that was updated unseen costs one request twice
 
 
 class Target:
@@ -21,6 +22,7 @@ class Target:
 
     __slots__ = (
         "_load_due_s",
+        "_refuses_until_s",
         "api_key",
         "changed",
         "created_s",
@@ -31,7 +33,9 @@ class Target:
         "meeting_place",
         "moved",
         "priority",
+        "refuses",
         "served",
+        "takes",
         "unreachable",
         "upstream",
         "url",
@@ -52,6 +56,9 @@ class Target:
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
         self.finishes: set[str] = set()  # paths, of two, where its streams were seen to end with a finish reason
         self.served: set[str] = set()  # paths on which it gave a good answer
+        self.takes: frozenset[str] = frozenset()  # fields of ours in requests that it answered well
+        self.refuses: frozenset[str] = frozenset()  # fields of ours that it was seen to refuse
+        self._refuses_until_s = 0.0
         self.heard_load: Callable[[bytes], None] | None = None  # a load header came
         self._load_due_s = 0.0
         self.moved = False  # some of an answer came since `took_movement`
@@ -60,6 +67,23 @@ class Target:
         """It gave a good answer on a path."""
         if path not in self.served and len(self.served) < PATHS_MAX:
             self.served.add(path)
+
+    def refuses_fields(self, fields: frozenset[str], now: float) -> None:
+        """It answered well without these fields of ours, and not with them."""
+        self.refuses |= fields
+        self._refuses_until_s = now + REFUSES_S
+
+    def refused(self, now: float) -> frozenset[str]:
+        """Returns the fields of ours that are left out there."""
+        if now >= self._refuses_until_s:
+            self.refuses = frozenset()
+        return self.refuses
+
+    def forget(self) -> None:
+        """Another engine may be there: forget what was seen of its answers."""
+        self.finishes.clear()
+        self.served.clear()
+        self.takes = self.refuses = frozenset()
 
     def takes_callers_key(self, headers: Headers, *, has_key: bool) -> bool:
         """Returns True if a refused credential is the caller's own.

@@ -109,7 +109,12 @@ class WorkerTargets:
 
     def _made(self, row: EndpointRow) -> Target:
         name, target = row.name, target_at(row.url, row.labels, row.api_key, timeouts=self._timeouts)
-        target.unreachable = lambda: self._say(Unreachable(name))
+
+        def unreachable() -> None:
+            target.forget()
+            self._say(Unreachable(name))
+
+        target.unreachable = unreachable
         target.disowned = lambda: self._say(Disowned(name))
         target.heard_load = lambda header: self._say(LoadHeader(name, header))
         return target

@@ -54,8 +54,8 @@ class Meeting(Division):
         journey, self._target = self._journey, targets[self.prefill]
         assert self._target.meeting_place is not None
         body = set_fields(journey.body, meeting_fields(*self._target.meeting_place))
-        self._call = journey.ask(self._target, self.prefill, self.rank, body, sink=self)
-        journey.ask(targets[self._decode], self._decode, self.rank, body)
+        self._call = journey.ask(self._target, self.prefill, self.rank, body, sink=self, counts=True)
+        journey.ask(targets[self._decode], self._decode, self.rank, body, counts=True)
 
     def has_asked(self, endpoint: str) -> bool:
         return endpoint == self._decode

@@ -116,7 +116,7 @@ class TwoPhase(Division):
     def begin(self, targets: Mapping[str, Target]) -> None:
         journey = self._journey
         body = prefill_body(journey.exchange.target_path, journey.body)
-        journey.ask(targets[self.prefill], self.prefill, self.rank, body, sink=self)
+        journey.ask(targets[self.prefill], self.prefill, self.rank, body, sink=self, counts=False)
 
     def rest(self, body: Body) -> Body:
         return body if self._params is None else set_field(body, "kv_transfer_params", self._params)
