@@ -6,11 +6,11 @@ one, and small chunks (`routing.prefix_chunk`) reach less far into it. The bytes
 no JSON objects. What changes the prompt that an engine makes of them (the model, an adapter, tools) or keeps caches
 apart (a cache salt) seeds the chain.
 
-Model: `key = XXH3-64(chunk, seed = key of the chunk before)`, and the first key is the hash of the model's name, seeded
+Model: `key = XXH3-64(chunk, seed = previous key)`, and the first key is the hash of the model's name, seeded
 with 64 secret bits. All processes of a gateway, and all gateways of a group, have the same seed, so their keys agree,
-after a restart too. Outside the group nobody knows it, so nobody can compute keys or prepare prompts that collide.
-XXH3 is no cryptographic hash: who learns keys (they cross links between gateways) may be able to find the seed. A
-collision costs a cache miss: a request is sent where its prompt is not. It reveals and mixes up nothing.
+after a restart too. Callers do not know it, so they cannot compute keys, nor search for prompts that collide. XXH3 is
+no cryptographic hash: somebody who reads keys on a link between gateways may be able to find the seed. A collision
+costs a cache miss, because the request is sent where its prompt is not. It reveals nothing and mixes up no answers.
 
 Roads not taken. Python's `hash()` is seeded differently in each process. Keyed BLAKE2b is cryptographic, and takes
 33 µs instead of 5 for a prompt of 16 KB (docs/decisions/0086).

@@ -37,7 +37,7 @@ class Refusals:
         self._driver = driver
         self._metrics = metrics
         self._serial = itertools.count(1)
-        # 48 random bits: ids of two processes are never equal, and engines take equal ones for one request.
+        # 48 random bits, so that ids of two processes differ: engines take equal ids for one request.
         self._ours = secrets.token_hex(6).encode()
 
     def request_id(self, exchange: Exchange) -> bytes:

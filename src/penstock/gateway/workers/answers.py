@@ -1,7 +1,7 @@
 """Which endpoint made which answer that engines keep, and for whom? All processes of a gateway and of a group know it.
 
-Model: a tree. A worker tells its gateway's first process, that one the gateway that decides, and news goes down all
-other branches. A worker that starts, and a gateway that comes to another one, are told the latest of what is known.
+Model: a tree. A worker reports to its gateway's first process, that one to the gateway that decides, and news goes
+down all other branches. A worker that starts, and a gateway that joins, receive the latest answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOLD_MAX: Final = 10_000  # to a newcomer, about 1 MB: a conversation goes on fr
 
 
 class SharedAnswers:
-    """The answers that the first process of a gateway knows, and whom it tells."""
+    """The answers that the first process of a gateway knows, and the processes to which it reports them."""
 
     def __init__(self, responses: Responses, places: Callable[[], Iterable[EdgePlace]]) -> None:
         self._responses = responses
@@ -37,7 +37,7 @@ class SharedAnswers:
             self._pass_down(made)
 
     def tell(self, say: Callable[[AnswerMade], None]) -> None:
-        """Tell a newcomer the latest answers."""
+        """Report the latest answers to a newcomer, by `say`."""
         for answer, made in self._responses.latest(TOLD_MAX):
             say(AnswerMade(answer, made.endpoint, made.owner))
 
@@ -48,6 +48,6 @@ class SharedAnswers:
 
     def _pass_down(self, made: AnswerMade, but: EdgePlace | None = None) -> None:
         for place in self._places():
-            # Workers of other gateways are told by their own first process.
+            # Workers of other gateways hear of it from their own first process.
             if place is not but and (place.is_ours or place.is_gateway):
                 place.say(made)
