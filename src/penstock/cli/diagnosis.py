@@ -22,6 +22,7 @@ from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
 from penstock.gateway.endpoints.load_reader import LoadReader
 from penstock.gateway.endpoints.probe import PAGE_BYTES_MAX, Ask, ProbeAnswer, asking
+from penstock.gateway.endpoints.trust import trust
 from penstock.http.client.pool import Headers, Upstream, UpstreamException, UpstreamTimeouts
 
 AT_ONCE_MAX = 16
@@ -115,7 +116,13 @@ class Doctor:
 
     async def examine(self, endpoint: EndpointSection) -> Report:
         """Returns the report on one endpoint. Never raises for what the endpoint does."""
-        upstream = Upstream(endpoint.url, timeouts=UpstreamTimeouts(connect_s=self._timeout_s))
+        tls = endpoint.tls
+        upstream = Upstream(
+            endpoint.url,
+            timeouts=UpstreamTimeouts(connect_s=self._timeout_s),
+            ssl_context=trust(endpoint.name, tls),
+            server_name=None if tls is None else tls.server_name,
+        )
         ports: list[Upstream] = []
         key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else None
         headers: Headers = [(b"authorization", b"Bearer " + key.encode())] if key else []

@@ -37,7 +37,7 @@ from penstock.config.problems import (
 )
 from penstock.config.sections.batch import BatchSection, batch_checks
 from penstock.config.sections.clients import ANY_ORIGIN, CorsSection
-from penstock.config.sections.discovery_checks import discovery_checks
+from penstock.config.sections.discovery_checks import discovery_checks, tls_checks
 from penstock.config.sections.locality import contradictions
 from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
 from penstock.config.sections.operation import Admin, Tracing, tracing_problem
@@ -164,6 +164,7 @@ def _endpoints(document: Document) -> Found:
         elif endpoint.name in names:
             message = f"is the same as that of endpoints[{names[endpoint.name]}]"
             yield _problem(("endpoints", index, "name"), message, "give each a `name` of its own")
+        yield from tls_checks(endpoint.tls, ("endpoints", index), is_https=endpoint.url.startswith("https:"))
         urls.setdefault(place, index)
         names.setdefault(endpoint.name, index)
 

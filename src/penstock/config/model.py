@@ -16,6 +16,7 @@ from penstock.config.address import host_and_port, root_path, split_listen
 from penstock.config.sections.batch import BatchSection
 from penstock.config.sections.clients import ClientAddress, CorsSection
 from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
+from penstock.config.sections.endpoint_tls import EndpointTls
 from penstock.config.sections.locality import Instance, KvEvents
 from penstock.config.sections.models import ModelSection
 from penstock.config.sections.operation import Admin, AutoscaleSection, Log, Tracing
@@ -93,6 +94,9 @@ class EndpointSection(Section):
     )
     api_key: values.OptionalSecret = setting(
         None, "The credential sent to it instead of the caller's. Never logged or shown."
+    )
+    tls: EndpointTls | None = setting(
+        None, "How `https` is spoken with it, where its certificate is not one of a public authority."
     )
     labels: Annotated[dict[str, values.Label], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
         {}, "Free labels: role, zone and so on."

@@ -32,7 +32,8 @@ RULES: dict[str, Rule] = {
     "share": Rule("links and the election are begun once", restarts=True),
     "tls": Rule("for new connections; the files are read again even where their names stay"),
     "endpoints": Rule(
-        "slots, weight, price and limits at once; what runs at an endpoint that is gone or replaced ends there"
+        "slots, weight, price and limits at once; what runs at an endpoint that is gone or replaced ends there; "
+        "the files of `tls` are read again for new connections, even where their names stay"
     ),
     "discovery": Rule("sources that did not change go on; endpoints that a removed source had named are drained"),
     "models": Rule(_ARRIVALS + "; weights at once"),

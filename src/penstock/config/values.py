@@ -332,6 +332,12 @@ def host_pattern(value: object) -> str:
     return value.lower()
 
 
+def host(value: object) -> str:
+    if value == "*":
+        raise Refused("`*` is not a host's name")
+    return host_pattern(value)
+
+
 def variable_name(value: object) -> str:
     if not isinstance(value, str) or not _VARIABLE.fullmatch(value):
         raise Refused(f"{show(value)} is not the name of an environment variable")
@@ -457,6 +463,7 @@ OptionalListen = Annotated[
     str | None, BeforeValidator(optional(listen_address)), ValueKind("`host:port`, `:port` or `[::1]:port`")
 ]
 OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), ValueKind("file")]
+OptionalHost = Annotated[str | None, BeforeValidator(optional(host)), ValueKind("host name or IP address")]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), ValueKind("secret text")]
 OptionalAdminToken = Annotated[SecretStr | None, BeforeValidator(optional(admin_token)), ValueKind("secret text")]
 Origin = Annotated[str, BeforeValidator(origin), ValueKind("origin")]

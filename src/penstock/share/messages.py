@@ -300,6 +300,7 @@ class EndpointRow(msgspec.Struct, array_like=True, frozen=True):
     #: How it cuts prompts into blocks, and adapters of which it has some, as its KV events say; None: nothing is known.
     block_cut: tuple[int, list[str]] | None = None
     key_refused: bool = False  #: it refuses our key
+    tls: dict[str, str | bool | None] | None = None  #: which files its certificate is checked by, as the settings say
 
 
 class Endpoints(_Message, frozen=True):

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, SecretStr
 from penstock.config import values
 from penstock.config.address import PORT_MAX, endpoint_url, listen_address
 from penstock.config.problems import Refused, show
+from penstock.config.sections.endpoint_tls import EndpointTls
 from penstock.config.sections.section import Section, setting
 
 SOURCES_MAX = 64
@@ -87,6 +88,7 @@ class Template(Section):
     slots: values.Slots = setting("auto", "How many requests each is sent at a time. `auto` learns it.")
     weight: values.Weight = setting(1.0, "The share of the requests that each gets, as in `endpoints[].weight`.")
     api_key: values.OptionalSecret = setting(None, "The credential sent to them instead of the caller's.")
+    tls: EndpointTls | None = setting(None, "How `https` is spoken with them, as in `endpoints[].tls`.")
     labels: Annotated[dict[str, values.Label], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
         {}, "Labels that each gets."
     )

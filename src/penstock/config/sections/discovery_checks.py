@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from penstock.config.problems import Location, Problem, listing, unreadable, write_path
 from penstock.config.sections.discovery import ClusterAccount, Dns, Kubernetes, SourceSection
+from penstock.config.sections.endpoint_tls import EndpointTls, TlsFileError, client_context
 
 Found = Iterator[tuple[Location, Problem]]
 
@@ -30,8 +31,11 @@ def discovery_checks(document: Mapping[str, object]) -> Found:
             continue
         if source.dns is not None:
             yield from _dns(source.dns, (*at, "dns"))
+            yield from tls_checks(source.dns.tls, (*at, "dns"), is_https=source.dns.scheme == "https")
         if source.kubernetes is not None:
             yield from _kubernetes(source.kubernetes, document, (*at, "kubernetes"))
+            tls, scheme = source.kubernetes.tls, source.kubernetes.scheme
+            yield from tls_checks(tls, (*at, "kubernetes"), is_https=scheme == "https")
 
 
 def _dns(dns: Dns, at: Location) -> Found:
@@ -64,6 +68,25 @@ def account_checks(kubernetes: ClusterAccount, document: Mapping[str, object], a
             continue
         if (problem := unreadable(document, (*at, key), path)) is not None:
             yield (*at, key), problem
+
+
+def tls_checks(tls: EndpointTls | None, at: Location, *, is_https: bool) -> Found:
+    """Yields what is wrong with how an endpoint's certificate is checked, and with the one that it is shown."""
+    if tls is None:
+        return
+    at = (*at, "tls")
+    if not is_https:
+        yield _problem(at, "is given, but the endpoint is spoken to by `http`", "write `https`")
+    if (tls.cert is None) != (tls.key is None):
+        missing, given = ("key", "cert") if tls.key is None else ("cert", "key")
+        yield _problem((*at, missing), f"is missing, but `{given}` is given", "a client certificate needs both")
+        return
+    if not tls.verify and tls.ca is not None:
+        yield _problem((*at, "verify"), "is false, so `ca` is not used", "leave one of them out")
+    try:
+        client_context(tls)
+    except TlsFileError as error:
+        yield _problem((*at, error.key), error.why)
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:

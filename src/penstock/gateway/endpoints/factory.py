@@ -8,10 +8,12 @@ from typing import Self
 import msgspec
 
 from penstock.config.model import EndpointSection, Settings
+from penstock.config.sections.endpoint_tls import EndpointTls
 from penstock.core.endpoints.roles import bootstrap_port_of
 from penstock.engines.base import Model
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints.observer import Observer, ObserveSettings
+from penstock.gateway.endpoints.trust import trust
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Upstream, UpstreamTimeouts
@@ -25,9 +27,18 @@ def upstream_timeouts(settings: Settings) -> UpstreamTimeouts:
     )
 
 
-def target_at(url: str, labels: Mapping[str, str], api_key: str | None, *, timeouts: UpstreamTimeouts) -> Target:
+def target_at(
+    name: str,
+    url: str,
+    labels: Mapping[str, str],
+    api_key: str | None,
+    tls: EndpointTls | None,
+    *,
+    timeouts: UpstreamTimeouts,
+) -> Target:
     """Where requests for an endpoint of these `labels` are sent."""
-    upstream = Upstream(url, timeouts=timeouts)
+    server_name = None if tls is None else tls.server_name
+    upstream = Upstream(url, timeouts=timeouts, ssl_context=trust(name, tls), server_name=server_name)
     port = bootstrap_port_of(labels)
     return Target(upstream, api_key, None if port is None else (upstream.place[0], port))
 
@@ -60,7 +71,7 @@ class EndpointFactory(msgspec.Struct, frozen=True):
         """The endpoint as requests know it."""
         key = endpoint.api_key
         secret = key.get_secret_value() if key is not None else None
-        return target_at(endpoint.url, endpoint.labels, secret, timeouts=self.timeouts)
+        return target_at(endpoint.name, endpoint.url, endpoint.labels, secret, endpoint.tls, timeouts=self.timeouts)
 
     def observer(
         self, endpoint: EndpointSection, target: Target, on_models: Callable[[str, list[Model]], None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -127,6 +128,11 @@ class Observer:
         self._settings = settings
         for upstream in (self._probes, *self._ports.values()):
             upstream.retime(timeouts)
+
+    def retrust(self, context: ssl.SSLContext) -> None:
+        """Make new connections with another TLS `context`."""
+        for upstream in (self._probes, *self._ports.values()):
+            upstream.retrust(context)
 
     def poke(self) -> None:
         """A request could not reach the endpoint: probe it now, and often until it is back, maybe as another engine."""

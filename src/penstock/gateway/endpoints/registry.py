@@ -28,6 +28,7 @@ from penstock.engines.base import Model
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.factory import EndpointFactory
 from penstock.gateway.endpoints.observer import Observer
+from penstock.gateway.endpoints.trust import trust
 from penstock.gateway.kv_cache.locator import Locator, locator, tells
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
@@ -60,6 +61,11 @@ def limits_of(endpoint: EndpointSection) -> EndpointLimits:
         time_per_output_token_s_max=endpoint.max_time_per_output_token,
         engine_waiting_max=endpoint.max_engine_waiting,
     )
+
+
+UNVERIFIED = (
+    "its certificate is not checked (`tls.verify: false`), so whoever is between can read and change everything"
+)
 
 
 def _nobody() -> None:
@@ -160,6 +166,9 @@ class EndpointRegistry:
         for member in self._members.values():
             member.target.upstream.retime(parts.timeouts)
             member.observer.pace(parts.observe, parts.timeouts)
+            if (context := trust(member.spec.name, member.spec.tls)) is not None:
+                member.target.upstream.retrust(context)
+                member.observer.retrust(context)
         locating = settings.routing.locality, settings.routing.lmcache
         if locating != self._locating:
             self._locating = locating
@@ -326,6 +335,8 @@ class EndpointRegistry:
         name = endpoint.name
         models = None if endpoint.models == "auto" else frozenset(endpoint.models)
         target = self._parts.target(endpoint)
+        if endpoint.tls is not None and not endpoint.tls.verify:
+            logger.warning("endpoint %s: %s", name, UNVERIFIED)
         member = _Member(endpoint, source, target, self._parts.observer(endpoint, target, self._listed))
         self._members[name] = member
         self.targets[name] = target

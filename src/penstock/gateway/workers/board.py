@@ -108,6 +108,7 @@ class Board:
                     spec.lmcache_instance,
                     None if cut is None else (cut.tokens, sorted(cut.adapters)),
                     self._driver.scheduler.refuses_key(spec.name),
+                    None if spec.tls is None else spec.tls.model_dump(),
                 )
             )
             loads.append(None if row is None or row.load is None else round(row.load, 2))

@@ -14,11 +14,13 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.config.model import Settings
+from penstock.config.sections.endpoint_tls import EndpointTls
 from penstock.engines.base import Model, Priority
 from penstock.engines.openai import OPENAI
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.factory import target_at, upstream_timeouts
+from penstock.gateway.endpoints.trust import trust
 from penstock.gateway.kv_cache.locator import BlockCut, Locator, locator
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
@@ -84,8 +86,10 @@ class WorkerTargets:
     def follow(self, settings: Settings) -> None:
         """Give engines as long as these settings say."""
         self._timeouts = upstream_timeouts(settings)
-        for target in self.targets.values():
+        for name, target in self.targets.items():
             target.upstream.retime(self._timeouts)
+            if (context := trust(name, _tls(self._rows[name]))) is not None:
+                target.upstream.retrust(context)
         locating = settings.routing.locality, settings.routing.lmcache
         if locating != self._locating:
             self._locating = locating
@@ -108,7 +112,8 @@ class WorkerTargets:
         return row if key is None or row.api_key is not None else msgspec.structs.replace(row, api_key=key)
 
     def _made(self, row: EndpointRow) -> Target:
-        name, target = row.name, target_at(row.url, row.labels, row.api_key, timeouts=self._timeouts)
+        name = row.name
+        target = target_at(name, row.url, row.labels, row.api_key, _tls(row), timeouts=self._timeouts)
 
         def unreachable() -> None:
             target.forget()
@@ -159,7 +164,11 @@ class WorkerTargets:
 
 def _place(row: EndpointRow) -> tuple[object, ...]:
     """What makes it another one under its name."""
-    return row.url, row.api_key, row.labels, row.lmcache_instance
+    return row.url, row.api_key, row.labels, row.lmcache_instance, row.tls
+
+
+def _tls(row: EndpointRow) -> EndpointTls | None:
+    return None if row.tls is None else EndpointTls.model_validate(row.tls)
 
 
 def _cut(row: EndpointRow) -> BlockCut | None:

@@ -68,6 +68,7 @@ class Upstream:
         timeouts: UpstreamTimeouts | None = None,
         limits: UpstreamLimits | None = None,
         ssl_context: ssl.SSLContext | None = None,
+        server_name: str | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.timeouts = timeouts or UpstreamTimeouts()
@@ -77,6 +78,7 @@ class Upstream:
         self._loop = loop or asyncio.get_running_loop()
         self.time = self._loop.time
         self._ssl = (ssl_context or ssl.create_default_context()) if address.is_tls else None
+        self._server_name = server_name or address.host  # that the certificate has to be for
         self._host_line = f"Host: {address.authority}".encode("ascii")
         self._connecting: set[UpstreamConnection] = set()
         self._open: set[UpstreamConnection] = set()
@@ -96,6 +98,11 @@ class Upstream:
         self.timeouts = timeouts
         self._tick_s = timeouts.tick_s
 
+    def retrust(self, ssl_context: ssl.SSLContext) -> None:
+        """Make new connections with another `ssl_context`, where they are made by TLS."""
+        if self._ssl is not None:
+            self._ssl = ssl_context
+
     def at_port(self, port: int) -> Upstream:
         """Returns a new `Upstream` to another `port` of the same host, without this one's path prefix."""
         address = self._address
@@ -106,6 +113,7 @@ class Upstream:
             timeouts=self.timeouts,
             limits=self.limits,
             ssl_context=self._ssl,
+            server_name=self._server_name,
             loop=self._loop,
         )
 
@@ -117,6 +125,7 @@ class Upstream:
             timeouts=self.timeouts,
             limits=dataclasses.replace(self.limits, idle_connections_max=0),
             ssl_context=self._ssl,
+            server_name=self._server_name,
             loop=self._loop,
         )
 
@@ -274,7 +283,7 @@ class Upstream:
                     address.host,
                     address.port,
                     ssl=self._ssl,
-                    server_hostname=address.host if self._ssl else None,
+                    server_hostname=self._server_name if self._ssl else None,
                 )
         except TimeoutError:
             detail = f"no connection within {self.timeouts.connect_s:g} s"

@@ -128,7 +128,7 @@ class Discovery:
             await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), PAUSE_S_MAX) * random.uniform(0.5, 1.0))
 
 
-_OF_ALL = ("engine", "models", "slots", "weight", "api_key", "labels", "kv_events")
+_OF_ALL = ("engine", "models", "slots", "weight", "api_key", "tls", "labels", "kv_events")
 
 
 def described(
