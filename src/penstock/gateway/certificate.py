@@ -6,6 +6,7 @@ import ssl
 
 from penstock.config.load import ConfigError, Problem
 from penstock.config.model import Settings
+from penstock.config.sections.endpoint_tls import HasPasswordError, asked_for_password
 
 
 class Certificate:
@@ -35,7 +36,7 @@ def _context(settings: Settings) -> ssl.SSLContext | None:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         _load(context, settings)
-    except _HasPasswordError:
+    except HasPasswordError:
         raise ConfigError([Problem("tls.key", "has a password, which nobody is there to type")]) from None
     except (OSError, ssl.SSLError) as error:
         raise ConfigError([Problem("tls", f"the certificate or its key can't be used: {_why(error)}")]) from None
@@ -52,12 +53,4 @@ def _why(error: OSError) -> str:
 
 def _load(context: ssl.SSLContext, settings: Settings) -> None:
     assert settings.tls.cert is not None
-    context.load_cert_chain(settings.tls.cert, settings.tls.key, password=_asked_for_password)
-
-
-class _HasPasswordError(Exception):
-    """The key is encrypted. Without this, the start would wait for somebody at the terminal."""
-
-
-def _asked_for_password() -> str:
-    raise _HasPasswordError
+    context.load_cert_chain(settings.tls.cert, settings.tls.key, password=asked_for_password)

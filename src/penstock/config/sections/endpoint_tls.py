@@ -60,8 +60,8 @@ def client_context(tls: EndpointTls) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE
     if tls.cert is not None:
         try:
-            context.load_cert_chain(tls.cert, tls.key, password=_asked_for_password)
-        except _HasPasswordError:
+            context.load_cert_chain(tls.cert, tls.key, password=asked_for_password)
+        except HasPasswordError:
             raise TlsFileError("key", "has a password, which nobody is there to type") from None
         except (OSError, ValueError) as error:
             if "KEY_VALUES_MISMATCH" in str(error):
@@ -70,9 +70,10 @@ def client_context(tls: EndpointTls) -> ssl.SSLContext:
     return context
 
 
-class _HasPasswordError(Exception):
+class HasPasswordError(Exception):
     """The key is encrypted. Without this, the start would wait for somebody at the terminal."""
 
 
-def _asked_for_password() -> str:
-    raise _HasPasswordError
+def asked_for_password() -> str:
+    """Raise `HasPasswordError`: OpenSSL asks for the password of a key."""
+    raise HasPasswordError
