@@ -14,6 +14,9 @@ import pytest
 
 from penstock.cli.diagnosis import Doctor
 from penstock.config.load import ConfigError, from_mapping
+from penstock.config.sections.discovery import Dns, Kubernetes
+from penstock.config.sections.endpoint_tls import EndpointTls
+from penstock.gateway.endpoints.discovery.base import described
 from tests.gateway.conftest import World
 from tests.gateway.endpoints.test_metrics_pages import LISTED, TEXT, text
 from tests.gateway.endpoints.test_not_an_engine import COMPLETION, http
@@ -168,3 +171,15 @@ def test_what_is_wrong_with_the_files_is_said_at_the_start(tmp_path: Path) -> No
         from_mapping({"endpoints": [{"url": "http://gpu-0", "tls": {"ca": cert}}]})
     with pytest.raises(ConfigError, match=r"discovery\[0\]\.dns\.tls\.ca: cannot be read"):
         from_mapping({"discovery": [{"dns": {"name": "x", "port": 1, "scheme": "https", "tls": {"ca": nowhere}}}]})
+
+
+@pytest.mark.parametrize("template", [Dns, Kubernetes], ids=["dns", "kubernetes"])
+def test_what_discovery_finds_is_trusted_alike(template: type[Dns | Kubernetes]) -> None:
+    said: dict[str, Any] = {"scheme": "https", "tls": {"server_name": "engine.internal", "verify": False}}
+    named = {"name": "engines", "port": 8000} if template is Dns else {"service": "engines"}
+    found = described(template.model_validate({**named, **said}), "10.0.0.7", 8000)
+    assert found is not None
+    assert (found.url, found.tls) == (
+        "https://10.0.0.7:8000",
+        EndpointTls(server_name="engine.internal", verify=False),
+    )
