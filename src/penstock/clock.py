@@ -7,5 +7,8 @@ import time
 #: Seconds, monotonic: for every decision and duration.
 now = time.monotonic
 
+#: CPU seconds of the calling thread: for what our own work costs, however busy the machine is.
+cpu = time.thread_time
+
 #: Unix time: for people and other programs.
 wall = time.time

@@ -101,7 +101,7 @@ async def asked(page: Page) -> bytes:
     return await future
 
 
-async def test_who_asks_while_a_page_is_made_gets_the_same_one() -> None:
+async def test_scrapes_that_come_while_a_page_is_made_share_the_next_one() -> None:
     clock, made = Clock(), 0
 
     def lines() -> Iterator[str]:
@@ -111,10 +111,22 @@ async def test_who_asks_while_a_page_is_made_gets_the_same_one() -> None:
             clock.now_s += 1e-4  # so a slice is forty of them, or what stands between two looks
             yield f"{n}\n"
 
-    page = Page(lines, clock)
+    page = Page(lines, clock, clock)
     answers = await asyncio.gather(*[asked(page) for _ in range(5)])
-    assert made == 1
+    assert made == 2, "what happened since the first one began may not be in it"
     assert set(answers) == {"".join(f"{n}\n" for n in range(1_000)).encode()}
+
+
+async def test_a_page_shows_what_happened_before_it_was_asked_for_however_busy_the_machine_is() -> None:
+    clock, counted = Clock(), 0
+
+    def lines() -> Iterator[str]:
+        clock.now_s += 10.0  # others have the CPU meanwhile
+        yield f"{counted}\n"
+
+    page = Page(lines, clock, cpu=lambda: 0.0)
+    for counted in range(5):
+        assert await asked(page) == b"%d\n" % counted
 
 
 async def test_a_page_is_made_in_slices() -> None:
@@ -125,7 +137,7 @@ async def test_a_page_is_made_in_slices() -> None:
             clock.now_s += 1e-4
             yield f"{n}\n"
 
-    task = asyncio.ensure_future(asked(Page(lines, clock)))
+    task = asyncio.ensure_future(asked(Page(lines, clock, clock)))
     while not task.done():
         await asyncio.sleep(0)
         turns += 1
@@ -141,7 +153,7 @@ async def test_pages_take_no_more_than_their_share_of_the_time() -> None:
         clock.now_s += 0.05
         yield f"{made}\n"
 
-    page = Page(lines, clock)
+    page = Page(lines, clock, clock)
     for _ in range(100):
         await asked(page)
     assert made == BURST_S / 0.05 + 1, "then the last one is given again"

@@ -2,8 +2,9 @@
 
 A page of 87,000 series takes a second to make with prometheus_client, all of it on the loop, and anybody may ask. So
 it is written line by line, a slice of the loop's time at once, by sources that give their lines as they are asked for
-them; who asks while one is made gets the same one. And pages take no more than a tenth of the time: past that the
-last one is given again, until it is as old as a scrape is from the next.
+them. A page begins after the question for it: scrapes that come while one is made share the next one. And pages take no
+more than a tenth of the CPU time: past that the last one is given again, until it is as old as a scrape is from the
+next.
 
 What is printed is what prometheus_client prints (its text format 0.0.4); a test holds the two against each other.
 """
@@ -18,10 +19,12 @@ from typing import Protocol
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
+from penstock import clock
+
 SLICE_S = 0.004  # of the loop at once: a fifth of what a stream's reader could notice
 LINES_AT_ONCE = 64  # between two looks at the clock
-TIME_SHARE = 0.1  # that making pages may take, whoever asks
-BURST_S = 0.25  # of making, before that share counts: a page made on each of a hundred questions in a row
+TIME_SHARE = 0.1  # of a CPU that making pages may take, whoever asks
+BURST_S = 0.25  # of CPU for making, before that share counts: a page made on each of a hundred questions in a row
 KEPT_S_MAX = 15.0  # Prometheus asks every 15 s or more rarely, as people set it
 _EXACT_MAX = 1e6  # from there on Go writes exponents
 
@@ -86,38 +89,51 @@ def lines_of(metrics: Iterable[Metric]) -> Iterator[str]:
 class Page:
     """Makes the page, in slices, and keeps it a while."""
 
-    def __init__(self, lines: Callable[[], Iterator[str]], now: Callable[[], float]) -> None:
+    def __init__(
+        self, lines: Callable[[], Iterator[str]], now: Callable[[], float], cpu: Callable[[], float] = clock.cpu
+    ) -> None:
         self._lines = lines
         self._now = now
-        self._waiting: list[Callable[[bytes], None]] = []
+        self._cpu = cpu
+        self._answers: list[Callable[[bytes], None]] = []  # they get the page under way
+        self._next: list[Callable[[bytes], None]] = []  # they came after its beginning
         self._made = b""
-        self._made_s = 0.0
-        self._taken_s = 0.0  # of the time for making, as of `_looked_s`; what is paid back leaves
+        self._begun_s = 0.0  # when the page that was made last, or is under way, was begun
+        self._taken_s = 0.0  # of the CPU time for making, as of `_looked_s`; what is paid back leaves
         self._looked_s = 0.0
         self._cost_s = 0.0  # of the page under way
 
     def ask(self, answer: Callable[[bytes], None]) -> None:
-        """Let it be answered with a page: at once where that is quick, or has been made a moment ago."""
+        """Answer with a page that begins now, or with the last one if pages cost too much lately."""
+        self._ask([answer])
+
+    def _ask(self, answers: list[Callable[[bytes], None]]) -> None:
+        if self._answers:
+            self._next += answers
+            return
         now = self._now()
         self._taken_s = max(0.0, self._taken_s - (now - self._looked_s) * TIME_SHARE)
         self._looked_s = now
-        if self._made and self._taken_s > BURST_S and now - self._made_s < KEPT_S_MAX:
-            answer(self._made)
+        if self._made and self._taken_s > BURST_S and now - self._begun_s < KEPT_S_MAX:
+            self._give(answers)
             return
-        self._waiting.append(answer)
-        if len(self._waiting) == 1:
-            self._cost_s = 0.0
-            self._step(self._lines(), [])
+        self._answers, self._begun_s, self._cost_s = answers, now, 0.0
+        self._step(self._lines(), [])
+
+    def _give(self, answers: list[Callable[[bytes], None]]) -> None:
+        for answer in answers:
+            answer(self._made)
 
     def _step(self, lines: Iterator[str], pieces: list[bytes]) -> None:
         began_s = now = self._now()
+        began_cpu_s = self._cpu()
         done = False
         while not done and now - began_s < SLICE_S:
             piece = list(islice(lines, LINES_AT_ONCE))
             done = len(piece) < LINES_AT_ONCE
             pieces.append("".join(piece).encode())
             now = self._now()
-        self._cost_s += now - began_s
+        self._cost_s += self._cpu() - began_cpu_s
         if done:
             self._finished(b"".join(pieces))
         else:
@@ -125,7 +141,9 @@ class Page:
 
     def _finished(self, page: bytes) -> None:
         self._taken_s += self._cost_s
-        self._made, self._made_s = page, self._now()
-        waiting, self._waiting = self._waiting, []
-        for answer in waiting:
-            answer(page)
+        self._made = page
+        answers, self._answers = self._answers, []
+        following, self._next = self._next, []
+        self._give(answers)
+        if following:
+            self._ask(following)
