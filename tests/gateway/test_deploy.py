@@ -63,6 +63,36 @@ async def test_every_series_and_label_that_dashboard_and_alerts_use_is_exported(
             assert grouped <= labels, query
 
 
+async def test_every_value_that_docs_dashboard_and_alerts_look_for_can_count(world: World) -> None:
+    """These families have all series that can count from the start, so what is not there stays 0 for ever."""
+    await world.engine()
+    await world.gateway()
+    page = (await world.ask("GET", "/metrics")).body.decode()
+    families = ("penstock_rejections_total", "penstock_requeues_total", "penstock_queue_wait_seconds")
+    can_count = {
+        name: {
+            value
+            for line in page.splitlines()
+            if line.startswith(name)
+            for value in re.findall(r'(?:reason|outcome)="([a-z_]+)"', line)
+        }
+        for name in families
+    }
+    assert "queue_full" in can_count["penstock_rejections_total"]
+    assert not {"queue_timeout", "client_gone", "stream_broken"} & can_count["penstock_rejections_total"]
+    assert {"stale", "busy", "stuck", "engine_queue"} <= can_count["penstock_requeues_total"]
+    assert "broken" not in can_count["penstock_requeues_total"]
+    assert can_count["penstock_queue_wait_seconds"] == {"evicted", "failed", "completed"}
+    texts = [*queries(), *[path.read_text() for path in DOCS.rglob("*.md")]]
+    looked_for = [match for text in texts for match in _SERIES.findall(text) if match[0].startswith(families)]
+    assert len(looked_for) > 5
+    for series, selector in looked_for:
+        name = next(family for family in families if series.startswith(family))
+        for label, _, value in _MATCH.findall(selector):
+            if label in ("reason", "outcome"):
+                assert set(value.split("|")) <= can_count[name], (series, selector)
+
+
 def test_every_word_that_dashboard_and_alerts_look_for_exists() -> None:
     words = {
         "reason": {*Reason, *Failure, Cause.ENGINE_QUEUE, Cause.STUCK},

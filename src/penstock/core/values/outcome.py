@@ -52,3 +52,18 @@ class Reason(StrEnum):
     UPSTREAM_TIMEOUT = "upstream_timeout"
     STREAM_BROKEN = "stream_broken"
     STORAGE_FULL = "storage_full"
+
+
+#: Only admitted requests end for these reasons: no request is rejected for them.
+AFTER_ADMISSION = frozenset(
+    {
+        Reason.QUEUE_TIMEOUT,
+        Reason.DEADLINE_MISSED,
+        Reason.DISPLACED,
+        Reason.CANCELLED,
+        Reason.CLIENT_GONE,
+        Reason.OPERATOR,
+        Reason.UPSTREAM_TIMEOUT,
+        Reason.STREAM_BROKEN,
+    }
+)

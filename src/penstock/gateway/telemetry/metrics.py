@@ -1,7 +1,7 @@
 """What can be counted and drawn: Prometheus series from outcomes as they happen and from snapshots when asked.
 
 Labels are bounded, each kind and all of them together: models are those an endpoint serves, as many as their series
-have room; all others are `other`. Every series exists from the start.
+have room; all others are `other`. Every series that can count exists from the start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.config.model import Settings
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.actions import Decode, Dispatch
 from penstock.core.values.cause import Cause
-from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.outcome import AFTER_ADMISSION, Outcome, Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.gateway.openai.errors import STATUS
@@ -154,9 +154,11 @@ class Metrics:
         self._stack = ProductionStack(snapshot)
         self.counted.append(self._stack)
         for reason in Reason:
-            self._rejections.labels(reason)
-        for failure in Failure:
-            self._requeues.labels(failure)
+            if reason not in AFTER_ADMISSION:
+                self._rejections.labels(reason)
+        for cause in (*Failure, Cause.STUCK, Cause.ENGINE_QUEUE):
+            if cause is not Failure.BROKEN:  # never tried again
+                self._requeues.labels(cause)
         self._cancellations.labels()
         self._overheads = self._overhead.labels()
         self._sources.append(Gauges(snapshot, self._bands, self._known_models))
@@ -171,7 +173,7 @@ class Metrics:
         self._bands[:] = [band.name for band in settings.bands]
         self._models_max = min(MODELS_MAX, MODEL_LINES_MAX // (_LINES_PER_BAND * len(self._bands)))
         for band in self._bands:
-            for outcome in Outcome:
+            for outcome in (Outcome.EVICTED, Outcome.FAILED, Outcome.COMPLETED):
                 self._queue_wait.labels(band, outcome)
         for model in (*self._models, OTHER):
             self._start_at_zero(model)
