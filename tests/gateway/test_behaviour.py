@@ -108,6 +108,8 @@ def failures(rows: list[Row]) -> None:
             Failure.NOT_AN_ENGINE,
             Failure.KEY_REFUSED,
             Failure.MODEL_GONE,
+            Failure.TOO_LONG,
+            Failure.MODALITY,
             Failure.BROKEN,
         )
     ]

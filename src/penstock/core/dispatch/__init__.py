@@ -5,5 +5,6 @@ for this request, by the conditions of `admission.py`), `under_share.py` (which 
 `reserved_slots.py` (how many slots they have for themselves), `backfill.py` (who was passed over because it did not
 fit, and what is reserved for it), `prefix_followers.py` with `prefix_groups.py` (who goes out of its turn because its
 prompt was just sent), `prefill_stagger.py` (where a long prompt disturbs least), `operator_pauses.py` (what operators
-stopped), `disaggregation.py` (the second lease of a request that is divided).
+stopped), `disaggregation.py` (the second lease of a request that is divided), `fit.py` (which endpoints a request is
+too long for).
 """

@@ -47,6 +47,8 @@ class Endpoint:
         self.adaptive = AdaptiveSlots(spec.slots) if spec.adaptive_slots else None
         self.models = spec.models
         self.tells_models = True
+        self.contexts: dict[str, int] = {}  # tokens that a request may have, by model, where the engine tells
+        self.refused_kinds: frozenset[tuple[str, str]] = frozenset()  # by model, of pictures, sounds and videos
         self.labels = spec.labels
         self.price = spec.price
         self.weight = spec.weight

@@ -37,6 +37,7 @@ class Pool:
         self.answered = 0  # good answers of all endpoints so far
         self.uniform = True  # all endpoints serve the same models
         self.priced = False  # they have different prices
+        self.differ = False  # a request may fit one and not another, by its length or its kind
         self.roles = Roles()
 
     def __iter__(self) -> Iterator[Endpoint]:
@@ -214,6 +215,8 @@ class Pool:
         self._serving.clear()
         self.roles.changed(self)
         self.priced = len({e.price for e in self}) > 1
+        first = next(iter(self), None)
+        self.differ = first is not None and any(e.refused_kinds or e.contexts != first.contexts for e in self)
         self._weigh()
         self.uniform = len({e.models if e.tells_models else "any" for e in self}) <= 1
         for endpoint in self:

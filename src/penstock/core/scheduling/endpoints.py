@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from penstock.core.endpoints.health import Presence
@@ -53,6 +53,7 @@ class EndpointFacts:
         slots: int | Literal["auto"] | None = None,
         told_slots: int | None = None,
         lingers: bool | None = None,
+        contexts: Mapping[str, int] | None = None,
         price: float | None = None,
         weight: float | None = None,
         limits: EndpointLimits | None = None,
@@ -65,6 +66,7 @@ class EndpointFacts:
         that is the operator alone. `key_refused`: whether it refused to list its models for want of a key.
         `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out. `lingers`:
         its engine goes on with requests that are abandoned (`endpoints/abandoned_slots.py`).
+        `contexts`: how many tokens a request may have, by model.
         """
         state = self._state
         endpoint = state.pool[name]
@@ -84,6 +86,8 @@ class EndpointFacts:
             endpoint.slots_told(told_slots)
         if lingers is not None:
             endpoint.ledger.abandoned.lingers = lingers
+        if contexts is not None:
+            endpoint.contexts = dict(contexts)
         if price is not None:
             endpoint.price = price
         if weight is not None:
@@ -201,6 +205,7 @@ def _probed(
     endpoint = state.pool[name]
     if up and not endpoint.health.up:
         endpoint.movement = Movement()
+        endpoint.refused_kinds = frozenset()
         endpoint.proof.returned()
     elif up:
         endpoint.proof.chance(now)

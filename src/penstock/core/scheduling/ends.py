@@ -80,6 +80,11 @@ def fail(state: SchedulerState, entry: Entry, failure: Failure, now: float, acti
     reason = retry.final_reason(failure)
     if failure is Failure.NOT_AN_ENGINE and not any(e.models and entry.model in e.models for e in state.pool):
         reason = Reason.MODEL_NOT_FOUND  # nobody but the caller ever named it
+    if failure in retry.REQUEST_REFUSED:  # the engine's answer stands, and cost nothing
+        entry.move(Event.FINISHED)
+        end(state, entry, Usage(0, 0), now)
+        actions.append(Fail(entry.request.id, reason, None))
+        return
     began = entry.state is State.STREAMING or failure is Failure.BROKEN  # of what does not stream it is not told
     entry.move(Event.FAILED)
     end(state, entry, entry.presumed_usage() if began else None, now, reason)

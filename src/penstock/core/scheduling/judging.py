@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.scheduling.state import SchedulerState
-from penstock.core.values.retry import Failure
+from penstock.core.values.retry import REQUEST_REFUSED, Failure
 
 # Failures that are answers, so the process behind them runs.
 _ANSWERS = frozenset(
@@ -32,6 +32,10 @@ def blame(
 
     `retry_after_s`: how long its engine asked to be left alone.
     """
+    if failure in REQUEST_REFUSED:
+        endpoint.movement.moves(now)
+        well(state, endpoint, now, refused=True)
+        return
     endpoint.failure, endpoint.failed_s = failure, now
     if failure is Failure.CONNECT:
         endpoint.health.probed(up=False, now=now)

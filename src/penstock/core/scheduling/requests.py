@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
+from penstock.core.dispatch import fit
 from penstock.core.dispatch.disaggregation import whole_usage
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
@@ -47,6 +49,9 @@ class RequestFacts:
         limit = state.quotas.admit(entry.account, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
             return [ends.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]
+        if state.pool.differ and request.pinned is None:
+            for name in fit.unfit(state.pool, entry):
+                entry.own_retry().excluded[name] = math.inf
         state.entries[request.id] = entry
         entry.move(Event.ADMITTED)
         entry.queue.entered(now)
@@ -197,6 +202,9 @@ class RequestFacts:
         if answering:
             endpoint = answers
         if endpoint is not None:
+            if failure is Failure.MODALITY and len(kinds := fit.kinds_of(entry.model, contents_of(entry.request))) == 1:
+                endpoint.refused_kinds |= kinds
+                state.pool.changed()
             judging.blame(state, endpoint, entry.model, failure, now, retry_after_s=retry_after_s)
         actions: list[Action] = []
         assert (entry.state is State.STREAMING) <= (failure is Failure.BROKEN), "nothing is taken back after it"
@@ -292,7 +300,7 @@ def _unservable(state: SchedulerState, request: Request, now: float) -> Reason |
 def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:
     """A request that never waits: to an endpoint now, or not at all. Only what endpoints serve is waited for."""
     request = entry.request
-    endpoints = sending.usable(state, entry, now)
+    endpoints = [e for e in sending.usable(state, entry, now) if not entry.excludes(e.name, now)]
     reason = Reason.NO_ENDPOINT
     limit: LimitReached | None = None
     if request.pinned is not None and (pinned := state.pool[request.pinned]).health.up:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from penstock.core.dispatch import fit
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
 from penstock.core.scheduling import ends, sending, waiting
@@ -18,6 +19,7 @@ from penstock.core.values.retry import Failure, Verdict
 FREE_ELSEWHERE = frozenset(
     {Failure.KEY_REFUSED, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE}
 )  # costs nobody work; once per endpoint
+ONCE = FREE_ELSEWHERE | retry.REQUEST_REFUSED  # it would answer the same again
 AVOID_S = 1.0  # a request that failed at an endpoint is tried elsewhere for that long
 REFUSED_AVOID_S = 0.1  # a request that was refused; doubles with each refusal of the same request
 REFUSED_AVOID_S_MAX = 2.0
@@ -42,7 +44,7 @@ def requeue(
     state.promised.settle(entry, 0.0)
     state.recorder.requeued(entry, failure, endpoint.name if endpoint is not None else "", now)
     if endpoint is not None and failure not in (Cause.ENGINE_QUEUE, Failure.STALE):
-        avoid_s = math.inf if failure in FREE_ELSEWHERE else AVOID_S
+        avoid_s = math.inf if failure in ONCE else AVOID_S
         if failure is Failure.BUSY:
             avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.retry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
         retry = entry.own_retry()
@@ -90,6 +92,8 @@ def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: End
         return Verdict.FAIL
     if entry.request.pinned is not None and failure is not Failure.STALE:
         return Verdict.FAIL
+    if failure in retry.REQUEST_REFUSED and (endpoint is None or not _may_fit(state, entry, failure, endpoint, now)):
+        return Verdict.FAIL
     return retry.verdict(
         failure,
         attempts=entry.retry.attempts,
@@ -103,6 +107,15 @@ def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: End
 def others_serve(state: SchedulerState, entry: Entry, endpoint: Endpoint | None, now: float) -> bool:
     """True if another endpoint has the model, as far as is known, however it fares now."""
     return any(e is not endpoint and e.serves(entry.model) and not entry.excludes(e.name, now) for e in state.pool)
+
+
+def _may_fit(state: SchedulerState, entry: Entry, failure: Failure, refused_by: Endpoint, now: float) -> bool:
+    """True if another endpoint, in service, may take what this one refused."""
+    for e in state.pool:
+        serves = e is not refused_by and e.in_service and e.serves(entry.model)
+        if serves and not entry.excludes(e.name, now) and fit.may_take(e, entry, failure, refused_by):
+            return True
+    return False
 
 
 def evict_unknown(state: SchedulerState, now: float, actions: list[Action]) -> None:

@@ -7,6 +7,8 @@ case (`docs/decisions/0041`), so a broken pool is not hit three times as hard.
 An endpoint that does not have the model (any more), refuses the gateway's key or is no engine costs no engine any
 work, and spends nothing either: the request is bounded by going to each endpoint but once. After the first byte nothing
 can be taken back.
+A request that is too long for an endpoint, or of a kind that it does not take, spends an attempt and nothing of the
+budget; it goes only where it may fit (`core/dispatch/fit.py`).
 A stale connection is as a rule one that a healthy engine closed while it was idle, so the same endpoint may be asked
 again at once; but the engine may have executed the request, so this costs an attempt.
 """
@@ -33,6 +35,8 @@ class Failure(StrEnum):
     NOT_AN_ENGINE = "not_an_engine"  #: it answered as no engine does: no such path, a web page
     KEY_REFUSED = "key_refused"  #: 401 or 403, and the credential was the gateway's
     MODEL_GONE = "model_gone"  #: it does not have the model that it is believed to have
+    TOO_LONG = "too_long"  #: it refused this request because of its size; another one may have a larger context
+    MODALITY = "modality"  #: it refused this request because of its pictures, sounds or videos
     BROKEN = "broken"  #: after the first byte: lost, silent for too long, or an error in the stream
 
 
@@ -43,6 +47,7 @@ class Verdict(StrEnum):
     FAIL = "fail"
 
 
+REQUEST_REFUSED = frozenset({Failure.TOO_LONG, Failure.MODALITY})  # the request's own refusals, if nobody takes it
 FIRST_BYTE_TIMEOUTS_MAX = 2  # tried once more, then 504
 
 
@@ -92,6 +97,8 @@ def verdict(
         return Verdict.REQUEUE
     if failure is Failure.BROKEN:
         return Verdict.FAIL
+    if failure in REQUEST_REFUSED:  # costs an engine next to nothing, so none of the budget
+        return Verdict.REQUEUE if attempts < attempts_max else Verdict.FAIL
     allowed = min(attempts_max, FIRST_BYTE_TIMEOUTS_MAX) if failure is Failure.FIRST_BYTE_TIMEOUT else attempts_max
     if attempts >= allowed or not budget.take(now, under_way=under_way):
         return Verdict.FAIL

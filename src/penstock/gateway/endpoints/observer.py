@@ -94,6 +94,7 @@ class Observer:
         self._look = asyncio.Event()  # set when the engine became known, or requests begin to wait: read gauges again
         self._met = False  # the engine became known since the gauges were last read
         self._told: list[str] | None = None  # the names of the models that the endpoint told last
+        self._contexts: dict[str, int] = {}  # the context lengths that the scheduler was told last
         self._told_slots: int | None = None  # what the scheduler was told last
         self._vouched: tuple[bool, bool] | None = None  # what the scheduler was told last; and if the engine shows it
         self._refused: bool | None = None  # whether the engine refused our key when it was asked for its models
@@ -286,6 +287,12 @@ class Observer:
         if models is not None:
             names = [model.id for model in models]
             self._on_models(self._name, models)
+            contexts = {
+                model.id: tokens for model in models if type(tokens := model.fields.get("max_model_len")) is int
+            }
+            if contexts != self._contexts:
+                self._contexts = contexts
+                self._driver.tell(scheduler.endpoint_changed(self._name, contexts=contexts, now=now))
             if self._asks_models and names != self._told:
                 self._driver.tell(scheduler.endpoint_changed(self._name, models=names, tells_models=True, now=now))
             self._told = names

@@ -19,7 +19,7 @@ from penstock.core.values.retry import Failure
 from penstock.core.values.rows import LimitReached
 from penstock.engines import orca
 from penstock.engines.openai import OPENAI
-from penstock.gateway.openai import errors
+from penstock.gateway.openai import errors, unfit
 from penstock.gateway.openai.body import AskUsage, is_multipart
 from penstock.gateway.openai.splice import Body, remove_field, set_field
 from penstock.gateway.openai.usage import own_usage
@@ -253,6 +253,9 @@ class QueuedJourney(Relay):
     def ended(self, action: Reject | Evict | Fail, /) -> None:
         """Tell the client how its request ended without an answer, as `action` says; or ask another model instead."""
         arrival, self._arrival = self._arrival, None
+        if self._is_unfit and isinstance(action, Fail) and self.engine_error([]):
+            self._leave(Outcome.COMPLETED, None)  # nobody else takes it: the engine's refusal is the answer
+            return
         if arrival is not None and arrival.fallback is not None and not self._committed:
             if arrival.fallback.takes(action) and self._ask_instead is not None:
                 self._make_room(action)
@@ -370,6 +373,15 @@ class QueuedJourney(Relay):
 
     def may_refuse_ours(self, status: int) -> bool:
         return status in FIELD_REFUSED and bool(self._added) and not self._left_out and self._division is None
+
+    def may_be_unfit(self, status: int) -> bool:
+        others = len(self._targets) > 1 and self.request.pinned is None and self._division is None
+        return others and status in unfit.STATUSES
+
+    def unfit(self, status: int, body: bytearray) -> Failure | None:
+        held = self.request.contents
+        has_media = held is not None and held.pictures + held.sounds + held.videos > 0
+        return unfit.refuses(status, body, has_media=has_media)
 
     def asks_without_ours(self, body: bytearray) -> bool:
         target = self._target

@@ -62,6 +62,7 @@ class Relay:
         "_committed",
         "_error_body",
         "_head",
+        "_is_unfit",
         "_length",
         "_lines",
         "_packed",
@@ -92,6 +93,7 @@ class Relay:
         self._sse = False  # it is a stream of events
         self._lines = False  # it is a stream of JSON lines
         self._refuses_key = False  # the engine refused the credential it got, and that was not the caller's
+        self._is_unfit = False  # the engine refused the request for what it is, and another may take it
         self._suspect = False  # the answer may be none of an engine: it is held back until that is clear
         self._asked_load = False
         self._target: Target | None = None
@@ -123,6 +125,14 @@ class Relay:
         """
         return False
 
+    def may_be_unfit(self, status: int) -> bool:  # noqa: ARG002
+        """Whether an answer of this status may say that the request does not fit there, and may fit elsewhere."""
+        return False
+
+    def unfit(self, status: int, body: bytearray) -> Failure | None:  # noqa: ARG002
+        """Returns why the request does not fit there, as a refusal says; None if it says nothing of that."""
+        return None
+
     def callers_key(self, target: Target) -> bool:
         """Whether a credential that `target` refuses is the caller's own."""
         raise NotImplementedError
@@ -149,7 +159,7 @@ class Relay:
         """Ask an engine. Returns the call. The answer goes to the client, unless `sink` is to have it."""
         self._head = self._error_body = self._whole = None
         self._length = None
-        self._packed = self._sse = self._lines = self._suspect = self._refuses_key = False
+        self._packed = self._sse = self._lines = self._suspect = self._refuses_key = self._is_unfit = False
         self._target = target
         self._call = call = target.upstream.send(
             self.exchange.method,
@@ -167,7 +177,7 @@ class Relay:
         self._suspect = self.suspects(status)
         if status in KEY_REFUSED:
             self._refuses_key = self._blames_key(status)
-        if self._is_failure(status) or self._suspect or self._refuses_key or self.may_refuse_ours(status):
+        if self._is_failure(status) or self._suspect or self._refuses_key or self._may_be_mended(status):
             self._error_body = bytearray()
         for name, value in headers:
             lower = name.lower()
@@ -269,6 +279,20 @@ class Relay:
     def _is_failure(self, status: int) -> bool:
         """Whether another endpoint may do better. 501 is what an engine does not do at all: its own answer."""
         return status == 429 or (status >= 500 and status != 501) or status in self._engine().failures
+
+    def _may_be_mended(self, status: int) -> bool:
+        """Whether a refusal of this status may be about a field of ours, or the request may fit elsewhere."""
+        return self.may_refuse_ours(status) or self.may_be_unfit(status)
+
+    def _mended(self, status: int, body: bytearray) -> bool:
+        """Whether a refusal goes no further as it is: the request is sent again, or asked for elsewhere."""
+        if self.may_refuse_ours(status) and self.asks_without_ours(body):
+            return True
+        if self.may_be_unfit(status) and (unfit := self.unfit(status, body)) is not None:
+            self._is_unfit = True
+            self.failed(unfit, f"status {status}")
+            return True
+        return False
 
     def _blames_key(self, status: int) -> bool:
         """Whether the engine refuses the gateway's key.
@@ -406,7 +430,7 @@ class Relay:
 
     def _ended_in_error(self, status: int, body: bytearray) -> None:
         """The answer is whole, and it is an error, or cannot follow the head that went out."""
-        if self.may_refuse_ours(status) and self.asks_without_ours(body):
+        if self._mended(status, body):
             return
         if self._refuses_key:
             self.no_answer()

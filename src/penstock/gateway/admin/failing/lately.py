@@ -59,6 +59,8 @@ WORDS: dict[str, str] = {
     Retry.NOT_AN_ENGINE: "tried again: no engine answers so",
     Retry.KEY_REFUSED: "tried again: it refuses the gateway's key",
     Retry.MODEL_GONE: "tried again: it has no such model",
+    Retry.TOO_LONG: "tried again: too long for it",
+    Retry.MODALITY: "tried again: it takes no such pictures, sounds or videos",
     "stuck": "tried again: it showed no movement",
 }
 # What the callers of a request can mend by themselves, and what an operator set: no reason to call anybody.
