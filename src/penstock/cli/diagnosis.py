@@ -18,6 +18,7 @@ from penstock.config.model import EndpointSection
 from penstock.core.values.observation import Observation
 from penstock.engines.base import Engine, Facts, Model, Priority
 from penstock.engines.recognise import ENGINES
+from penstock.engines.vllm import VLLM
 from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
 from penstock.gateway.endpoints.load_reader import LoadReader
@@ -161,6 +162,7 @@ class Doctor:
         reader.use(engine)
         reading = await reader.full() if reader.reads and facts.tells_load is not False else None
         facts = facts.over(reader.facts)
+        page_flag = await _page_flag(ask, engine, probe) if reading is None and not reader.trouble else ""
         if facts.sleeping:
             problems.append("it is asleep: requests for it would fail until it is woken up")
         moves: bool | None = None
@@ -179,7 +181,10 @@ class Doctor:
             version=facts.version,
             models=[_served(model, facts) for model in (models or [])[:MODELS_SHOWN_MAX]],
             slots=facts.slots if endpoint.slots == "auto" else endpoint.slots,
-            offers=[*_offers(endpoint, engine, facts, reading, reader, moves=moves), *_stream_usage(told=counts)],
+            offers=[
+                *_offers(endpoint, engine, facts, reading, reader, moves=moves, page_flag=page_flag),
+                *_stream_usage(told=counts),
+            ],
         )
 
 
@@ -239,6 +244,7 @@ def _offers(
     reader: LoadReader,
     *,
     moves: bool | None,
+    page_flag: str,
 ) -> list[EngineFeature]:
     """The features of an endpoint, the most important first."""
     flags = engine.flags
@@ -247,7 +253,7 @@ def _offers(
     direction = facts.priority or engine.priority
     kv_known = "kv_events" in flags or facts.kv_events is not None
     return [
-        _metrics(engine, facts, reading, reader, moves=moves),
+        _metrics(engine, facts, reading, reader, moves=moves, page_flag=page_flag),
         _offer("slots", flags, told=True if slots else None, detail=slots_detail),
         _offer("cached_tokens", flags, told=facts.cached_tokens),
         _offer(
@@ -261,12 +267,33 @@ def _offers(
     ]
 
 
+async def _page_flag(ask: Ask, engine: Engine, probe: ProbeAnswer) -> str:
+    """Returns what brings an engine's metrics page if it has no gauges or is missing; empty: the engine's own flag."""
+    flag = engine.flags.get("metrics", "")
+    if not flag or not engine.metrics:
+        return ""
+    path = engine.metrics[0]
+    answer = await ask(path)
+    if answer.ok:
+        return f"{path} has no gauges: serve a request first; if it still has none, {flag}"
+    if answer.absent and (probe.absent or engine is VLLM):  # vLLM has a page whatever its flags are
+        return f"forward {path} to the engine: a proxy before it seems to pass only some paths"
+    return ""
+
+
 def _metrics(
-    engine: Engine, facts: Facts, reading: Observation | None, reader: LoadReader, *, moves: bool | None
+    engine: Engine,
+    facts: Facts,
+    reading: Observation | None,
+    reader: LoadReader,
+    *,
+    moves: bool | None,
+    page_flag: str,
 ) -> EngineFeature:
     if reading is None:
         has = facts.tells_load is not False and (engine.series is not None or bool(engine.load_path))
-        return _offer("metrics", engine.flags, told=False, detail=reader.trouble, has=has)
+        flags = {"metrics": page_flag} if page_flag else engine.flags
+        return _offer("metrics", flags, told=False, detail=reader.trouble, has=has)
     seen = f"{reading.running:g} running, {reading.waiting:g} waiting"
     if reading.kv_usage is not None:
         seen += f", KV {reading.kv_usage:.0%}"

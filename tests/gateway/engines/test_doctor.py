@@ -65,6 +65,29 @@ async def test_what_is_missing_comes_with_its_flag(world: Faces) -> None:
     }
 
 
+BARE = (200, b"# HELP x y\n# TYPE process_start_time_seconds gauge\nprocess_start_time_seconds 1.0\n", "text/plain")
+FORWARD = "forward /metrics to the engine: a proxy before it seems to pass only some paths"
+
+
+@pytest.mark.parametrize(
+    ("routes", "change", "flag"),
+    [
+        (faces.VLLM, {"/metrics": faces.doc({}, 404)}, FORWARD),
+        (faces.VLLM, {"/metrics": faces.doc({}, 404), "/health": faces.doc({}, 404)}, FORWARD),
+        (
+            faces.VLLM,
+            {"/metrics": BARE},
+            "/metrics has no gauges: serve a request first; if it still has none, remove --disable-log-stats",
+        ),
+    ],
+)
+async def test_a_page_that_is_not_forwarded_or_has_no_gauges_yet_is_no_matter_of_the_engines_flags(
+    world: Faces, routes: dict[str, Route], change: dict[str, Route], flag: str
+) -> None:
+    report = await examine((await world.face({**routes, **change})).url)
+    assert [(offer.state, offer.flag) for offer in report.offers if offer.what == "metrics"] == [(N, flag)]
+
+
 @pytest.mark.parametrize(("details", "expected"), [(b'{"cached_tokens":0}', Y), (b"null", N)])
 async def test_a_trial_shows_what_only_an_answer_tells(world: Faces, details: bytes, expected: FeatureState) -> None:
     async def serve(peer: Peer, request: bytes) -> None:
