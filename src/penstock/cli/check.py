@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from penstock.cli import doctor
 from penstock.cli.diagnosis import Doctor
-from penstock.config.effect import effect_warnings
+from penstock.config.effect import effect_warnings, open_warnings, variable_warnings
 from penstock.config.load import ConfigError, Problem, load, summary
 from penstock.config.model import Settings
 from penstock.config.sections.roles import role_warnings
@@ -48,6 +48,7 @@ def run_check(args: argparse.Namespace) -> int:
     try:
         settings = load(file, os.environ)
         message, warnings = summary(settings), [*role_warnings(settings), *effect_warnings(settings)]
+        warnings += [*open_warnings(settings), *variable_warnings(os.environ)]
         problems = tuple(start_problems(settings, os.environ))
         code = EXIT_WRONG if problems else EXIT_OK
     except ConfigError as error:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from penstock import logs
 from penstock.cli.following import changes
-from penstock.config.effect import effect_warnings
+from penstock.config.effect import effect_warnings, variable_warnings
 from penstock.config.load import ConfigError, Settings
 from penstock.config.sections.roles import role_warnings
 from penstock.gateway import bootstrap
@@ -31,7 +32,7 @@ def serve(
 
     `follows`: a file whose every change is a reload. `command`: what was typed, which stands before what is told.
     """
-    for warning in (*role_warnings(settings), *effect_warnings(settings)):
+    for warning in (*role_warnings(settings), *effect_warnings(settings), *variable_warnings(os.environ)):
         print(f"{command}: warning: {warning}", file=sys.stderr)
     logs.configure(log_level)
     logs.use(settings.log.format)

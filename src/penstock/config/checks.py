@@ -19,6 +19,7 @@ from penstock.config.model import (
     BandSection,
     EndpointSection,
     HealthSection,
+    LimitsSection,
     Observe,
     Queue,
     Settings,
@@ -82,6 +83,7 @@ def cross_checks(document: Document) -> Found:
     yield from _tracing(document)
     yield from _admin(document)
     yield from _cors(document)
+    yield from _beyond_others(document)
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
@@ -112,6 +114,37 @@ def _admin(document: Document) -> Found:
         everywhere = ("", "0.0.0.0", "::")
         if port == other != 0 and (host == other_host or host in everywhere or other_host in everywhere):
             yield _problem(("admin", "listen"), "is where `listen` is", "give it a port of its own")
+
+
+def _beyond_others(document: Document) -> Found:
+    """Settings that another one makes meaningless: whoever wrote both meant something else."""
+    queue, limits = _valid(Queue, document.get("queue")), _valid(LimitsSection, document.get("limits"))
+    batch = _valid(BatchSection, document.get("batch"))
+    raw = document.get("bands")
+    for index, band in enumerate(_items(BandSection, raw)):
+        if band is None or band.deadline is None or queue is None:
+            continue
+        max_wait, setting = (queue.max_wait, "queue.max_wait") if band.max_wait is None else (band.max_wait, "max_wait")
+        if band.deadline > max_wait:
+            message = f"is longer than `{setting}` (`{values.write_duration(max_wait)}`), so no request waits for it"
+            yield _problem(("bands", index, "deadline"), message, "shorten it, or raise `max_wait` of the band")
+    if limits is None:
+        return
+    if batch is not None and batch.has_store and batch.serve and batch.limits.max_line > limits.max_body:
+        line: Location = ("batch", "limits", "max_line")
+        if written_at(document, line) is not None or written_at(document, ("limits", "max_body")) is not None:
+            message = "is more than `limits.max_body`, so such a line would be taken and its request refused"
+            yield _problem(line, message, "lower it, or raise `limits.max_body`")
+    if (one := limits.max_connections_per_address) is not None and one > limits.max_connections:
+        message = f"is more than `limits.max_connections` ({limits.max_connections})"
+        yield _problem(("limits", "max_connections_per_address"), message, "lower it, or leave it out")
+    for index, tenant in enumerate(_items(Tenant, document.get("tenants"))):
+        rates = None if tenant is None else tenant.limits
+        if rates is None or rates.tokens_per_minute is None or rates.tokens_per_day is None:
+            continue
+        if rates.tokens_per_minute > rates.tokens_per_day:
+            at: Location = ("tenants", index, "limits", "tokens_per_minute")
+            yield _problem(at, "is more than `tokens_per_day`", "lower it, or leave it out")
 
 
 def _cors(document: Document) -> Found:
@@ -282,6 +315,10 @@ def _fairness(document: Document) -> Found:
         if levels.index(level) < index:
             message = f"is the same as fairness.levels[{levels.index(level)}]"
             yield _problem(("fairness", "levels", index), message, "name each level once")
+    policy = _valid(FairnessSection, raw)
+    if policy is not None and written_at(raw, ("levels",)) is not None and not _has_flows(document):
+        message = "divides nothing: with `policy: fcfs` all requests stand in one line"
+        yield _problem(("fairness", "levels"), message, "write `policy: weighted_tokens`, or leave it out")
     prices = _valid(PricesSection, written_at(raw, ("prices",)))
     if prices is not None and not any((prices.prompt, prices.cached_prompt, prices.completion)):
         yield _problem(("fairness", "prices"), "are all 0: at least one kind of token has to cost something")
@@ -296,6 +333,16 @@ def _counts_tokens(document: Document) -> bool:
         return True  # another check tells what is wrong with them
     policies = {band.fairness.policy or fairness.policy for band in bands if band is not None}
     return not policies <= {"round_robin", "fcfs"}
+
+
+def _has_flows(document: Document) -> bool:
+    """Returns True unless every band serves its requests first come, first served."""
+    fairness = _valid(FairnessSection, document.get("fairness"))
+    raw = document.get("bands")
+    bands = list(DEFAULT_BANDS) if raw is None else _items(BandSection, raw)
+    if fairness is None or None in bands:
+        return True  # another check tells what is wrong with them
+    return {band.fairness.policy or fairness.policy for band in bands if band is not None} != {"fcfs"}
 
 
 def _tenants(document: Document) -> Found:

@@ -7,7 +7,8 @@ them stands what has more effect than one may think: a gateway that is open to e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ipaddress
+from collections.abc import Iterator, Mapping
 
 from penstock.config.model import BandSection, Settings
 from penstock.config.sections.clients import ANY_ORIGIN
@@ -18,6 +19,12 @@ _OF_THE_QUEUE = ("max_requests", "max_tokens", "heartbeat_after")
 _OF_BANDS_QUEUES = (
     *("max_engine_waiting", "ceiling", "min_share", "deadline", "shed_target", "ordering", "max_wait"),
     *("max_requests", "max_bytes", "max_tokens"),
+)
+WAIT_S_USUAL = 3600.0  # nobody at a screen waits longer; batches do, in a band for best effort
+# Variables that Penstock reads itself.
+_OWN_VARIABLES = frozenset(
+    f"PENSTOCK_{name}"
+    for name in ("URL", "TOKEN", "CONFIG", "COMPILE", "ADMIN_TOKEN", "READ_TOKEN", "ENGINES", "API_KEY", "SHARE_SECRET")
 )
 _OF_WAITING_TENANTS = ("queued", "queued_bytes", "queued_tokens")
 
@@ -30,7 +37,24 @@ def effect_warnings(settings: Settings) -> list[str]:
         *_slots(settings),
         *_fairness(settings),
         *_rest(settings),
+        *_waits(settings),
     ]
+
+
+def variable_warnings(env: Mapping[str, str]) -> list[str]:
+    """Returns a sentence for each variable that looks like a setting and is none, because of one underscore."""
+    found: list[str] = []
+    for variable in sorted(env):
+        name = variable.upper()
+        if not name.startswith("PENSTOCK_") or name.startswith("PENSTOCK__") or name in _OWN_VARIABLES:
+            continue
+        for key in Settings.model_fields:
+            if name.removeprefix("PENSTOCK_") == key.upper() or name.startswith(f"PENSTOCK_{key.upper()}_"):
+                rest = name.removeprefix(f"PENSTOCK_{key.upper()}").strip("_")
+                meant = f"PENSTOCK__{key.upper()}" + (f"__{rest}" if rest else "")
+                found.append(f"the variable {variable} sets nothing: write {meant}, with two underscores")
+                break
+    return found
 
 
 def _written(section: Section, *keys: str) -> list[str]:
@@ -106,6 +130,39 @@ def _fairness(settings: Settings) -> Iterator[str]:
                 yield f"tenants[{index}].weight does nothing with `fairness.policy: fcfs`"
 
 
+def open_warnings(settings: Settings) -> Iterator[str]:
+    """Yields a sentence if anybody on the network may use the gateway without a key."""
+    host = settings.listen_address[0]
+    if is_everywhere(host) and not settings.identity.require_key:
+        yield (
+            f"listen: {settings.listen} is open to the network, and callers without a key are served:"
+            " set `identity.require_key: true` and keys (`penstock keys new NAME`), or listen on 127.0.0.1"
+        )
+
+
+def _waits(settings: Settings) -> Iterator[str]:
+    waits = {"queue.max_wait": settings.queue.max_wait}
+    for index, band in enumerate(settings.bands):
+        if band.max_wait is not None and not band.best_effort:
+            waits[f"bands[{index}].max_wait"] = band.max_wait
+    for where, wait_s in waits.items():
+        if wait_s > WAIT_S_USUAL:
+            yield (
+                f"{where} is {wait_s / 3600:.1f} hours: a number without a unit is in seconds; if milliseconds were"
+                f" meant, write `{wait_s:.0f}ms`"
+            )
+
+
+def is_everywhere(host: str) -> bool:
+    """Returns True unless an address to listen on can be reached from this machine alone."""
+    if host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
+
+
 def _rest(settings: Settings) -> Iterator[str]:
     if settings.queue.heartbeat_after >= max(_max_wait(settings, band) for band in settings.bands):
         yield "queue.heartbeat_after does nothing: nobody waits longer than `max_wait`"
@@ -113,6 +170,8 @@ def _rest(settings: Settings) -> Iterator[str]:
         yield "retry.budget does nothing with `retry.max_attempts: 1`"
     if settings.retry.budget == 0 and "max_attempts" in settings.retry.model_fields_set:
         yield "retry.max_attempts does nothing with `retry.budget: 0`"
+    if settings.limits.max_body > settings.queue.max_bytes:
+        yield "limits.max_body does nothing above `queue.max_bytes`: no larger body can be held"
     if settings.tracing.endpoint is None and "sample" in settings.tracing.model_fields_set:
         yield "tracing.sample does nothing without `tracing.endpoint`"
     if ANY_ORIGIN in settings.cors.origins:

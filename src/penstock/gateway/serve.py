@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.batch.api.wiring import BatchService
 from penstock.batch.store.thread import StoreThread
+from penstock.config.effect import open_warnings
 from penstock.config.model import LimitsSection
 from penstock.gateway import early_signals
 from penstock.gateway.admin.own_token import OwnToken
@@ -141,6 +142,10 @@ class Gateway:
         if self.operators is not None:
             self.operators.accept()
         logger.info("listening on %s", _url(host, self.port, secure=context is not None))
+        for warning in open_warnings(settings):
+            logger.warning("%s", warning)
+        if settings.fairness.levels == ("tenant",):
+            logger.info("callers of one tenant are one flow; `fairness.levels: [tenant, user]` makes each user one")
 
     @property
     def port(self) -> int:
