@@ -177,7 +177,12 @@ class Relay:
         self._suspect = self.suspects(status)
         if status in KEY_REFUSED:
             self._refuses_key = self._blames_key(status)
-        if self._is_failure(status) or self._suspect or self._refuses_key or self._may_be_mended(status):
+        if (
+            self._is_failure(status)
+            or self._suspect
+            or self._refuses_key
+            or (status >= 400 and self._may_be_mended(status))
+        ):
             self._error_body = bytearray()
         for name, value in headers:
             lower = name.lower()
