@@ -309,6 +309,34 @@ def test_the_queue_as_their_proposal_names_it() -> None:
     assert found.observe.interval == 0.5
 
 
+def test_the_queue_of_each_endpoint_as_their_first_proposal_names_it() -> None:
+    flags = "--enable_queue --max-wait-time 5 --max-running-requests 10 --max-gpu-perc 95"
+    found = settings(f"{STATIC.replace('roundrobin', 'session --session-key x')} {flags}")
+    assert found.queue.enabled
+    assert (found.routing.affinity_wait, found.admission.max_kv_usage) == (5.0, 0.95)
+    assert {endpoint.slots for endpoint in found.endpoints} == {10}
+    assert not settings(f"{STATIC} --no-enable_queue").queue.enabled
+    assert any("waits for no one endpoint" in said for said in made(f"{STATIC} --max-wait-time 5").warnings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--max-gpu-perc 0.95", "--max-gpu-perc: `0.95`: expected a percentage above 1, at most 100"),
+        ("--max-gpu-perc 101", "--max-gpu-perc: `101`: expected a percentage above 1, at most 100"),
+        ("--max-running-requests 0", "--max-running-requests"),
+        ("--enable_queue --no-enable_queue", "--no-enable_queue: is given, and --enable_queue too"),
+    ],
+)
+def test_a_queue_that_makes_no_sense_is_refused(flags: str, words: str) -> None:
+    assert any(words in problem.line() for problem in made(f"{STATIC} {flags}").problems)
+
+
+def test_a_threshold_of_0_is_the_least_loaded_endpoint_always() -> None:
+    found = settings(f"{STATIC.replace('roundrobin', 'load_balanced_kvaware')} --imbalanced-threshold 0").routing
+    assert found.policy == "least_loaded"
+
+
 def test_traces_go_over_http() -> None:
     found = made(f"{STATIC} --otel-endpoint otel-collector:4317 --otel-service-name mine --otel-secure")
     assert load_router(found, {}).tracing.endpoint == "https://otel-collector:4318"
@@ -334,3 +362,11 @@ def test_more_of_them() -> None:
 def test_a_dollar_sign_is_one() -> None:
     words = STATIC.replace("roundrobin", "session --session-key $key")
     assert settings(words, key="no").routing.session.header == "$key"
+
+
+def test_what_a_dynamic_config_says_beside_a_flag_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "dynamic.json"
+    file.write_text('{"routing_logic": "kvaware"}')
+    found = made(f"{STATIC} --dynamic-config-json {file}")
+    assert found.document["routing"] == {"policy": "round_robin"}
+    assert found.warnings == [f"what {file} says of --routing-logic is not followed: the command line says it, too"]

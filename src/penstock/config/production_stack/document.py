@@ -63,6 +63,9 @@ def _with_file(made: RouterFlags, line: Words) -> dict[str, Given]:
     made.follows = named[0].text
     found = dynamic_config(named[0].text)
     made.problems += found.problems
+    if both := sorted(found.given.keys() & line.given.keys()):
+        said = listing(both).replace(" or ", " and ")
+        made.warnings.append(f"what {named[0].text} says of {said} is not followed: the command line says it, too")
     return {**found.given, **line.given}
 
 
@@ -196,6 +199,11 @@ class _Making:
         """The engines' credential. Callers have to show it, too: else everybody would be lent it."""
         return {"api_key": FromEnvironment(ENGINE_KEY)} if self._env.get(ENGINE_KEY) else {}
 
+    @property
+    def _slots(self) -> dict[str, object]:
+        slots = self._whole("--max-running-requests")
+        return {} if slots is None else {"slots": slots}
+
     def _static(self) -> list[dict[str, object]]:
         urls, models = self._list("--static-backends"), self._list("--static-models")
         for name, said in (("--static-backends", urls), ("--static-models", models)):
@@ -226,6 +234,7 @@ class _Making:
             self._wrong("--static-model-labels", f"is required with --routing-logic {self._routing}")
         for endpoint in endpoints.values():
             endpoint["models"] = endpoint["models"] or "auto"  # that one has none was told
+            endpoint.update(self._slots)
         return list(endpoints.values())
 
     def _roles(self) -> dict[str, str]:
@@ -245,6 +254,7 @@ class _Making:
             "namespace": self._said("--k8s-namespace") or "default",
             "port": self._said("--k8s-port") or "8000",
             "copy_labels": [MODEL_LABEL],
+            **self._slots,
             **self._key,
         }
         sources: list[dict[str, object]] = [{"selector": selector, **usual}]
@@ -279,7 +289,9 @@ class _Making:
             return
         if logic not in ROUTING:
             return  # which was told
-        self._put(("routing", "policy"), "--routing-logic", value=ROUTING[logic])
+        limit = self._said("--imbalanced-threshold")
+        even = logic == "load_balanced_kvaware" and limit is not None and _is_zero(limit)
+        self._put(("routing", "policy"), "--routing-logic", value="least_loaded" if even else ROUTING[logic])
         key = self._said("--session-key")
         if logic == "session" and key is None:
             self._wrong("--session-key", "is required with --routing-logic session", "for example x-user-id")
@@ -287,11 +299,15 @@ class _Making:
             self._put(("routing", "session"), "--session-key", value={"header": key.lower(), "body": key})
         elif key is not None:
             self._warn("--session-key", f"means nothing here: --routing-logic {logic} looks at no session")
-        if logic in PREFER:
+        if logic in PREFER and not even:
             self._put(("routing", "affinity_wait"), value=AFFINITY_WAIT)
         if logic == "prefixaware":
             self._put(("routing", "prefix_chunk"), value=PREFIX_BYTES)
-        if (limit := self._said("--imbalanced-threshold")) is not None:
+        if (wait := self._said("--max-wait-time")) is not None and logic in PREFER and not even:
+            self._put(("routing", "affinity_wait"), "--max-wait-time", value=wait)
+        elif wait is not None:
+            self._warn("--max-wait-time", f"means nothing here: --routing-logic {logic} waits for no one endpoint")
+        if limit is not None and not even:
             self._put(("routing", "imbalance_threshold"), "--imbalanced-threshold", value=limit)
         self._divided(logic)
         if (attempts := self._whole("--max-instance-failover-reroute-attempts")) is not None:
@@ -310,6 +326,13 @@ class _Making:
     # --- the queue, and what is beside ----------------------------------------------------------------------------
 
     def _queue(self) -> None:
+        if "--enable_queue" in self._given and "--no-enable_queue" in self._given:
+            self._wrong("--no-enable_queue", "is given, and --enable_queue too", "give one")
+        for name, on in (("--enable_queue", True), ("--no-enable_queue", False)):
+            if name in self._given:
+                self._put(("queue", "enabled"), name, value=on)
+        if (percent := self._said("--max-gpu-perc")) is not None:
+            self._max_gpu(percent)
         if "--enable-router-queue" in self._given:
             self._put(("queue", "enabled"), "--enable-router-queue", value=True)
         if (most := self._said("--router-max-queued-requests")) is not None:
@@ -324,6 +347,16 @@ class _Making:
             flag = "--router-admission-scrape-interval-seconds"
             self._put(("observe", "interval"), flag, value=seconds)
             self._put(("observe", "fast_interval"), flag, value=seconds)
+
+    def _max_gpu(self, text: str) -> None:
+        try:
+            percent = float(text)
+        except ValueError:
+            return  # which was told
+        if not 1 < percent <= 100:
+            self._wrong("--max-gpu-perc", f"{show(text)}: expected a percentage above 1, at most 100", "95 for 95 %")
+            return
+        self._put(("admission", "max_kv_usage"), "--max-gpu-perc", value=percent / 100)
 
     def _beside(self) -> None:
         if (seconds := self._whole("--static-backend-health-check-interval")) is not None:
@@ -364,6 +397,14 @@ class _Making:
             self._warn("--otel-endpoint", f"is asked at port {HTTP_PORT}: traces go over HTTP, not gRPC")
         self._put(("tracing", "endpoint"), "--otel-endpoint", value=url.geturl())
         self._made.environment["OTEL_SERVICE_NAME"] = self._said("--otel-service-name") or "vllm-router"
+
+
+def _is_zero(text: str) -> bool:
+    """Any difference reaches a threshold of 0, so caches are never looked at."""
+    try:
+        return float(text) == 0
+    except ValueError:
+        return False
 
 
 def _over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:

@@ -140,7 +140,12 @@ FLAGS = (
     # where a request goes
     _setting("--routing-logic", tuple(ROUTING), "routing.policy", "required; see above"),
     _setting("--session-key", TEXT, "routing.session", "a header, and a field of the body of the same name"),
-    _setting("--imbalanced-threshold", TEXT, "routing.imbalance_threshold", "with `load_balanced_kvaware`"),
+    _setting(
+        "--imbalanced-threshold",
+        TEXT,
+        "routing.imbalance_threshold",
+        "with `load_balanced_kvaware`; `0` is `policy: least_loaded`",
+    ),
     _nothing("--kv-aware-threshold", WHOLE, "a match counts for what it saves, so there is no least one"),
     _nothing("--prefix-min-match-length", WHOLE, "a match counts for what it saves, so there is no least one"),
     _refused("--priority-header", TEXT, _PRIORITY),
@@ -160,6 +165,17 @@ FLAGS = (
     _nothing("--lmcache-health-check-interval", WHOLE, _LMCACHE),
     _nothing("--lmcache-worker-timeout", WHOLE, _LMCACHE),
     # the queue, as their proposals name it
+    _setting("--enable_queue", SWITCH, "queue.enabled", "the queue is on without it, too"),
+    _setting("--no-enable_queue", SWITCH, "queue.enabled", "`false`"),
+    _setting(
+        "--max-wait-time",
+        NUMBER,
+        "routing.affinity_wait",
+        "how long a request waits for the endpoint of its session or cache before it goes to another",
+        least=0,
+    ),
+    _setting("--max-running-requests", WHOLE, "endpoints[].slots", "of each endpoint", least=1),
+    _setting("--max-gpu-perc", NUMBER, "admission.max_kv_usage", "a percentage: 95 is `0.95`", least=0),
     _setting("--enable-router-queue", SWITCH, "queue.enabled", "the queue is on without it, too"),
     _setting("--router-max-queued-requests", WHOLE, "queue.max_requests", "without it 10,000", least=0),
     _setting("--router-max-queue-wait-seconds", NUMBER, "queue.max_wait", "without it 60", least=0.001),
