@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.endpoints.proof import CLOSED_S, ERRORS_MAX, PAUSE_S, PAUSE_S_MAX, STRIKES_MAX, WORD_S
+from penstock.core.endpoints.proof import CLOSED_S, ERRORS_MAX, PAUSE_S, PAUSE_S_MAX, STRIKES_MAX, WORD_S, Proof
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.outcome import Reason
@@ -299,3 +299,16 @@ def test_a_caller_whose_requests_are_all_wrong_closes_nothing() -> None:
             (lease,) = leases(made.arrived(request(f"{model}{at}", model=model), now=101.0 + at))
             made.finished(lease, GOOD, refused=model == "m", now=101.001 + at)
     assert made.proven("a")
+
+
+def test_a_refused_key_is_tried_again_every_ten_seconds_and_ends_with_a_good_answer() -> None:
+    proof = Proof()
+    proof.refuses_key(100.0)
+    assert (proof.stands, proof.left_to_others, proof.waits(5, 100.0)) == (False, True, False)
+    assert not proof.chance(109.9)
+    assert proof.chance(110.0)
+    assert (proof.key_refused, proof.left_to_others) == (True, False)
+    proof.refuses_key(111.0)
+    assert proof.left_to_others
+    proof.succeeded()
+    assert (proof.stands, proof.key_refused, proof.left_to_others) == (True, False, False)
