@@ -13,7 +13,19 @@ from typing import Any
 import openai
 import pytest
 
-from tests.engines.real.processes import HOME, MODEL, QUEUED_MAX, Adapted, Engine, Gateway, LlamaCpp, Vllm, say, until
+from tests.engines.real.processes import (
+    HOME,
+    KEY,
+    MODEL,
+    QUEUED_MAX,
+    Adapted,
+    Engine,
+    Gateway,
+    LlamaCpp,
+    Vllm,
+    say,
+    until,
+)
 
 TIMEOUT_S = 600.0  # a test may have to start an engine on a busy machine
 IDLE_S_MAX = 120.0  # llama.cpp may finish what nobody wants any more
@@ -34,7 +46,8 @@ class Fleet:
         self.b = Vllm("vllm-b", logs, "--max-num-queued-reqs", str(QUEUED_MAX))
         self.c = LlamaCpp("llama-c", logs)
         self.all: list[Engine] = [self.a, self.b, self.c]
-        self.adapted = Adapted("vllm-lora", logs)  # started by the tests that need it
+        self.adapted = Adapted("vllm-lora", logs)  # this one and the next are started by the tests that need them
+        self.guarded = Vllm("vllm-guarded", logs, "--api-key", KEY)
 
     def ensure(self) -> None:
         for engine in self.all:
@@ -58,7 +71,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
     finally:
         say("stopping the engines")
-        for engine in (*fleet.all, fleet.adapted):
+        for engine in (*fleet.all, fleet.adapted, fleet.guarded):
             engine.process.kill()
 
 

@@ -27,6 +27,7 @@ LLAMA_SIZE = 4
 QUEUED_MAX = 12  # the second vLLM holds so many at most, running or not, and refuses the rest with 503
 BLOCK_TOKENS = 32
 CONTEXT = 32768
+KEY = "a-key-of-the-engine"  # what the guarded vLLM wants on its /v1 paths
 ADAPTER = "tiny-lora"  # the name that the adapter at hand is served under
 ACCESS_LOG = {"format": "json", "access": True}
 
