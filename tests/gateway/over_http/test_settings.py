@@ -278,11 +278,16 @@ async def test_heads_and_connections_are_bounded(world: World) -> None:
     await world.engine()
     await world.gateway(limits={"max_header": "2KiB", "max_connections": 2})
     assert (await world.ask(body=chat(), headers={"x-long": "x" * 3000})).status == 431
-    kept = [await world.client(request(body=chat())) for _ in range(2)]
-    for client in kept:
+    idle = [await world.client(request(body=chat())) for _ in range(2)]
+    for client in idle:
         assert (await client.answer()).status == 200
+    busy = [await world.client(request(body=chat())[:-1]) for _ in range(2)]  # in the place of the idle ones
+    for client in idle:
+        assert await client.reader.read() == b""
     refused = await (await world.client(request(body=chat()))).answer()
     assert (refused.status, refused.header("x-penstock-reason")) == (429, "overload")
+    busy[0].send(request(body=chat())[-1:])
+    assert (await busy[0].answer()).status == 200
 
 
 @pytest.mark.parametrize(
@@ -466,17 +471,25 @@ async def test_callers_without_a_key_run_so_many_together(world: World) -> None:
 
 @pytest.mark.virtual_time
 async def test_an_engine_that_takes_no_connection_is_given_up_in_the_time_that_is_set(world: World) -> None:
+    async def probed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 X\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        writer.close()
+
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for client in (first, second):  # what the system takes in our place; the next one hears nothing
-            client.setblocking(False)
-            client.connect_ex(full.getsockname())
+        server = await asyncio.start_server(probed, sock=full.dup(), backlog=1)
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
         endpoint = {"url": url, "engine": "openai", "models": ["sim"], "slots": 1}
         await world.gateway(endpoints=[endpoint], timeouts={"connect": "200ms"}, retry={"max_attempts": 1})
+        await world.until(lambda: world.picture().endpoints[0].state == "up")
+        server.close()
+        full.listen(0)  # the socket stays, and nobody accepts
+        for client in (first, second):  # what the system takes in our place; the next one hears nothing
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
         async with asyncio.timeout(4):
-            assert (await world.chat()).status in (502, 503)
+            assert (await world.chat()).status == 502
 
 
 @pytest.mark.parametrize(("observe", "waits"), [({"interval": "20ms"}, False), ({"interval": "2s"}, True)])
