@@ -29,13 +29,18 @@ def unfit(pool: Pool, entry: Entry) -> list[str]:
     surely = [e for e in serving if e.in_service and _fits(e, entry.model, tokens + output_tokens, kinds)]
     if not surely:
         return []
+    roles = frozenset([e.role for e in surely])  # no endpoint stands in for one of another role
     return [
-        e.name for e in serving if e not in surely and not _fits(e, entry.model, tokens / EXCESS + output_tokens, kinds)
+        e.name
+        for e in serving
+        if e.role in roles and e not in surely and not _fits(e, entry.model, tokens / EXCESS + output_tokens, kinds)
     ]
 
 
 def may_take(other: Endpoint, entry: Entry, failure: Failure, refused_by: Endpoint) -> bool:
     """Whether another endpoint may take what one has refused."""
+    if other.role is not refused_by.role:
+        return False
     if failure is Failure.MODALITY:
         return other.refused_kinds.isdisjoint(kinds_of(entry.model, contents_of(entry.request)))
     theirs, its = other.contexts.get(entry.model), refused_by.contexts.get(entry.model)
