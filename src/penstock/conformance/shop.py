@@ -145,20 +145,23 @@ class Shop:
         self._made += 1
         prompt, output = random.randint(*customer.prompt_tokens), random.randint(*customer.output_tokens)
         usage = Usage(prompt, output, cached_tokens=int(prompt * customer.cached))
-        request = Request(
-            id=f"r{self._made}",
+        request = self._request(f"r{self._made}", customer, prompt)
+        cost = 1.0 * (prompt - usage.cached_tokens) + 2.0 * output
+        self.jobs[request.id] = ShopJob(request, customer, usage, cost)
+        self.waiting[customer] += 1
+        self._tell(self.scheduler.arrived(request, now=self.now))
+
+    def _request(self, name: str, customer: Customer, prompt_tokens: int) -> Request:
+        return Request(
+            id=name,
             model=customer.model,
             band=0,
             tenant=customer.name,
             flow=customer.flow,
             weights=(customer.weight, 1.0)[: len(customer.flow)],
-            body_bytes=4 * prompt,
+            body_bytes=4 * prompt_tokens,
             streamed=customer.streamed,
         )
-        cost = 1.0 * (prompt - usage.cached_tokens) + 2.0 * output
-        self.jobs[request.id] = ShopJob(request, customer, usage, cost)
-        self.waiting[customer] += 1
-        self._tell(self.scheduler.arrived(request, now=self.now))
 
     def _tell(self, actions: list[Action]) -> None:
         for action in actions:

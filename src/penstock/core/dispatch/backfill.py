@@ -14,7 +14,7 @@ from __future__ import annotations
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.fair_tree import lead
+from penstock.core.queueing.fair_tree import Node, QueueTree, lead
 from penstock.core.values.lifecycle import TERMINAL, State
 
 BACKFILLED_MAX = 32  # times one request may be overtaken by others that fit; then room is reserved for it
@@ -27,6 +27,7 @@ class Backfill:
     def __init__(self, charges: Charges) -> None:
         self._charges = charges
         self.passed: list[Entry] = []  # in this turn: requests that did not fit
+        self.held: dict[Node, None] = {}  # in this turn: flows with requests that may not be sent yet, whatever fits
         self.reserved: set[Endpoint] = set()  # in this turn: endpoints whose room is reserved for some of them
         self._starved: list[Entry] = []  # overtaken as often as may be: room is reserved for those of them that wait
 
@@ -37,6 +38,7 @@ class Backfill:
     def begin(self) -> None:
         """A turn begins."""
         self.passed.clear()
+        self.held.clear()
         self.reserved.clear()
 
     def unreserved(self, endpoints: list[Endpoint]) -> list[Endpoint]:
@@ -47,6 +49,17 @@ class Backfill:
         """Note that `entry` is passed over in this turn."""
         if entry not in self.passed:
             self.passed.append(entry)
+
+    def holds(self, entry: Entry) -> None:
+        """Note that `entry` may not be sent in this turn: its tenant is at its limit, or it waits for its endpoint."""
+        self.held[entry.node_of()] = None
+
+    def served(self, tree: QueueTree, entry: Entry) -> None:
+        """Note that `entry` was served in its turn: flows before it that only had requests on hold gave theirs up."""
+        claims = {passed.node_of() for passed in self.passed}
+        for node in self.held:
+            if node not in claims:
+                tree.passed(node, entry.node_of())
 
     def reserve(self, entry: Entry, free: list[Endpoint], now: float) -> None:
         """Reserve room for `entry`, which was passed over, if that was so often enough."""

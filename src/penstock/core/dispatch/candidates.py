@@ -25,6 +25,7 @@ from penstock.core.values.settings import AdmissionSettings, BandSettings
 
 _MAY_BE_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)
 UNBOUNDED = (math.inf, math.inf)
+_AWAY = (Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD, Cause.EJECTED, Cause.STUCK)  # not busy with others' requests
 
 
 class CandidateFilter:
@@ -71,6 +72,12 @@ class CandidateFilter:
         """Ask endpoints that were touched whether they are open to `band`."""
         for endpoint in band.unchecked:
             cause = self.closed(endpoint, band.settings, now)
+            if (cause in _AWAY) != (endpoint in band.away):
+                if cause in _AWAY:
+                    band.away[endpoint] = None
+                else:
+                    del band.away[endpoint]
+                band.holds_changed = True
             if cause in _MAY_BE_TOLD or endpoint.ledger.belief.closed_s is not None:
                 self._ask_gauges(endpoint, band.settings, cause, now)
             if cause is None:
@@ -93,6 +100,13 @@ class CandidateFilter:
             endpoint.ledger.belief.closes(now)
         elif cause is None and endpoint.ledger.load(now) > 0:
             endpoint.ledger.belief.opens()  # an idle one takes a request whatever its memory: that says nothing
+
+    def away(self, model: str, band: Band) -> bool:
+        """True if no endpoint for the model takes anything, as far as is known: all are down, drained, or back off."""
+        for endpoint in self._pool:
+            if endpoint not in band.away and endpoint.serves(model) and endpoint.role is not Role.PREFILL:
+                return False
+        return True
 
     # --- room for a request -------------------------------------------------------------------------------------
 

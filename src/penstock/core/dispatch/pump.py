@@ -71,13 +71,26 @@ class Pump:
         self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
 
     def next(self, now: float) -> Found | None:
-        """Returns the request to send next and the endpoints it may go to; None if nothing can be sent."""
+        """Returns the request to send next and the endpoints it may go to; None if nothing can be sent.
+
+        A flow that is found to be held leaves its share to the others, so after that it looks again. That ends: flows
+        are capped here, and none is uncapped.
+        """
+        while True:
+            held = self._capped.found
+            choice = self._look_for_next(now)
+            if self._capped.found == held:
+                break
+        if choice is not None:
+            self._backfill.found(choice[1])
+        return choice
+
+    def _look_for_next(self, now: float) -> Found | None:
         self._backfill.begin()
         self._stagger.begin()
         for band in self._turns():
             found = self._next_of(band, now)
             if found is not None:
-                self._backfill.found(found[1])
                 return found
         return None
 
@@ -139,9 +152,18 @@ class Pump:
         turns = [band for band in self._queues.bands if band.tree.root.waiting]
         return self._promised.owed() + turns
 
+    def holds(self, model: str, band: Band) -> bool:
+        """True if no request of `band` for the model may be sent, whatever room there is: the model is paused, or all
+        its endpoints are away.
+        """
+        return not self._pauses.sends(model) or self._candidates.away(model, band)
+
     def _next_of(self, band: Band, now: float) -> Found | None:
         if band.unchecked:
             self._candidates.check_open(band, now)
+        if band.holds_changed:
+            band.holds_changed = False
+            band.tree.hold({model for model in band.tree.root.backlog if self.holds(model, band)})
         if not band.open:
             return None
         free = self._backfill.unreserved(list(band.open))
@@ -218,6 +240,7 @@ class Pump:
                 waiting.append(entry)
                 continue
             if self._quotas.at_limit(entry.account):
+                self._backfill.holds(entry)
                 continue
             if looked_at >= WINDOW:
                 break
@@ -242,14 +265,25 @@ class Pump:
                     ahead.add((entry.node_of(), entry.request.model))
                     looked_at += 1
                     continue
-            if entry.affinity.may_wait and self._affinity.waits(entry, now):
-                if self._affinity.weighs_wait:
-                    waiting.append(entry)
+            if self._waits_for_home(entry, waiting, now):
                 continue  # nobody overtakes it: it waits for an endpoint of its own
             looked_at += 1
             self._backfill.passes(entry)
             self._backfill.reserve(entry, free, now)
         return None
+
+    def _waits_for_home(self, entry: Entry, waiting: list[Entry], now: float) -> bool:
+        """True if a request waits for an endpoint of its own.
+
+        By an estimate: then it is `waiting`, and not passed too often. For a fixed time: then its turn is given up.
+        """
+        if not (entry.affinity.may_wait and self._affinity.waits(entry, now)):
+            return False
+        if self._affinity.weighs_wait:
+            waiting.append(entry)
+        else:
+            self._backfill.holds(entry)
+        return True
 
     def _pressed(self, entry: Entry, waiting: list[Entry], free: list[Endpoint], now: float) -> Found | None:
         """The first of those that wait for a warm endpoint whom the flow of `entry` may not pass again: it goes."""

@@ -18,7 +18,7 @@ from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.capped_flows import CAPPED_MAX, CappedFlows
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.fair_tree import Node, in_fair_order, top
+from penstock.core.queueing.fair_tree import HELD, IDLE, Node, in_fair_order, top
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.util.decaying import Decaying
@@ -70,7 +70,7 @@ class UnderShare:
         if node.parent is not None and self.under_share(node, model, now):
             self._queues.bands[entry.request.band].note_under_share(node, model)
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
-            if crowded and node.waiting <= UNDER_SHARE_WAITING_MAX:
+            if crowded and node.waiting <= UNDER_SHARE_WAITING_MAX and self._needs_reserve(entry, node, now):
                 self._reserved.arrived(model, now)
 
     def returned(self, entry: Entry, now: float) -> None:
@@ -162,12 +162,22 @@ class UnderShare:
             elif node is not first:
                 yield from _from_head(band.tree.head([model], node), band, model, node)
 
+    def _needs_reserve(self, entry: Entry, node: Node, now: float) -> bool:
+        """Whether a request could use a reserved slot, and there are others to reserve it from."""
+        if self._quotas.at_limit(entry.account) or entry.model in self._queues.bands[entry.request.band].tree.held:
+            return False
+        return node.parent is not None and self._part(node, node.parent, now) < 1.0
+
     def _part(self, node: Node, parent: Node, now: float) -> float:
-        """The share that a flow's weight gives it among those recently active."""
-        active, lately = parent.active_weight, self._reserved.weight(now)
-        if not (node.waiting or node.in_flight):
-            active += node.weight
-        return node.weight / (active if active > lately else lately)
+        """The share that a flow's weight gives it among those recently active that are not held."""
+        total, lately = parent.active_weight, self._reserved.weight(now)
+        standing = node.standing
+        if standing == IDLE:
+            total += node.weight
+        total = (total if total > lately else lately) - parent.held_weight
+        if standing == HELD:
+            total += node.weight
+        return node.weight / total if total > node.weight else 1.0
 
     def _asked_for_less(self, node: Node, part: float, now: float) -> bool:
         """Whether a flow asked for no more than that part of the work recently, give or take.

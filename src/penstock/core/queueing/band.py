@@ -43,6 +43,8 @@ class Band:
         self.unchecked: dict[Endpoint, None] = {}
         self.bumped: dict[int, Entry] = {}  # what operators put first, by arrival number, in the order they did
         self.closed: dict[Endpoint, Cause] = {}  # why each was closed when it was last found so
+        self.away: dict[Endpoint, None] = {}  # those of them that take nothing at all, whatever room they have
+        self.holds_changed = False  # perhaps: it is to be looked at again which models are held
 
     def touch(self, endpoint: Endpoint) -> None:
         """Ask again whether the endpoint is open, because something happened to it."""
@@ -56,6 +58,7 @@ class Band:
         self.touch(endpoint)
         del self.unchecked[endpoint]
         self.closed.pop(endpoint, None)
+        self.away.pop(endpoint, None)
 
     def opened(self, endpoint: Endpoint, free_slots: float) -> None:
         """Remember that the endpoint is open, with so many `free_slots`, until it is touched."""
@@ -85,6 +88,7 @@ class Band:
     def replant(self) -> None:
         """Begin a new tree. The caller puts into it what waits and runs."""
         self.tree = QueueTree()
+        self.holds_changed = True
         self._under_share.clear()
 
     def adopt(self, entries: Iterable[Entry]) -> None:

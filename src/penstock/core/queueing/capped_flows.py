@@ -21,6 +21,7 @@ class CappedFlows:
         self._queues = queues
         self._quotas = quotas
         self._tenant_level = tenant_level
+        self.found = 0  #: flows that were capped so far
         self.flows: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
 
     def cap(self, entry: Entry) -> bool:
@@ -41,6 +42,7 @@ class CappedFlows:
         if not own.capped:
             tree = self._queues.bands[entry.request.band].tree
             tree.cap(own)
+            self.found += 1
             self.flows.setdefault(entry.account, []).append((tree, own))
         return True
 

@@ -2,8 +2,10 @@
 
 Each node carries a *tag*: the service it got, divided by its weight, as the policy counts service. The child with
 the least tag is next, at every level (start-time fair queueing: P. Goyal, H. Vin, H. Cheng, SIGCOMM 1996, applied
-per level as in H-WFQ). A node that comes back from idle is lifted to its parent's virtual time, which is the tag of
-the child served last: it keeps debt and hoards no credit.
+per level as in H-WFQ). A node that may be served again is lifted to its parent's virtual time, which is the tag of the
+child served last: it keeps debt and hoards no credit. It may be served while a request below it is *sendable*: an idle
+node has none, and neither has one whose requests are all held, because their tenant is capped or their model is held.
+A request that only waits for room is sendable, so its flow keeps its claim.
 
 Requests of one flow for different models stand in different leaves, so a model without a free endpoint never hides
 another one's requests. Every node therefore keeps one heap of its backlogged children per model. Heap entries are
@@ -23,6 +25,7 @@ from penstock.core.queueing.flow_queue import Leaf
 Item = TypeVar("Item")
 Path = tuple[str, ...]
 PART_PREFIX = " "  # of the name of a part that many share: a step in the path, and no level of its own
+IDLE, ACTIVE, HELD = range(3)  # how a node stands
 NODES_SWEEP_MIN = 1_000  # flows below that are not worth a look
 NODES_MAX = 20_000  # idle flows in debt remembered; about a kilobyte each
 
@@ -38,6 +41,7 @@ class Node:
         "demand",
         "demand_s",
         "heaps",
+        "held_weight",
         "in_flight",
         "index",
         "leaves",
@@ -46,6 +50,7 @@ class Node:
         "lined",
         "name",
         "parent",
+        "sendable",
         "tag",
         "virtual",
         "waiting",
@@ -61,10 +66,12 @@ class Node:
         self.tag = 0.0  # start tag: service got, per weight
         self.virtual = 0.0  # virtual time among its children
         self.waiting = 0  # requests waiting below it
+        self.sendable = 0  # of these, those that nothing below holds: neither a cap of a node nor a hold of their model
         self.in_flight = 0  # requests below it that hold a lease
         self.backlog: dict[str, int] = {}  # requests waiting, per model
         self.work: dict[str, float] = {}  # what they are estimated to take, per model
         self.active_weight = 0.0  # of its children that have requests waiting or in flight
+        self.held_weight = 0.0  # of those of them that are held
         self.children: dict[str, Node] = {}
         self.heaps: dict[str, list[tuple[float, int, Node]]] = {}  # per model: children with backlog, by tag
         self.lined: dict[str, int] = {}  # and how many these are: what else is in a heap is there no more
@@ -79,6 +86,37 @@ class Node:
     def active(self) -> bool:
         """Whether it has requests, waiting or in flight."""
         return self.waiting > 0 or self.in_flight > 0
+
+    @property
+    def standing(self) -> int:
+        """Whether it is idle, active, or active and held: none of its waiting requests may be sent, whatever room there
+        is.
+        """
+        if not self.waiting and not self.in_flight:
+            return IDLE
+        return HELD if self.capped or (self.waiting and not self.sendable) else ACTIVE
+
+    def stood(self, before: int) -> None:
+        """Count the node's weight at its parent by its standing, which was another `before`."""
+        after, parent = self.standing, self.parent
+        if after == before or parent is None:
+            return
+        if before == IDLE:
+            parent.active_weight += self.weight
+        elif after == IDLE:
+            parent.active_weight -= self.weight
+        if after == HELD:
+            parent.held_weight += self.weight
+        elif before == HELD:
+            parent.held_weight -= self.weight
+
+    def reweigh(self, weight: float) -> None:
+        """Let the node weigh so much from now on."""
+        if self.parent is not None and self.standing != IDLE:
+            self.parent.active_weight += weight - self.weight
+            if self.standing == HELD:
+                self.parent.held_weight += weight - self.weight
+        self.weight = weight
 
     @property
     def idle(self) -> bool:
@@ -154,6 +192,7 @@ class QueueTree:
     def __init__(self) -> None:
         self.root = Node("", None, 1.0, 0)
         self._weights: dict[int, Mapping[str, float]] = {}  # by level, as settings give them: for flows not remembered
+        self.held: set[str] = set()  # models with waiting requests of which none may be sent
         self._created = 0
         self._nodes = 0
         self._sweep_at = NODES_SWEEP_MIN
@@ -190,9 +229,7 @@ class QueueTree:
                 node.children[name] = child
                 self._nodes += 1
             elif child.weight != weight:
-                if child.active:
-                    node.active_weight += weight - child.weight
-                child.weight = weight
+                child.reweigh(weight)
             node = child
         return node
 
@@ -214,17 +251,18 @@ class QueueTree:
         if leaf is None:
             leaf = node.leaves[model] = Leaf()
         leaf.push(entry)
+        sendable = model not in self.held
         while True:
-            parent = node.parent
-            if parent is not None and not node.active:
-                parent.active_weight += node.weight
+            parent, before = node.parent, node.standing
             node.waiting += 1
             node.work[model] = node.work.get(model, 0.0) + entry.charge.work
             count = node.backlog[model] = node.backlog.get(model, 0) + 1
+            if sendable:
+                _may_send(node, 1)
+                sendable = not node.capped
             if parent is None:
                 return
-            if node.waiting == 1:
-                node.tag = max(node.tag, parent.virtual)
+            node.stood(before)
             if count == 1:
                 parent.begins(node, model)
             node = parent
@@ -238,8 +276,13 @@ class QueueTree:
         if not leaf:
             del node.leaves[model]
         up: Node | None = node
+        sendable = model not in self.held
         while up is not None:
+            before = up.standing
             up.waiting -= 1
+            if sendable:
+                up.sendable -= 1
+                sendable = not up.capped
             up.backlog[model] -= 1
             if up.backlog[model]:
                 up.work[model] -= entry.charge.work
@@ -248,9 +291,10 @@ class QueueTree:
                 del up.work[model]
                 if up.parent is not None:
                     up.parent.ends(model)
-            if up.parent is not None and not up.active:
-                up.parent.active_weight -= up.weight
+            up.stood(before)
             up = up.parent
+        if model not in self.root.backlog:
+            self.held.discard(model)
 
     def serve_at_once(self, flow: Node) -> None:
         """Note that a request of `flow`, of which nothing waits, is sent without having waited.
@@ -271,9 +315,9 @@ class QueueTree:
         """Note that a request of `flow` was given a lease."""
         node: Node | None = flow
         while node is not None:
-            if node.parent is not None and not node.active:
-                node.parent.active_weight += node.weight
+            before = node.standing
             node.in_flight += 1
+            node.stood(before)
             node = node.parent
 
     def returned(self, flow: Node) -> None:
@@ -281,9 +325,9 @@ class QueueTree:
         node: Node | None = flow
         while node is not None:
             assert node.in_flight > 0
+            before = node.standing
             node.in_flight -= 1
-            if node.parent is not None and not node.active:
-                node.parent.active_weight -= node.weight
+            node.stood(before)
             node = node.parent
 
     def release(self, flow: Node) -> None:
@@ -325,9 +369,7 @@ class QueueTree:
         for parent in _parents(self.root, level):
             for child in parent.children.values():
                 weight = weights.get(child.name, 1.0)
-                if child.active:
-                    parent.active_weight += weight - child.weight
-                child.weight = weight
+                child.reweigh(weight)
 
     def level(self, costs: Mapping[Node, float]) -> None:
         """Let flows and groups that wait stand as close together as fairness would have kept them.
@@ -346,14 +388,61 @@ class QueueTree:
 
     def cap(self, node: Node) -> None:
         """Pass over `node` until `uncap`."""
+        if node.capped:
+            return
+        before = node.standing
         node.capped = True
+        node.stood(before)
+        _may_send_above(node, -node.sendable)
 
     def uncap(self, node: Node) -> None:
-        """Take a capped node's turn into account again."""
+        """Take a capped node's turn into account again, from the virtual time on."""
+        if not node.capped:
+            return
+        before = node.standing
         node.capped = False
+        node.stood(before)
+        if node.sendable:
+            _lift(node)
+            _may_send_above(node, node.sendable)
         if node.parent is not None:
             for model in node.backlog:
                 node.parent.enlist(node, model)
+
+    def hold(self, models: set[str]) -> None:
+        """Hold the requests for these `models`, all of which have some waiting, and no others, from now on."""
+        if models != self.held:
+            self.held = models
+            self._recount(self.root)
+
+    def _recount(self, node: Node) -> int:
+        """Count what may be sent below a node again. Returns what of it counts for the parent."""
+        count = 0
+        for child in node.children.values():
+            count += self._recount(child)
+        if not node.children:
+            for model, waiting in node.backlog.items():
+                if model not in self.held:
+                    count += waiting
+        before = node.standing
+        _may_send(node, count - node.sendable)
+        node.stood(before)
+        return 0 if node.capped else count
+
+    def passed(self, flow: Node, other: Node) -> None:
+        """Note that a request of `other` was just served, because those of `flow` before it may not be sent yet.
+
+        Where their ways part, `flow` is lifted to the virtual time.
+        """
+        path: set[Node] = set()
+        node: Node | None = other
+        while node is not None:
+            path.add(node)
+            node = node.parent
+        while flow.parent is not None and flow.parent not in path:
+            flow = flow.parent
+        if flow not in path:
+            _lift(flow)
 
     def head(self, models: Collection[str], node: Node | None = None) -> Entry | None:
         """Returns the request that is next, of those that wait for one of the models, below `node` if given; None if
@@ -408,6 +497,29 @@ class QueueTree:
                 for model in node.backlog:
                     node.parent.enlist(node, model)
             node = node.parent
+
+
+def _lift(node: Node) -> None:
+    """Let a node that may be served again begin at the virtual time: it hoards no credit. Debt is kept."""
+    if node.parent is not None and node.tag < node.parent.virtual:
+        node.tag = node.parent.virtual
+
+
+def _may_send(node: Node, more: int) -> None:
+    """Note that so many `more` requests below a node may be sent; negative: fewer."""
+    if not node.sendable and more:
+        _lift(node)
+    node.sendable += more
+
+
+def _may_send_above(node: Node, more: int) -> None:
+    """Note above a node that so many `more` requests below it may be sent, up to the next node that is capped."""
+    above = node.parent
+    while above is not None:
+        before = above.standing
+        _may_send(above, more)
+        above.stood(before)
+        above = None if above.capped else above.parent
 
 
 def _all_below(node: Node) -> Iterator[Node]:

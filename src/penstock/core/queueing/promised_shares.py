@@ -9,6 +9,7 @@ held against it.
 
 from __future__ import annotations
 
+from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
@@ -33,19 +34,23 @@ class PromisedShares:
             return self._promised
         return [band for band in self._promised if band.credit > 0 and band.tree.root.waiting]
 
-    def sent(self, entry: Entry) -> None:
-        """Count the work of a request that was sent, as it is estimated, for and against the shares."""
+    def sent(self, entry: Entry, chosen: Endpoint | None = None) -> None:
+        """Count the work of a request that was sent, as it is estimated, for and against the shares.
+
+        `chosen`: where it went, from the queue. A band that is owed was asked before, so if that endpoint is not open
+        to it, its own ceiling or another limit of its own kept it out.
+        """
         if not self._promised:
             return
         rank = entry.request.band
         own = self._queues.bands[rank]
-        above = any(band.tree.root.waiting for band in self._queues.bands[:rank])
+        above = any(band.tree.root.sendable for band in self._queues.bands[:rank])
         counted = []
         for band in self._promised:
             if band is own:
                 if above:
                     counted.append((band, band.settings.min_share - 1.0))
-            elif band.tree.root.waiting or band.credit < 0:
+            elif band.credit < 0 or (band.tree.root.sendable and (band.credit <= 0 or chosen in band.open)):
                 counted.append((band, band.settings.min_share))
         entry.charge.counted_in, entry.charge.counted = counted, 0.0
         self.settle(entry, entry.charge.work)
@@ -60,5 +65,5 @@ class PromisedShares:
         for band, part in entry.charge.counted_in:
             before = band.credit
             band.credit = min(max(before + part * more, -most), most)
-            if before <= 0 < band.credit and not band.tree.root.waiting:
-                band.credit = 0.0  # nothing is saved up by who asks for nothing
+            if before <= 0 < band.credit and not band.tree.root.sendable:
+                band.credit = 0.0  # nothing is saved up by a band that asks for nothing, or is held

@@ -30,6 +30,7 @@ class OperatorFacts:
         """Send nothing of this model (None: of any) until `resumed`; requests that come wait."""
         state = self._state
         state.pauses.pause(model)
+        state.holds_changed()
         state.wait_causes.look(now, at_once=True)
         return []
 
@@ -42,6 +43,7 @@ class OperatorFacts:
         """Take a pause and a drain back; None: all of them."""
         state = self._state
         state.pauses.resume(model)
+        state.holds_changed()
         state.forecast.resumed(model)
         return sending.pumped(state, now)
 
@@ -122,6 +124,7 @@ class OperatorFacts:
         state.backfill.reconfigured(state.charges)
         state.promised.reconfigured()
         state.capped.uncap_all()
+        state.holds_changed()
         state.under_share.judge_again(now)
         state.recorder.reconfigured(
             [band.name for band in settings.bands], settings.admission, state.entries.values(), now

@@ -238,10 +238,12 @@ def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoin
     if entry.dispatch.follows is None:
         if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
             band.tree.serve(entry)
+            if state.backfill.held:
+                state.backfill.served(band.tree, entry)
         codel.leaves(band.settings, entry, now)
     ends.unqueue(state, entry, Event.DISPATCHED, now)
     state.under_share.sent(entry, now)
-    state.promised.sent(entry)
+    state.promised.sent(entry, chosen)
     if state.under_share.is_over_share(entry, now):
         state.stagger.sent(entry.route.uncached_tokens / chosen.ledger.prefill.rate)
 

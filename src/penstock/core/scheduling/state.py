@@ -206,9 +206,15 @@ class SchedulerState:
     def health_changed(self, now: float) -> None:
         """Look again at ejected endpoints: another's health decides whether their ejections are ignored."""
         self.pool.changed()
+        self.holds_changed()
         for endpoint in self.pool:
             if endpoint.health.ejected(now) or not endpoint.proof.stands:
                 self.queues.touch(endpoint)
+
+    def holds_changed(self) -> None:
+        """Look again which models are held, before anything is sent."""
+        for band in self.queues.bands:
+            band.holds_changed = True
 
     def reserved_share(self) -> float | None:
         # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.

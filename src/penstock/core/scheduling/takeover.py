@@ -33,6 +33,7 @@ class TakeoverFacts:
         """Send nothing until `begun`. `afresh`: what flows got here counts no more, if no request is here."""
         state = self._state
         state.pauses.halt(halted=True)
+        state.holds_changed()
         if afresh and not state.entries:
             state.capped.uncap_all()
             for band in state.queues.bands:
@@ -50,6 +51,7 @@ class TakeoverFacts:
         state = self._state
         state.lease_serial = max(state.lease_serial, lease_from)
         state.pauses.halt(halted=False)
+        state.holds_changed()
         state.forecast.resumed(None)
         for band in state.queues.bands:
             band.by_age()

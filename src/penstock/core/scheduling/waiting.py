@@ -84,8 +84,11 @@ def make_room(state: SchedulerState, entry: Entry, now: float, actions: list[Act
 def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
     """Put `entry` into its flow's queue, and into all that counts requests that wait."""
     entry.queue.entered(now)
+    band = state.queues.bands[entry.request.band]
+    if entry.model not in band.tree.root.backlog and state.pump.holds(entry.model, band):
+        band.tree.held.add(entry.model)
     state.queues.push(entry)
-    codel.entered(state.queues.bands[entry.request.band].settings, entry, now)
+    codel.entered(band.settings, entry, now)
     state.quotas.queued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
     if state.quotas.at_limit(entry.account):
         state.capped.cap(entry)

@@ -23,6 +23,7 @@ from typing import Any
 from penstock.core.dispatch.prefix_groups import OVERTAKEN_MAX
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.roles import Role
+from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import NO_AFFINITY, NO_DISPATCH, NO_RETRY, Entry
 from penstock.core.scheduler import FACTS, Scheduler, SchedulerSettings
 from penstock.core.scheduling.inspection import Inspection
@@ -384,6 +385,7 @@ class CheckedScheduler(Scheduler):
         self._check_tenants()
         for band in self._state.queues.bands:
             check_tree(band.tree, [entry for entry in self._state.entries.values() if entry.request.band == band.rank])
+            self._check_holds(band)
         self._thorough_at = self._facts
         self._check_time(now)
 
@@ -472,6 +474,17 @@ class CheckedScheduler(Scheduler):
         assert not (self._state.draining and self._state.queue_until_s is None and waiting), (
             "the drain is over, and some wait"
         )
+
+    def _check_holds(self, band: Band) -> None:
+        """Models are held that operators paused, or whose endpoints all take nothing, and no others."""
+        if band.unchecked or band.holds_changed:
+            return  # looked at before anything is sent
+        for model in band.tree.root.backlog:
+            answering = [e for e in self._state.pool if e.serves(model) and e.role is not Role.PREFILL]
+            held = not self._state.pauses.sends(model) or all(e in band.away for e in answering)
+            assert held == (model in band.tree.held), f"{model} is {'' if held else 'not '}held"
+        for endpoint in band.away:
+            assert endpoint not in band.open, f"{endpoint.name} takes nothing, and is open"
 
     def _check_room(self, request: Request) -> None:
         """A new request was let in: then all bounds hold, whatever came back from engines."""

@@ -6,18 +6,19 @@ import math
 from collections.abc import Iterable
 
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.fair_tree import Node, QueueTree
+from penstock.core.queueing.fair_tree import HELD, Node, QueueTree
 from penstock.core.values.lifecycle import State
 
 
 class _Sums:
     """Sums over the entries below one node."""
 
-    __slots__ = ("backlog", "in_flight", "waiting", "work")
+    __slots__ = ("backlog", "in_flight", "sendable", "waiting", "work")
 
     def __init__(self) -> None:
         self.waiting = 0
         self.in_flight = 0
+        self.sendable = 0
         self.backlog: dict[str, int] = {}
         self.work: dict[str, float] = {}
 
@@ -42,6 +43,7 @@ def check_tree(tree: QueueTree, entries: Iterable[Entry]) -> None:
         if entry.state is State.WAITING:
             model = entry.request.model
             own.waiting += 1
+            own.sendable += model not in tree.held
             own.backlog[model] = own.backlog.get(model, 0) + 1
             own.work[model] = own.work.get(model, 0) + entry.charge.work
         elif entry.lease is not None:
@@ -49,11 +51,15 @@ def check_tree(tree: QueueTree, entries: Iterable[Entry]) -> None:
     sums: dict[Node, _Sums] = {}
     for leaf, own in leaves.items():
         node: Node | None = leaf
+        sendable = own.sendable
         while node is not None:
             if (below := sums.get(node)) is None:
                 below = sums[node] = _Sums()
             below.add(own)
+            below.sendable += sendable
+            sendable = 0 if node.capped else sendable
             node = node.parent
+    assert tree.held <= tree.root.backlog.keys(), "models are held that no request waits for"
     found: set[Node] = set()
     _check_below(tree.root, sums, found)
     assert len(found) == tree.nodes + 1, f"{len(found) - 1} nodes, counted as {tree.nodes}"
@@ -65,11 +71,14 @@ def _check_below(node: Node, sums: dict[Node, _Sums], found: set[Node]) -> None:
     own = sums.get(node, _NONE)
     assert (node.waiting, node.in_flight) == (own.waiting, own.in_flight), node.name
     assert node.backlog == own.backlog, node.name
+    assert node.sendable == own.sendable, f"of {node.name} {own.sendable} may be sent, counted as {node.sendable}"
     assert node.work.keys() == own.work.keys(), node.name
     assert all(math.isclose(node.work[model], own.work[model], rel_tol=1e-9) for model in node.work), node.name
     active = math.fsum(child.weight for child in node.children.values() if child.active)
     assert math.isclose(node.active_weight, active, rel_tol=1e-9, abs_tol=1e-6), node.name
     assert math.isfinite(node.tag), node.name
+    held = math.fsum(child.weight for child in node.children.values() if child.standing == HELD)
+    assert math.isclose(node.held_weight, held, rel_tol=1e-9, abs_tol=1e-6), node.name
     lined: dict[str, int] = {}
     for child in node.children.values():
         for model in child.backlog:
