@@ -155,3 +155,78 @@ def test_the_same_is_wanted_however_often_it_is_looked() -> None:
             rarely.note(load, float(second))
     assert often.wanted == rarely.wanted == 3
     assert often.turn_s == pytest.approx(rarely.turn_s)
+
+
+class SmallHall:
+    """One endpoint. So many requests come in each second, and each is served for `turn_s`."""
+
+    def __init__(self, slots: int = 2, turn_s: int = 2) -> None:
+        self.rule = EndpointsWanted(TARGETS)
+        self.now = 0.0
+        self._slots, self._turn_s = slots, turn_s
+        self._waiting = self._come = self._gone = 0
+        self._left_s: list[int] = []
+
+    def go(self, arrivals: Iterable[int]) -> list[int]:
+        """What was wanted each second."""
+        wanted = []
+        for came in arrivals:
+            self.now += 1.0
+            ended = self._left_s.count(1)
+            self._left_s = [left_s - 1 for left_s in self._left_s if left_s > 1]
+            sent = min(self._slots - len(self._left_s), self._waiting + came)
+            self._left_s += [self._turn_s] * sent
+            self._waiting += came - sent
+            self._come, self._gone = self._come + came, self._gone + ended
+            load = ModelLoad(
+                waiting=self._waiting,
+                running=len(self._left_s),
+                slots=self._slots,
+                endpoints=1,
+                arrived_total=self._come,
+                ended_total=self._gone,
+                served_s_total=float(self._gone * self._turn_s),
+            )
+            self.rule.note(load, self.now)
+            wanted.append(self.rule.wanted)
+        return wanted
+
+
+@pytest.mark.parametrize("burst", [[9], [5, 4], [3, 3, 3]])
+@pytest.mark.parametrize("idle_s", [0, 1, 15, 40, 3600])
+def test_a_burst_that_the_slots_serve_soon_is_no_growth(idle_s: int, burst: list[int]) -> None:
+    """However young or old the gateway is, and wherever in a burst it looks."""
+    hall = SmallHall()
+    assert max(hall.go([0] * idle_s + burst + [0] * 120)) <= 2
+
+
+def test_a_large_burst_wants_what_serves_its_queue_in_time_and_no_more() -> None:
+    hall = SmallHall(slots=8, turn_s=8)
+    hall.go([0] * 600)
+    assert max(hall.go([240] + [0] * 400)) <= 6, "some 180 are left in a minute: 24 slots' worth, and 8 run"
+
+
+@pytest.mark.parametrize("turn_s", [2, 8, 60])
+def test_after_a_restart_under_steady_load_as_much_is_wanted_as_before(turn_s: int) -> None:
+    """Callers that were cut off all come back in the first second."""
+    hall = SmallHall(slots=16, turn_s=turn_s)
+    per_turn = 12
+    arrivals = [per_turn if second % turn_s == 0 else 0 for second in range(240)]
+    wanted = hall.go(arrivals)
+    assert max(wanted) <= 2
+    crowd = SmallHall(slots=16, turn_s=turn_s)
+    assert max(crowd.go([2 * per_turn, *arrivals[1:]])) <= 2
+
+
+def test_a_young_gateway_sees_a_crowd_that_goes_on() -> None:
+    hall = SmallHall(slots=8, turn_s=8)
+    wanted = hall.go([6] * 30)
+    assert max(wanted[:4]) <= 2, "four seconds are no evidence"
+    assert 7 <= wanted[29] <= 20, "48 slots' worth comes, and a queue of 300 in a minute"
+
+
+def test_a_queue_wants_no_more_slots_than_it_has_requests() -> None:
+    """Answers of ten minutes: more endpoints than requests would serve nobody sooner."""
+    hall = SmallHall(slots=8, turn_s=600)
+    hall.go([8, 0] + [0] * 700)
+    assert max(hall.go([8, 8] + [0] * 300)) <= 4

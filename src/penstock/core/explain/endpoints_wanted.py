@@ -7,10 +7,15 @@ coming: a new engine serves `start_s` after it was asked for, so the rule looks 
 far as that is no noise. What falls is believed slowly: the largest of what was wanted within `keep_s` counts, for an
 engine that is let go costs `start_s` of waiting to get back.
 
-    wanted = ceil((running(now + start) + queue(now + start) · turn / target_wait) / (slots of one · saturation))
+    slots = running(now + start) + queue(now + start) · min(1, turn / target_wait)
+    wanted = ceil(slots / (slots of one · saturation))
 
 It goes by what a gateway knows and an engine does not: who waits before it, and who came. An engine's own queue is kept
 short here, and its utilisation is full as soon as anybody is there; neither says how many engines are missing.
+
+A forecast needs evidence. Arrivals count at the rate of the weaker half of the last `RATE_WINDOW_S`, so a burst is no
+rate, however large; and nothing grows that was not followed for `SLOW_S`. Until then only facts count: the requests
+that run, and the queue that the present slots leave over. A queue never wants more slots than it has requests.
 
 Bound: a number per second of `keep_s`. Pure: told one `ModelLoad` a second, it reads no clock. The road not taken: a
 queue length over a threshold (as HPA on `num_requests_waiting` does) asks for engines by how long ago the shortage
@@ -30,10 +35,10 @@ from penstock.core.endpoints.roles import Role
 from penstock.core.explain.shares import Shares
 from penstock.core.queueing.band import Band
 
-RATE_WINDOW_S = 20.0  # of arrivals: a flash crowd is seen within ten seconds, a burst of a second is none
+RATE_WINDOW_S = 20.0  # of arrivals: longer than a burst, and a few dozen looks at most
 TURN_WINDOW_S = 120.0  # of how long one is served: some answers' worth
 FAST_S, SLOW_S = 15.0, 90.0  # of what is served at a time: their difference is the slope
-SHORT_S = 5.0  # of shortage: what came since it began tells more of a flash crowd than any mean
+SHORT_S = 5.0  # of shortage: after that, what came since it began tells more of a flash crowd than what came before
 RATE_MIN = 1e-6  # of ends per second: below, what was learned has faded
 TURN_UNKNOWN_S = 10.0  # of a model that nobody was served by yet
 SLOTS_UNKNOWN = 16  # of an endpoint of which none was seen yet (`admission.slots_initial`)
@@ -118,13 +123,14 @@ class EndpointsWanted:
         self.needed = 0.0  #: at this moment, not rounded: what several gateways' shares add up by
         self._load: ModelLoad | None = None
         self._at_s = 0.0
-        self._arrivals = _Mean(RATE_WINDOW_S)  # per second
+        self._arrived: deque[tuple[float, int]] = deque()  # when looked, and how many had come: over `RATE_WINDOW_S`
         self._served_s = _Mean(TURN_WINDOW_S)  # of those that ended, per second
         self._ends = _Mean(TURN_WINDOW_S)  # per second
         self._fast, self._slow = _Mean(FAST_S), _Mean(SLOW_S)
         self._slots_of_one = float(SLOTS_UNKNOWN)
         self._asked_s: float | None = None  # since when more are wanted than are there
-        self._short: tuple[float, int] | None = None  # since when requests wait, and how many had come before
+        self._short_s: float | None = None  # since when requests wait
+        self._since_s: float | None = None  # since when the model is followed
         self._came_s = -math.inf  # when a request was there last
         self._peaks: deque[tuple[float, float]] = deque()  # falling: each wanted, and when
 
@@ -137,11 +143,15 @@ class EndpointsWanted:
         if load.waiting or load.running or (before is not None and load.arrived_total > before.arrived_total):
             self._came_s = now
         if not load.waiting:
-            self._short = None
-        elif self._short is None:
-            self._short = (now - for_s, before.arrived_total) if before is not None else (now, load.arrived_total)
+            self._short_s = None
+        elif self._short_s is None:
+            self._short_s = now - for_s if before is not None else now
+        if self._since_s is None:
+            self._since_s = now
+        self._arrived.append((now, load.arrived_total))
+        while self._arrived[0][0] < now - RATE_WINDOW_S:
+            self._arrived.popleft()
         if before is not None and for_s > 0:
-            self._arrivals.add((load.arrived_total - before.arrived_total) / for_s, for_s)
             self._served_s.add((load.served_s_total - before.served_s_total) / for_s, for_s)
             self._ends.add((load.ended_total - before.ended_total) / for_s, for_s)
             served = self._served(load)
@@ -204,33 +214,43 @@ class EndpointsWanted:
             return float(load.running)
         turn_s = self.turn_s
         if turn_s is not None:  # those that run say nothing now: as many as there are slots, whoever comes
-            return self._arriving(load) * turn_s
-        return max(load.running, self._arriving(load) * TURN_UNKNOWN_S)
+            return self._arriving() * turn_s
+        return max(load.running, self._arriving() * TURN_UNKNOWN_S)
 
-    def _arriving(self, load: ModelLoad) -> float:
-        """Per second."""
-        rate = self._arrivals.value
-        if self._short is None or self._at_s - self._short[0] < SHORT_S:
-            return rate
-        return max(rate, (load.arrived_total - self._short[1]) / (self._at_s - self._short[0]))
+    def _arriving(self) -> float:
+        """Requests per second in the weaker half of the time looked at; 0 if that is too short to tell."""
+        now, seen = self._at_s, list(self._arrived)
+        if self._short_s is not None and now - self._short_s >= SHORT_S:
+            seen = [look for look in seen if look[0] >= self._short_s]
+        if len(seen) < 3 or now - seen[0][0] < SHORT_S:
+            return 0.0
+        first, last = seen[0], seen[-1]
+        middle = min(seen[1:-1], key=lambda look: abs(look[0] - (first[0] + last[0]) / 2))
+        return min(_rate(first, middle), _rate(middle, last))
 
     def _needed(self, load: ModelLoad, now: float) -> float:
         targets = self.targets
         if now - self._came_s > targets.keep_s:
             return 0.0
         served = max(self._fast.value, self._served(load)) if load.waiting else self._fast.value
-        slope = max(0.0, self._fast.value - self._slow.value - math.sqrt(served)) / (SLOW_S - FAST_S)
-        served += min(slope * targets.start_s, GROWTH_MAX * served)
+        if self._since_s is not None and now - self._since_s >= SLOW_S:
+            slope = max(0.0, self._fast.value - self._slow.value - math.sqrt(served)) / (SLOW_S - FAST_S)
+            served += min(slope * targets.start_s, GROWTH_MAX * served)
         if load.waiting:
             turn_s = self.turn_s or TURN_UNKNOWN_S
-            served += self._queue_then(load, turn_s, now) * turn_s / targets.target_wait_s
+            served += self._queue_then(load, turn_s, now) * min(1.0, turn_s / targets.target_wait_s)
         least = 1.0 if load.waiting or load.running else 0.0
         return max(least, served / (self._slots_of_one * targets.saturation))
 
     def _queue_then(self, load: ModelLoad, turn_s: float, now: float) -> float:
         """How many will wait when an endpoint that is asked for now serves, though those come that were asked for."""
-        start_s, arriving = self.targets.start_s, self._arriving(load)
+        start_s, arriving = self.targets.start_s, self._arriving()
         first_s = start_s if self._asked_s is None else max(0.0, self._asked_s + start_s - now)
         asked_for = self.wanted * self._slots_of_one
         queue = load.waiting + (arriving - load.slots / turn_s) * first_s
         return max(0.0, queue + (arriving - max(asked_for, load.slots) / turn_s) * (start_s - first_s))
+
+
+def _rate(one: tuple[float, int], other: tuple[float, int]) -> float:
+    """How many came per second between two looks."""
+    return (other[1] - one[1]) / (other[0] - one[0])
