@@ -60,7 +60,7 @@ def request_header_rows(rows: list[Row]) -> None:
         "key": {"has_key": True},
         "unpacked": {"inflated": True},
         "ranked": {"ranked": True},
-        "heartbeats": {"plain": True},
+        "streamed": {"plain": True},
     }
     sent = [(name.encode(), b"x") for name, _ in rows if name != "connection"] + [(b"x-other", b"x")]
 

@@ -97,3 +97,54 @@ def _deflate_bits(body: bytes) -> int:
     """`deflate` is zlib's format by the standard; some clients leave its two bytes of header out (RFC 1950, 2.2)."""
     zlibs = len(body) >= 2 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
     return _ZLIB if zlibs else _RAW
+
+
+class Inflater:
+    """Unpacks an answer as it passes. What one read unpacks to is bounded as a body is."""
+
+    __slots__ = ("_begun", "_coding", "_first", "_inflater", "_members")
+
+    def __init__(self, coding: str) -> None:
+        self._coding = coding
+        self._first = b""  # bytes that do not tell yet which kind of `deflate` it is
+        self._begun = False
+        self._members = 1
+        self._inflater = zlib.decompressobj(_GZIP)
+
+    def take(self, data: bytes) -> bytes:
+        """Returns what the next bytes unpack to. Raises `BadPacking` or `InflatesTooFar`."""
+        if not self._begun:
+            data = self._first + data
+            if len(data) < 2:
+                self._first = data
+                return b""
+            self._begun = True
+            if self._coding == "deflate":
+                self._inflater = zlib.decompressobj(_deflate_bits(data))
+        left = RATIO_FREE_BYTES + RATIO_MAX * len(data)
+        pieces = []
+        while data:
+            if self._inflater.eof:
+                if self._coding != "gzip" or self._members >= MEMBERS_MAX:
+                    raise BadPacking(f"The body is not valid {self._coding}: bytes follow its end.")
+                self._members += 1
+                self._inflater = zlib.decompressobj(_GZIP)
+            try:
+                piece = self._inflater.decompress(data, left)
+            except zlib.error:
+                raise BadPacking(f"The body is not valid {self._coding}.") from None
+            left -= len(piece)
+            if left <= 0:
+                raise InflatesTooFar(f"The body unpacks to more than {RATIO_MAX} times its size.")
+            pieces.append(piece)
+            data = self._inflater.unused_data
+        return b"".join(pieces)
+
+    def again(self) -> Inflater:
+        """Returns a new one for the same coding."""
+        return Inflater(self._coding)
+
+    @property
+    def breaks_off(self) -> bool:
+        """True if there has to be more of it."""
+        return bool(self._first) if not self._begun else not self._inflater.eof

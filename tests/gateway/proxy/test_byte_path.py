@@ -23,8 +23,7 @@ from tests.patience import WAIT_S
 def test_events_are_counted_with_and_without_a_space_and_however_they_are_cut(events: list[bytes], size: int) -> None:
     answer = AnswerReader(streamed=True, hides_usage=False)
     stream = b"".join(event + b"\n\n" for event in events)
-    for at in range(0, len(stream), size):
-        assert answer.take(stream[at : at + size]) == stream[at : at + size]
+    assert b"".join(answer.take(stream[at : at + size]) for at in range(0, len(stream), size)) == stream
     assert answer.tokens == len(events)
 
 

@@ -48,7 +48,7 @@ async def test_a_refusal_of_a_request_with_a_key_is_its_tenants_although_it_was_
 async def test_a_broken_stream_and_a_retry_are_told_with_tenant_and_endpoint(world: World) -> None:
     engine = await world.engine()
     await world.gateway(tenants=[{"name": "nightly"}])
-    fault(engine, "die", count=1, after_bytes=200)
+    fault(engine, "die", count=1, after_bytes=600)  # beyond the role
     body = await world.ask(body=chat(tokens=50, stream=True), headers=NIGHTLY)
     assert b"stream_broken" in body.body
     assert await world.metric(ENDED, tenant="nightly", outcome="failed", reason="stream_broken") == 1

@@ -10,6 +10,16 @@ from __future__ import annotations
 import re
 
 from penstock.core.values.request import Usage
+from penstock.gateway.openai.events import (
+    ASIDE_BYTES_MIN,
+    DATA,
+    begins_aside,
+    fields,
+    in_one_line,
+    last_end,
+    only_asides,
+    split,
+)
 from penstock.gateway.openai.stream_end import (
     TAIL_BYTES,
     cut_off,
@@ -20,68 +30,104 @@ from penstock.gateway.openai.stream_end import (
     tells_abort,
     tells_error,
 )
-from penstock.gateway.openai.usage import USAGE, read_usage
+from penstock.gateway.openai.usage import estimated_tokens, read_usage
 
 HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
-_DATA = b"\ndata:"  # a space may follow
-_DATA_BEFORE = len(_DATA) - 1  # of it may have come with the piece before
 TAIL_BYTES_MAX = 2 * TAIL_BYTES
-_DONES = (b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n", b"data:[DONE]\r\n\r\n")
-_NO_CHOICES = re.compile(rb'"choices": ?\[\]')
-_SPLIT = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")  # an event ends with an empty line, of either kind
+_D = 0x64  # how an event without a name begins: `data`
+_DONES = (
+    b"data: [DONE]\n\n",
+    b"data:[DONE]\n\n",
+    b"data: [DONE]\r\n\r\n",
+    b"data:[DONE]\r\n\r\n",
+    b"data: [DONE]\r\r",
+    b"data:[DONE]\r\r",
+)
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_WITH_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 
 
 class AnswerReader:
     """Reads one answer as it passes."""
 
-    __slots__ = ("_done", "_held", "_hides_usage", "_lines", "_streamed", "_tail", "head", "tokens")
+    __slots__ = (
+        "_apart",
+        "_done",
+        "_events",
+        "_held",
+        "_hides_usage",
+        "_lines",
+        "_size",
+        "_streamed",
+        "_tail",
+        "_usage",
+        "head",
+        "idle",
+        "tokens",
+    )
 
     def __init__(self, *, streamed: bool, hides_usage: bool, lines: bool = False) -> None:
         self._streamed = streamed
-        self._lines = lines  # a stream of JSON lines, where each ends one; else of events
-        self._hides_usage = hides_usage and streamed
+        self._lines = streamed and lines  # a stream of JSON lines, where each ends one
+        self._events = streamed and not lines
+        self._hides_usage = hides_usage and self._events
         self.head = b""  #: how it began
-        self._held = b""
+        self._held = b""  # of an event that is not whole yet
+        self._apart = False  # its lines end with CR, so each event is looked at by itself
         self._done = b""  # the last event, until it is known whether the answer is as good as it says
-        self._tail = bytearray(b"\n" if streamed else b"")  # an event stands at the beginning of a line
+        # An event stands at the beginning of a line, in one line each, whatever the engine wrote.
+        self._tail = bytearray(b"\n\n" if streamed else b"")
+        self._usage: Usage | None = None  # told before what is left of the tail
+        self._size = 0  # of an answer that is no stream
         self.tokens = 0  #: events passed, about as many as tokens
+        self.idle = False  #: what came last was comments and pings
 
     def take(self, data: bytes) -> bytes:
         """Look at the next bytes of the answer. Returns those to pass on."""
-        if self._streamed:
-            if len(self.head) < HEAD_BYTES:
-                self.head += data[: HEAD_BYTES - len(self.head)]
-            seen = self._tail
-            since = len(seen)
-            seen += data
-            if self._lines:
-                self.tokens += data.count(b"\n")
-                if since > TAIL_BYTES_MAX:
-                    del seen[:-TAIL_BYTES]
+        if not self._events:
+            return self._take_other(data)
+        if self._held or not data.endswith(b"\n\n"):
+            data = self._whole_events(data)
+            if not data:
                 return data
-            self.tokens += seen.count(_DATA, since - _DATA_BEFORE if since > _DATA_BEFORE else 0)
-            if since > TAIL_BYTES_MAX:  # to cut it at each piece would copy it at each piece
-                del seen[:-TAIL_BYTES]
-            if self._hides_usage:
-                data = self._without_usage(data)
-            if self._done:
-                data, self._done = self._done + data, b""
-            if data.endswith(_DONES):
-                at = data.rfind(b"data:")
-                data, self._done = data[:at], data[at:]
-            return data
-        if not self.head:
-            self.head = data[:HEAD_BYTES]
-        self._tail += data[-TAIL_BYTES:]
+        events = data.count(DATA)
+        if data[0] == _D:
+            events += 1
+            self.idle = len(data) < ASIDE_BYTES_MIN and only_asides(data)
+        else:
+            self.idle = only_asides(data)
+        if self._apart or (events > 1 and data.count(b"\n\n") < events):
+            return self._each(data)
+        if not self.idle:
+            self.tokens += events
+        if len(self.head) < HEAD_BYTES:
+            self.head += data[: HEAD_BYTES - len(self.head)]
+        seen = self._tail
+        seen += data
+        if len(seen) > TAIL_BYTES_MAX:  # to cut it at each piece would copy it at each piece
+            self._trim()
+        if self._hides_usage and data.find(b'"usage"') >= 0 and _NO_CHOICES.search(data) is not None:
+            data = self._without_usage(data)
+        return self._before_done(data)
+
+    def _take_other(self, data: bytes) -> bytes:
+        if len(self.head) < HEAD_BYTES:
+            self.head += data[: HEAD_BYTES - len(self.head)]
+        self._tail += data
+        if self._lines:
+            self.tokens += data.count(b"\n")
+        else:
+            self._size += len(data)
         if len(self._tail) > TAIL_BYTES_MAX:
-            del self._tail[:-TAIL_BYTES]
+            self._trim()
         return data
 
     def rest(self) -> bytes:
         """Returns what is still held when the stream is over."""
-        rest, self._held, self._done = self._done + self._held, b"", b""
-        return rest
+        held, self._held = self._held, b""
+        done, self._done = self._done, b""
+        return done + (self._each(held, whole=False) if held else b"")
 
     @property
     def tail(self) -> bytes:
@@ -104,7 +150,7 @@ class AnswerReader:
 
     def cut_off(self) -> bool:
         """True if the answer is a stream that stops inside an event."""
-        return self._streamed and cut_off(self.tail)
+        return self._events and cut_off(self._held or self.tail)
 
     def tells_error(self) -> bool:
         """True if the engine itself said that the answer failed."""
@@ -112,28 +158,72 @@ class AnswerReader:
 
     def mid_event(self) -> bool:
         """True if the stream broke off inside an event, so that an event of our own can't follow."""
-        if self._lines:
-            return not self._tail.endswith(b"\n")
-        return not self._held and not self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+        return not self._tail.endswith(b"\n\n" if self._events else b"\n")
 
     def usage(self) -> Usage | None:
         """Returns what the engine says the answer cost; None if it does not say."""
-        usage = read_usage(self.tail)
+        usage = read_usage(bytes(self._tail)) or self._usage
         if usage is not None and not usage.prompt_tokens and (first := read_usage(self.head, first=True)) is not None:
             return Usage(first.prompt_tokens, usage.completion_tokens, first.cached_tokens, first.cached_told)
         return usage
 
-    def _without_usage(self, data: bytes) -> bytes:
-        if self._held:
-            data, self._held = self._held + data, b""
-        if not data.endswith(b"\n\n"):  # as a rule engines send whole events
-            whole = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4)
-            if whole < 4:
-                if len(data) > HELD_BYTES_MAX:
-                    return data
-                whole = 0
-            data, self._held = data[:whole], data[whole:]
-        if data.find(b'"choices":[]') < 0 and data.find(b'"choices": []') < 0:  # not `in`, which tries a number first
+    def estimated_tokens(self) -> int:
+        """Returns about how many tokens an answer has that is no stream, by its text."""
+        return estimated_tokens(self._tail, self._size) if self.head.lstrip()[:1] in (b"{", b"[") else 0
+
+    def _trim(self) -> None:
+        """Keep the last part alone, and the usage that was told in the rest of it."""
+        seen = self._tail
+        if seen.find(b'"usage"') >= 0:
+            self._usage = read_usage(bytes(seen)) or self._usage
+        del seen[:-TAIL_BYTES]
+
+    def _whole_events(self, data: bytes) -> bytes:
+        """Returns the events that are whole by now, and keeps the rest until it is."""
+        data = self._held + data
+        if data.find(b"\r") >= 0:
+            self._apart = True
+        end = last_end(data)
+        if not end and len(data) > HELD_BYTES_MAX:
+            self._held = b""
             return data
-        kept = [event for event in _SPLIT.split(data) if not (_NO_CHOICES.search(event) and USAGE.search(event))]
+        data, self._held = data[:end], data[end:]
+        self.idle = begins_aside(self._held)
+        return data
+
+    def _each(self, data: bytes, *, whole: bool = True) -> bytes:
+        """Look at each event by itself, where they are not written in one line of data each. Returns those to pass."""
+        events, rest = split(data)
+        if rest:
+            events.append(rest)
+        self.idle = True
+        kept, seen = [], b""
+        for event in events:
+            name, text = fields(event)
+            if text is not None:
+                if name != b"ping":
+                    self.tokens += 1
+                    self.idle = False
+                seen += in_one_line(name, text)
+                if self._hides_usage and _NO_CHOICES.search(text) and _WITH_USAGE.search(text):
+                    continue
+            kept.append(event)
+        if len(self.head) < HEAD_BYTES:
+            self.head += seen[: HEAD_BYTES - len(self.head)]
+        self._tail += seen if whole else seen[:-2]
+        if len(self._tail) > TAIL_BYTES_MAX:
+            self._trim()
+        return self._before_done(b"".join(kept)) if whole else b"".join(kept)
+
+    def _before_done(self, data: bytes) -> bytes:
+        """Keep a `[DONE]` at the end until the engine has ended its answer."""
+        if self._done:
+            data, self._done = self._done + data, b""
+        if data.endswith(_DONES):
+            at = data.rfind(b"data:")
+            data, self._done = data[:at], data[at:]
+        return data
+
+    def _without_usage(self, data: bytes) -> bytes:
+        kept = [event for event in split(data)[0] if not (_NO_CHOICES.search(event) and _WITH_USAGE.search(event))]
         return b"".join(kept)

@@ -122,36 +122,46 @@ class Read(msgspec.Struct, frozen=True, gc=False):
     contents: Contents
 
 
+class AnswerFields(msgspec.Struct):
+    """What says that a whole answer is an error."""
+
+    error: object = None
+    kind: object = msgspec.field(default=None, name="object")
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: float | None = None
 
 
 class UsageFields(msgspec.Struct):
-    """Usage as OpenAI's chat and completions, OpenAI's responses and Anthropic's messages have it."""
+    """Usage as OpenAI's chat and completions, OpenAI's responses and Anthropic's messages have it.
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    Some engines write whole numbers as `70.0`.
+    """
+
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
     prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
     input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
+    cache_read_input_tokens: float | None = None
 
 
 class SglangMeta(msgspec.Struct):
     """Usage in the `meta_info` of SGLang's own API."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cached_tokens: int | None = None
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
+    cached_tokens: float | None = None
 
 
 class LlamacppTimings(msgspec.Struct):
     """Usage in the `timings` of llama.cpp's own API."""
 
-    prompt_n: int | None = None  #: computed, without those from the cache
-    cache_n: int | None = None
-    predicted_n: int | None = None
+    prompt_n: float | None = None  #: computed, without those from the cache
+    cache_n: float | None = None
+    predicted_n: float | None = None
 
 
 def field_reader(name: str) -> msgspec.json.Decoder[Any]:

@@ -12,25 +12,60 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
+from penstock.gateway.openai.events import fields, in_one_line
+from penstock.gateway.openai.fields import AnswerFields
+
 TAIL_BYTES = 4096  # the last token, usage and [DONE] are some 600 bytes; this leaves room for many choices
 
-_ERROR = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?(?:error|response\.failed)\s)', re.MULTILINE)
+_ERROR = re.compile(
+    rb'^(?:data: ?\{\s*"(?:error"\s*:\s*(?!null)|object"\s*:\s*"error"|type"\s*:\s*"(?:error|response\.failed)")'
+    rb"|event: ?(?:error|response\.failed)\s)",
+    re.MULTILINE,
+)
 _ABORTED = re.compile(rb'"finish_reason": ?"abort"')
 _FINISHED = re.compile(rb'"finish_reason": ?"')
 _DONES = (b"data: [DONE]", b"data:[DONE]")
-_OF_CALLER = re.compile(rb'"(?:code|status|status_code)": ?"?4\d\d|"error_type": ?"validation"')
+# 408 and 429 are the engine's: another one may answer.
+_OF_CALLER = re.compile(
+    rb'"(?:code|status|status_code)"\s*:\s*"?4(?!08|29)\d\d\b|"error_type"\s*:\s*"validation"'
+    rb'|"type"\s*:\s*"(?:invalid_request_error|BadRequestError)"'
+)
 _LINE_ERROR = re.compile(rb'^\{"error"', re.MULTILINE)
 _LINE_DONE = re.compile(rb'"done": ?true|"total_duration":')  # the last line may be longer than what is kept of it
+_decode_answer = msgspec.json.Decoder(AnswerFields).decode
 _WITH_FINISH_REASON = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
-def stillborn(data: bytes) -> bool:
-    """True if an answer's first bytes say that there is none: nothing was computed, so another engine may be asked.
+def stillborn(event: bytes, *, first: bool) -> bool:
+    """True if the first event that is more than an announcement says that there is no answer.
 
-    What queues inside an engine gets a bare `[DONE]`, or an error, when the engine stops. An error that is the caller's
-    own would be the same anywhere, so it counts as an answer.
+    Then nothing was computed, so another engine may be asked. A request that is queued inside an engine gets a bare
+    `[DONE]` (`first`: nothing came before it), or an error, when the engine stops. An error that is the caller's own
+    would be the same anywhere, so it counts as an answer.
     """
-    return data.startswith(_DONES) or (_ERROR.match(data) is not None and _OF_CALLER.search(data) is None)
+    name, data = fields(event)
+    if data is None:
+        return False
+    failed = data == b"[DONE]" if first else False
+    return failed or (_ERROR.match(in_one_line(name, data)) is not None and not of_caller(data))
+
+
+def of_caller(error: bytes | bytearray) -> bool:
+    """True if an error is the caller's own: it would be the same at any engine."""
+    return _OF_CALLER.search(error) is not None
+
+
+def whole_error(answer: bytes | bytearray) -> bool:
+    """True if an answer that is no stream is an error, whatever its status says."""
+    if answer.find(b'error"') < 0:
+        return False
+    try:
+        told = _decode_answer(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return told.kind == "error" or bool(told.error)
 
 
 def line_tells_error(tail: bytes | bytearray) -> bool:

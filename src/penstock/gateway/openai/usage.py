@@ -3,12 +3,15 @@
 In OpenAI's API and Anthropic's a `usage` object tells it, at the end of an answer or in a stream's last events. In
 engines' own APIs, SGLang's `/generate` tells it in `meta_info`, llama.cpp in `timings`, Ollama in its last line, TGI in
 the last event's `details` or, where the answer does not stream, in headers. The prompt may be missing: then our own
-estimate of it stands. Numbers that make no sense count as not told.
+estimate of it stands. Numbers that make no sense count as not told. A whole answer that tells nothing is estimated by
+the length of its text; of a stream the events are counted.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from typing import TypeVar
 
 import msgspec
 
@@ -16,46 +19,87 @@ from penstock.core.values.request import Usage
 from penstock.gateway.openai.fields import LlamacppTimings, SglangMeta, UsageFields
 from penstock.http.client.pool import Headers
 
-TOKENS_MAX = 2**31
-USAGE = re.compile(rb'"usage": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-_USAGE_NAME = b'"usage":'
-_HEADERS = (b"x-generated-tokens", b"x-prompt-tokens")
-_GENERATED = re.compile(rb'"generated_tokens": ?(\d{1,10})\b')
-_INPUT = re.compile(rb'"input_length": ?(\d{1,10})\b')
-_EVALUATED = re.compile(rb'"prompt_eval_count": ?(\d{1,10})\b')
-_MADE = re.compile(rb'"eval_count": ?(\d{1,10})\b')
-_TIMINGS = re.compile(rb'"timings": ?(\{[^{}]*\})')
-_META = re.compile(rb'"meta_info": ?(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
+T = TypeVar("T")
 
-_decode_usage = msgspec.json.Decoder(UsageFields).decode
-_decode_meta = msgspec.json.Decoder(SglangMeta).decode
-_decode_timings = msgspec.json.Decoder(LlamacppTimings).decode
+TOKENS_MAX = 2**31
+USAGE_BYTES_MAX = 4096  # of one such object; those of engines have some 300
+LOOKED_AT_MAX = 8  # objects with that name: some have no numbers, such as a tool's parameter
+_USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
+_META = re.compile(rb'"meta_info"\s*:\s*(?=\{)')
+_TIMINGS = re.compile(rb'"timings"\s*:\s*(?=\{)')
+_HEADERS = (b"x-generated-tokens", b"x-prompt-tokens")
+_GENERATED = re.compile(rb'"generated_tokens"\s*:\s*(\d{1,10})\b')
+_INPUT = re.compile(rb'"input_length"\s*:\s*(\d{1,10})\b')
+_EVALUATED = re.compile(rb'"prompt_eval_count"\s*:\s*(\d{1,10})\b')
+_MADE = re.compile(rb'"eval_count"\s*:\s*(\d{1,10})\b')
+BYTES_PER_TOKEN = 4  # English prose; code has fewer, so an estimate is rather too low
+#: What a whole answer holds its text in, in the APIs that we know.
+_TEXTS = ("choices", "output", "content", "message", "response", "text", "generated_text")
+_LABELS = frozenset({"role", "type", "id", "object", "finish_reason", "stop_reason", "status", "call_id"})
+
+_object_at = json.JSONDecoder().raw_decode
+_decode = msgspec.json.Decoder().decode
 
 
 def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
     """Returns what the last usage object in some bytes of an answer tells, or the `first` one.
 
-    None if there is no such object, or its numbers make no sense.
+    None if no such object has numbers that make sense.
     """
-    found = USAGE.search(data) if first else _last_usage(data)
-    if found is None:
-        return None
-    try:
-        usage = _decode_usage(found[1])
-    except (msgspec.DecodeError, RecursionError):
-        return None
-    told_prompt = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
-    told_completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
-    details = usage.prompt_tokens_details or usage.input_tokens_details
-    told_cached = usage.cache_read_input_tokens if details is None else details.cached_tokens
-    prompt, completion, cached = told_prompt or 0, told_completion or 0, told_cached or 0
+    for told in _objects(_USAGE, data, UsageFields, first=first):
+        usage = _usage(told)
+        if usage is not None:
+            return usage
+    return None
+
+
+def _usage(told: UsageFields) -> Usage | None:
+    told_prompt = told.prompt_tokens if told.prompt_tokens is not None else told.input_tokens
+    told_completion = told.completion_tokens if told.completion_tokens is not None else told.output_tokens
+    details = told.prompt_tokens_details or told.input_tokens_details
+    told_cached = told.cache_read_input_tokens if details is None else details.cached_tokens
     if told_prompt is None and told_completion is None:
         return None
-    if not (0 <= prompt < TOKENS_MAX and 0 <= completion < TOKENS_MAX and 0 <= cached < TOKENS_MAX):
+    prompt, completion, cached = told_prompt or 0, told_completion or 0, told_cached or 0
+    if not _sensible(prompt, completion, cached):
         return None
-    if details is None and cached:
-        return Usage(prompt + cached, completion, cached, cached_told=True)  # Anthropic counts them apart
-    return Usage(prompt, completion, min(cached, prompt), told_cached is not None)
+    if details is None and cached:  # Anthropic counts them apart
+        return Usage(int(prompt + cached), int(completion), int(cached), cached_told=True)
+    return Usage(int(prompt), int(completion), int(min(cached, prompt)), told_cached is not None)
+
+
+def estimated_tokens(answer: bytes | bytearray, size: int) -> int:
+    """Returns about how many tokens an answer has that is no stream and tells no usage. 0 if it is no JSON.
+
+    `answer`: all of its `size` bytes, or the last part of them.
+    """
+    if len(answer) < size:
+        return size // BYTES_PER_TOKEN
+    try:
+        told = _decode(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
+    answers = told if isinstance(told, list) else [told]
+    said = 0
+    for one in answers:
+        if isinstance(one, dict):
+            said += _said_bytes([one[name] for name in _TEXTS if name in one])
+    return -(-said // BYTES_PER_TOKEN)
+
+
+def _said_bytes(value: object) -> int:
+    """How much text there is, however deep."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    said = 0
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name not in _LABELS:
+                said += _said_bytes(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            said += _said_bytes(inner)
+    return said
 
 
 def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage | None, int | None]:
@@ -63,12 +107,10 @@ def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage |
 
     At most one of the two is not None. `tail` is the last part of the answer, or all of it.
     """
-    found = _META.findall(tail)
-    if found:
-        return _sglang(found[-1]), None
-    timings = _TIMINGS.findall(tail)
-    if timings:
-        return _llamacpp(timings[-1]), None
+    for meta in _objects(_META, tail, SglangMeta):
+        return _sglang(meta), None
+    for timings in _objects(_TIMINGS, tail, LlamacppTimings):
+        return _llamacpp(timings), None
     if (made := _last(_MADE, tail)) is not None:
         evaluated = _last(_EVALUATED, tail)  # left out where all of the prompt was cached
         return (None, made) if evaluated is None else (Usage(evaluated, made), None)
@@ -81,37 +123,37 @@ def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage |
     return None, generated
 
 
-def _last_usage(data: bytes) -> re.Match[bytes] | None:
-    """Look from the end, where the usage stands: the text before it is the longer part."""
-    at = data.rfind(_USAGE_NAME)
-    while at >= 0:
-        found = USAGE.match(data, at)
-        if found is not None:
-            return found
-        at = data.rfind(_USAGE_NAME, 0, at)
-    return None
+def _objects(name: re.Pattern[bytes], data: bytes, kind: type[T], *, first: bool = False) -> list[T]:
+    """Returns the objects of that name, the last one first, or the `first` one first."""
+    places = [found.end() for found in name.finditer(data)]
+    if not first:
+        places.reverse()
+    objects = []
+    for at in places[:LOOKED_AT_MAX]:
+        try:
+            value, _ = _object_at(data[at : at + USAGE_BYTES_MAX].decode("latin-1"))
+            objects.append(msgspec.convert(value, kind))
+        except (ValueError, RecursionError):
+            continue
+    return objects
 
 
-def _sglang(meta: bytes) -> Usage | None:
-    try:
-        told = _decode_meta(meta)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+def _sensible(*numbers: float) -> bool:
+    return all(0 <= n < TOKENS_MAX for n in numbers)
+
+
+def _sglang(told: SglangMeta) -> Usage | None:
     prompt, completion, cached = told.prompt_tokens, told.completion_tokens, told.cached_tokens or 0
-    if prompt is None or completion is None or not all(0 <= n < TOKENS_MAX for n in (prompt, completion, cached)):
+    if prompt is None or completion is None or not _sensible(prompt, completion, cached):
         return None
-    return Usage(prompt, completion, min(cached, prompt))
+    return Usage(int(prompt), int(completion), int(min(cached, prompt)))
 
 
-def _llamacpp(timings: bytes) -> Usage | None:
-    try:
-        told = _decode_timings(timings)
-    except (msgspec.DecodeError, RecursionError):
-        return None
+def _llamacpp(told: LlamacppTimings) -> Usage | None:
     computed, cached, made = told.prompt_n, told.cache_n or 0, told.predicted_n
-    if computed is None or made is None or not all(0 <= n < TOKENS_MAX for n in (computed, cached, made)):
+    if computed is None or made is None or not _sensible(computed, cached, made):
         return None
-    return Usage(computed + cached, made, cached, cached_told=told.cache_n is not None)
+    return Usage(int(computed + cached), int(made), int(cached), cached_told=told.cache_n is not None)
 
 
 def _last(pattern: re.Pattern[bytes], tail: bytes) -> int | None:

@@ -21,6 +21,7 @@ from penstock.engines import orca
 from penstock.engines.openai import OPENAI
 from penstock.gateway.openai import errors, unfit
 from penstock.gateway.openai.body import AskUsage, is_multipart
+from penstock.gateway.openai.routes import route
 from penstock.gateway.openai.splice import Body, remove_field, set_field
 from penstock.gateway.openai.usage import own_usage
 from penstock.gateway.proxy.arrival import Arrival, Means
@@ -72,7 +73,6 @@ class QueuedJourney(Relay):
         "_metrics",
         "_on_end",
         "_on_sent",
-        "_plain",
         "_progress_at",
         "_queue_s",
         "_rank",
@@ -134,7 +134,6 @@ class QueuedJourney(Relay):
         self._ranks_itself = arrival.peek.priority is not None  # its body has a `priority`, which is for our own queue
         # None: its answer will be no stream of events.
         self._heartbeats = means.heartbeats if request.streamed and route.events else None
-        self._plain = False  # its answer may have to follow a heartbeat, so it must not be compressed
         self._progress_at = 1 + PROGRESS_TOKENS_PACED
         self.attempts = 0  #: how often it was dispatched
         self._rank: int | None = None  # among those that wait at the engines
@@ -157,7 +156,7 @@ class QueuedJourney(Relay):
         driver.join(self.request.id, self)
         if self._heartbeats is not None:
             read_timeout = self.exchange.header(READ_TIMEOUT_HEADER)
-            self._plain = self._heartbeats.watch(self.request.id, self, read_timeout)
+            self._heartbeats.watch(self.request.id, self, read_timeout)
         self._metrics.arrived(self.request.model)
         driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
 
@@ -218,7 +217,7 @@ class QueuedJourney(Relay):
             inflated=self._inflated,
             has_key=self._has_key,
             ranked=True,
-            plain=self._plain or sink is not None,
+            plain=self.request.streamed or sink is not None,  # events are added, and taken out
         )
         told = self.request.streamed or self.exchange.header(orca.ASK[0]) is not None
         self._asked_load = not told and target.asks_load(self._driver.now())
@@ -323,6 +322,9 @@ class QueuedJourney(Relay):
         if allowance is not None:
             headers += errors.rate_limits(allowance)
         return headers
+
+    def asks_stream(self) -> bool:
+        return self.request.streamed
 
     def first_byte(self) -> None:
         self._arrival = None
@@ -431,13 +433,15 @@ class QueuedJourney(Relay):
 
     def hides_usage(self) -> bool:
         """True if the usage was asked for by us, so that the client is not to see it."""
-        return USAGE in self._added and (self._length is None or self._beating) and not self._packed
+        return USAGE in self._added and not self._packed
 
     def succeeded(self, status: int) -> None:
         """Settle a complete answer, by the usage that it tells."""
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
         if usage is None:
             usage = self._own_usage()
+        if usage is None:
+            self._tell_tokens()
         if self._division is not None:
             self._division.hang_up()
             usage = self._division.whole(usage)
@@ -473,13 +477,24 @@ class QueuedJourney(Relay):
             target.disowned()
 
     def _own_usage(self) -> Usage | None:
-        """As an engine's own API tells it. Tokens made without a prompt's are told as progress: they are exact."""
+        """As an engine's own API tells it. Tokens made without a prompt's are exact, too."""
         assert self._head is not None
         usage, made = own_usage(self._head[1], self._answer.tail, streamed=self._sse or self._lines)
-        if made is not None and self._lease is not None:
+        if made is not None:
             self._answer.tokens = made
-            self._driver.tell(self._driver.scheduler.progressed(self._lease, made, now=self._driver.now()))
+        elif usage is None and not (self._sse or self._lines) and self._makes_text():
+            self._answer.tokens = self._answer.estimated_tokens()
         return usage
+
+    def _makes_text(self) -> bool:
+        made = route(self.exchange.target_path)
+        return made is not None and not made.pooled
+
+    def _tell_tokens(self) -> None:
+        """Tell the scheduler how far an answer without usage came: it is charged for as much as the account says."""
+        if self._lease is not None and self._answer.tokens:
+            now = self._driver.now()
+            self._driver.tell(self._driver.scheduler.progressed(self._lease, self._answer.tokens, now=now))
 
     # --- from the client ------------------------------------------------------------------------------------
 
@@ -535,7 +550,6 @@ class QueuedJourney(Relay):
 
     def heartbeat(self, place: QueuePosition | None, /) -> None:
         """Tell the waiting client where it stands; None: an engine has its request."""
-        self._plain = True
         self.beat(heartbeat_event(self.api, place))
 
     def _leave(self, outcome: Outcome, reason: Reason | None) -> None:

@@ -1,8 +1,12 @@
 """An engine's answer on its way to a client: headers, bytes, and what becomes of them when something breaks.
 
-A relay is the sink of its engine call. It holds an engine's head back until the first byte of the body: until then
-nothing was promised to the client, and a failure can be taken back. After that the bytes pass as they come. Who decides
-where the answer comes from, and what its end means, is the journey's matter (`journey.py`).
+A relay is the sink of its engine call. It holds an engine's head back until the first token of a stream, or the first
+byte of another answer: until then nothing was promised to the client, and a failure can be retried. After that the
+bytes pass as they come. Comments before the first token pass at once, and the head with them: then a retry can only be
+a stream again. Who decides where the answer comes from, and what its end means, is the journey's matter (`journey.py`).
+
+A packed stream (gzip, deflate) is unpacked and passes unpacked, because events are added to it and taken out. Any other
+packed answer passes as it comes, and a copy is unpacked to read its usage.
 """
 
 from __future__ import annotations
@@ -16,13 +20,15 @@ from penstock.engines import orca
 from penstock.engines.base import Engine
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.answer import AnswerReader
+from penstock.gateway.openai.opening import Opening
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
-from penstock.gateway.openai.stream_end import aborted, ends_itself, line_tells_error, stillborn, tells_error
+from penstock.gateway.openai.stream_end import aborted, ends_itself, of_caller, tells_error, whole_error
 from penstock.gateway.proxy.foreign import is_api_error, is_page
 from penstock.gateway.proxy.headers import response_headers, retry_after_s
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
+from penstock.http.inflate import BadPacking, Inflater, InflatesTooFar, UnknownPacking, coding_of
 from penstock.http.server.server import Exchange
 
 logger = logging.getLogger(__name__)
@@ -30,6 +36,8 @@ logger = logging.getLogger(__name__)
 KEY_REFUSED = frozenset({401, 403})
 ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
 WHOLE_BYTES_MAX = 65536  # a whole answer of up to so much is held back until it is here: so it can be taken back
+_LINES = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
+_EVENTS_BEGIN = (b":", b"data:", b"event:", b"id:", b"retry:")
 _STREAM_HEADERS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -60,11 +68,15 @@ class Relay:
         "_beating",
         "_call",
         "_committed",
+        "_copied",
         "_error_body",
         "_head",
+        "_inflater",
         "_is_unfit",
+        "_json",
         "_length",
         "_lines",
+        "_opening",
         "_packed",
         "_refuses_key",
         "_request_target",
@@ -89,7 +101,11 @@ class Relay:
         self._whole: bytearray | None = None  # being collected: the answer is no stream, and some of it is missing
         self._committed = False
         self._beating = False  # status 200 went out before there was an answer: only a stream can follow
-        self._packed = False  # nothing can be read of it, or taken out
+        self._packed = False  # in a coding that is not unpacked here: nothing can be read of it, or taken out
+        self._inflater: Inflater | None = None  # unpacks a stream
+        self._copied: Inflater | None = None  # unpacks a copy of another answer
+        self._json = False  # it is one JSON text, its head says
+        self._opening: Opening | None = None  # the beginning of a stream, until its first token
         self._sse = False  # it is a stream of events
         self._lines = False  # it is a stream of JSON lines
         self._refuses_key = False  # the engine refused the credential it got, and that was not the caller's
@@ -105,8 +121,12 @@ class Relay:
         """Returns the headers that Penstock adds to the answer."""
         raise NotImplementedError
 
+    def asks_stream(self) -> bool:
+        """True if the client asked for a stream."""
+        return False
+
     def first_byte(self) -> None:
-        """Note that the first byte of the body is here."""
+        """Note that the answer begins: with the first token of a stream, or the first byte of another answer."""
 
     def progressed(self) -> None:
         """Note that more of the body was passed on."""
@@ -159,7 +179,9 @@ class Relay:
         """Ask an engine. Returns the call. The answer goes to the client, unless `sink` is to have it."""
         self._head = self._error_body = self._whole = None
         self._length = None
-        self._packed = self._sse = self._lines = self._suspect = self._refuses_key = self._is_unfit = False
+        self._packed = self._sse = self._lines = self._json = False
+        self._suspect = self._refuses_key = self._is_unfit = False
+        self._inflater = self._copied = self._opening = None
         self._target = target
         self._call = call = target.upstream.send(
             self.exchange.method,
@@ -184,64 +206,193 @@ class Relay:
             or (status >= 400 and self._may_be_mended(status))
         ):
             self._error_body = bytearray()
+        coding = b""
         for name, value in headers:
             lower = name.lower()
             if lower == b"content-length":
                 self._length = int(value)
             elif lower == b"content-type":
-                self._sse = value[:17].lower() == b"text/event-stream"
-                self._lines = value[:20].lower() == b"application/x-ndjson"
+                kind = value.partition(b";")[0].strip().lower()
+                self._sse = kind == b"text/event-stream"
+                self._lines = kind in _LINES
+                self._json = kind == b"application/json"
                 if is_page(status, value):
                     self._suspect, self._error_body = True, bytearray()
             elif lower == b"content-encoding":
-                self._packed = value.strip().lower() not in (b"", b"identity")
+                coding = value
             elif lower == orca.HEADER:
                 self._heard_load(headers, value)
+        if coding:
+            self._is_packed(coding)
+        if self._sse or self._lines:
+            self._length = None  # events may be added, or taken out
         if self._beating and (status >= 300 or not self._sse or self._packed):
             self._error_body = bytearray()  # it can't follow what went out: it is told as an event
 
-    def on_data(self, data: bytes, /) -> None:
-        assert self._target is not None
-        self._target.moved = True
+    def on_data(self, data: bytes, /) -> bool:
+        """Take the next bytes. Returns True if they show no progress: comments, or announcements of an answer."""
+        if self._inflater is not None:
+            data = self._unpack(self._inflater, data)
+            if not data:
+                return True
+        target = self._target
+        assert target is not None
         if self._committed:
-            self.exchange.write(self._answer.take(data))
+            answer = self._answer
+            if self._copied is None:
+                self.exchange.write(answer.take(data))
+            else:
+                self._read_copy(self._copied, data)
+                self.exchange.write(data)
+            if answer.idle:
+                return True
+            target.moved = True
             self.progressed()
-            return
+            return False
+        if not (self._sse or self._lines or self._packed):
+            self._may_be_events(data)
         if self._error_body is not None:
             self._keep_error(self._error_body, data)
-        elif self._length is not None and not (self._sse or self._lines) and self._length <= WHOLE_BYTES_MAX:
-            self._collect(data, self._length)
-        elif (self._sse or self._lines) and not self._packed and self._stillborn(data):
-            self._error_body = bytearray(data)
+        elif (self._sse or self._lines) and not self._packed:
+            return self._open(data)
+        elif self._is_held():
+            self._collect(data)
         else:
             self.first_byte()
             self._commit(data)
+        target.moved = True
+        return False
 
-    def _stillborn(self, data: bytes) -> bool:
-        """Whether a stream's first bytes say that there is none."""
-        return line_tells_error(data) if self._lines else stillborn(data)
+    def _is_packed(self, header: bytes) -> None:
+        """Unpack the answer, or a copy of it, as its `content-encoding` says."""
+        try:
+            coding = coding_of(header)
+        except UnknownPacking:
+            self._packed = True
+            return
+        if coding and (self._sse or self._lines or self.asks_stream()):
+            assert self._head is not None
+            status, headers = self._head
+            self._head = (status, [line for line in headers if line[0].lower() != b"content-encoding"])
+            self._length = None
+            self._inflater = Inflater(coding)
+        elif coding:
+            self._copied = Inflater(coding)
 
-    def _collect(self, data: bytes, length: int) -> None:
+    def _unpack(self, inflater: Inflater, data: bytes) -> bytes:
+        """Returns what a piece of a stream unpacks to: nothing if there is nothing yet, or the stream has failed."""
+        try:
+            return inflater.take(data)
+        except (BadPacking, InflatesTooFar) as problem:
+            self.hang_up()
+            self.on_error(UpstreamError(UpstreamErrorKind.PROTOCOL, str(problem)))
+            return b""
+
+    def _read_copy(self, inflater: Inflater, data: bytes) -> None:
+        """Read a piece that passes packed."""
+        try:
+            self._answer.take(inflater.take(data))
+        except (BadPacking, InflatesTooFar) as problem:
+            logger.debug("an answer of %s is not read: %s", self.model, problem)
+
+    def _may_be_events(self, data: bytes) -> None:
+        """Look at the first bytes of what was asked for as a stream: is it one, whatever its head says?"""
+        assert self._head is not None
+        if self._head[0] < 300 and self.asks_stream() and not (self._whole or self._error_body or self._suspect):
+            begins = data.lstrip(b"\xef\xbb\xbf\r\n")
+            if begins.startswith(_EVENTS_BEGIN):
+                self._sse, self._length = True, None
+                if self._beating:
+                    self._error_body = None
+            elif (
+                self._length is None
+                and begins[:1] == b"{"
+                and begins.find(b"}\n") > 0
+                and (api_of(self.exchange.target_path) is errors.Api.OLLAMA)
+            ):
+                self._lines, self._length = True, None
+
+    def _open(self, data: bytes) -> bool:
+        """Look for the first token of a stream. Returns True if it is not there yet."""
+        assert self._target is not None
+        opening = self._opening
+        if opening is None:
+            opening = self._opening = Opening(lines=self._lines)
+        asides, begun = opening.take(data)
+        if asides:
+            self._pass_asides(asides)
+        if begun is None:
+            return True
+        self._target.moved = True
+        if opening.stillborn:
+            self._error_body = bytearray(begun)
+        else:
+            self.first_byte()
+            self._commit(begun)
+        return False
+
+    def _pass_asides(self, asides: bytes) -> None:
+        """Pass comments and pings on before the first token, and with the first of them the head."""
+        assert self._head is not None
+        if not self._beating:
+            self._beating = True
+            self._start(*self._head)
+        self.exchange.write(asides)
+
+    def _is_held(self) -> bool:
+        """Whether a whole answer is held back until it is here: a small one, or JSON as long as it is small."""
+        if self._length is not None:
+            return self._length <= WHOLE_BYTES_MAX
+        return self._json and not self.asks_stream()
+
+    def _collect(self, data: bytes) -> None:
         """Hold a small answer back until it is whole, as it mostly is at once, and look how it ended."""
-        if len(data) < length:
+        length = self._length
+        if length is None or len(data) < length:
             whole = self._whole = self._whole or bytearray()
             whole += data
-            if len(whole) < length:
+            if length is None and len(whole) > WHOLE_BYTES_MAX:
+                self._whole = None
+                self.first_byte()
+                self._commit(bytes(whole))
+                return
+            if length is None or len(whole) < length:
                 return
             data = bytes(whole)
+        self._came_whole(data)
+
+    def _came_whole(self, data: bytes) -> None:
+        """Pass a small answer on, unless it says that it is none."""
         assert self._head is not None
-        if self._head[0] == 404 and self._engine().lacks(self.model, data):
+        self._whole = None
+        status, plain = self._head[0], self._plain(data)
+        if whole_error(plain) if status < 300 else status == 404 and self._engine().lacks(self.model, plain):
             self._error_body = bytearray(data)
-        elif not self._packed and aborted(self.exchange.target_path, data):
+        elif aborted(self.exchange.target_path, plain):
             self._error_body = bytearray()
         else:
             self.first_byte()
             self._commit(data)
 
+    def _plain(self, data: bytes) -> bytes:
+        """Returns a whole answer as it is to be read: unpacked; nothing if that can't be done."""
+        if self._copied is None:
+            return b"" if self._packed else data
+        try:
+            return self._copied.again().take(data)
+        except (BadPacking, InflatesTooFar):
+            return b""
+
     def on_end(self) -> None:
         assert self._head is not None
+        if self._inflater is not None and self._inflater.breaks_off:
+            self.on_error(UpstreamError(UpstreamErrorKind.BROKEN, "a packed stream that breaks off"))
+            return
         status = self._head[0]
         self._call = None
+        if self._whole is not None:  # JSON whose length was not told
+            self._length = len(self._whole)
+            self._came_whole(bytes(self._whole))
         if self._error_body is not None and self._suspect and self._is_honest(status, self._error_body):
             data, self._error_body = bytes(self._error_body), None
             self.first_byte()
@@ -249,25 +400,38 @@ class Relay:
         if self._error_body is not None:
             self._ended_in_error(status, self._error_body)
             return
-        if not self._committed:
-            self._commit(b"")
+        if not self._committed and not self._begins_at_end(status):
+            return
         if self._answer.cut_off():
             self.failed(Failure.BROKEN, "a stream that stops inside an event")
             return
         path = self.exchange.target_path
         assert self._target is not None
+        rest = self._answer.rest()
         finishes = self._target.finishes
         if path not in finishes and self._answer.gives_finish_reason(path):
             finishes.add(path)
         well = self._answer.ended_well(path, finishes=path in finishes)
         if not well and self._ends_silently(path) and self._may_insert():
             self.exchange.write(self._broken_event(api_of(path), Reason.STREAM_BROKEN))
-        self.exchange.write(self._answer.rest())
+        self.exchange.write(rest)
         self.exchange.end()
         if well:
             self.succeeded(status)
         else:
             self.failed(Failure.BROKEN, "a stream that did not end well")
+
+    def _begins_at_end(self, status: int) -> bool:
+        """Pass on what is there of an answer that has ended. Returns False if it is a stream without any token."""
+        begun = None if self._opening is None else self._opening.end()
+        if begun is not None:
+            self.first_byte()
+        elif status == 200 and (self._sse or self._lines) and not self._packed:
+            self.no_answer()
+            self.failed(Failure.SERVER_ERROR, "a stream that ended before its first token")
+            return False
+        self._commit(begun or b"")
+        return True
 
     def _ends_silently(self, path: str) -> bool:
         """Whether an answer that did not end well says nothing of it to the client."""
@@ -346,21 +510,27 @@ class Relay:
         self._committed = True
         self.body = b""  # it is sent nowhere else
         self.exchange.let_go()
-        self._answer = AnswerReader(
-            streamed=self._sse or self._lines, hides_usage=self.hides_usage(), lines=self._lines
-        )
-        data = self._answer.take(data)
+        streamed = (self._sse or self._lines) and not self._packed
+        self._answer = AnswerReader(streamed=streamed, hides_usage=self.hides_usage(), lines=self._lines)
+        if self._copied is not None:
+            self._read_copy(self._copied, data)
+        elif data:
+            data = self._answer.take(data)
         if self._beating:
             self.exchange.write(data)
             return
+        if self._length is not None and len(data) == self._length:
+            self.exchange.respond(status, response_headers(headers) + self.own_headers(), data)
+            return
+        self._start(status, headers)
+        self.exchange.write(data)
+
+    def _start(self, status: int, headers: Headers) -> None:
+        """Begin a response whose body follows in pieces, with an engine's head."""
         out = response_headers(headers) + self.own_headers()
         if (self._sse or self._lines) and not any(name.lower() == b"x-accel-buffering" for name, _ in out):
             out.append((b"x-accel-buffering", b"no"))
-        if self._length is not None and len(data) == self._length:
-            self.exchange.respond(status, out, data)
-            return
         self.exchange.start(status, out, length=self._length)
-        self.exchange.write(data)
 
     def beat(self, event: bytes) -> None:
         """Tell a waiting client something before there is an answer. The first `event` commits status 200."""
@@ -461,6 +631,18 @@ class Relay:
         elif status >= 300:
             self.engine_error([])
             self.succeeded(status)
+        else:
+            self._ended_as_no_answer(status, body)
+
+    def _ended_as_no_answer(self, status: int, body: bytearray) -> None:
+        """The answer has a good status, and is an error, was aborted, or is no stream as was promised."""
+        plain = self._plain(bytes(body))
+        if whole_error(plain):
+            if of_caller(plain):
+                self.engine_error([])
+                self.succeeded(400)  # as if it had said so
+            else:
+                self.failed(Failure.SERVER_ERROR, f"status {status}, and an error")
         elif not self._beating:
             self.no_answer()
             self.failed(Failure.SERVER_ERROR, "an answer that its engine aborted")

@@ -242,13 +242,12 @@ class UpstreamConnection:
         pieces = self._pieces
         if pieces:
             self._overhead_bytes = 0
-            self.heard = True
-            if self._phase == _PAYLOAD:
-                self._phase = _BODY
             payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            if not call.is_head_request:
-                call.sink.on_data(payload)
+            if not call.is_head_request and not call.sink.on_data(payload):
+                self.heard = True
+                if self._phase == _PAYLOAD:
+                    self._phase = _BODY
         else:
             refusal = refusal or self._excess()
         if self.call is not call:
