@@ -19,13 +19,13 @@ from penstock.batch.input_file import InputReader
 from penstock.batch.values import NewItem
 from penstock.config.load import ConfigError, endpoints_from_text
 from penstock.gateway.openai import body as bodies
-from penstock.gateway.openai.answer import AnswerReader
+from penstock.gateway.openai.answers.answer import AnswerReader
+from penstock.gateway.openai.answers.stream_end import ended_well
 from penstock.gateway.openai.body import BadBody
 from penstock.gateway.openai.fields import Read
 from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.multipart import BadForm, Form
 from penstock.gateway.openai.splice import Body, Spliced
-from penstock.gateway.openai.stream_end import ended_well
 from penstock.http.client.call import Call
 from penstock.http.client.connection import UpstreamConnection
 from penstock.http.client.values import Headers, UpstreamError, UpstreamLimits, UpstreamTimeouts

@@ -9,7 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from penstock.gateway.openai.stream_end import cut_off
+from penstock.gateway.openai.answers.stream_end import cut_off
 from penstock.http.server.listener import ACCEPTS_MAX
 from tests.gateway.conftest import CHAT, NOT_FOUND, World, chat, request
 from tests.gateway.raw_engine import Peer, RawEngine

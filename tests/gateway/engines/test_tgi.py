@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.stream_end import TAIL_BYTES, ended_well
-from penstock.gateway.openai.usage import own_usage
+from penstock.gateway.openai.answers.stream_end import TAIL_BYTES, ended_well
+from penstock.gateway.openai.answers.usage import own_usage
 from tests.gateway.conftest import request
 from tests.gateway.engines import faces
 from tests.gateway.engines.conftest import Faces

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.openai.answer import AnswerReader
-from penstock.gateway.openai.events import Meaning, meaning, meaning_of_line
-from penstock.gateway.openai.opening import HELD_BYTES_MAX, Opening
+from penstock.gateway.openai.answers.answer import AnswerReader
+from penstock.gateway.openai.answers.events import Meaning, meaning, meaning_of_line
+from penstock.gateway.openai.answers.opening import HELD_BYTES_MAX, Opening
 
 
 def choice(**delta: Any) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.answer import HEAD_BYTES, HELD_BYTES_MAX, AnswerReader
+from penstock.gateway.openai.answers.answer import HEAD_BYTES, HELD_BYTES_MAX, AnswerReader
+from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.body import BadBody, asks_usage, peek, read_large
 from penstock.gateway.openai.splice import Spliced, add_field, set_in_bytes
-from penstock.gateway.openai.usage import read_usage
 from tests.gateway.conftest import CHAT, World, chat, request, run
 
 COMPLETIONS = "/v1/completions"

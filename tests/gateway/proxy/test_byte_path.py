@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.gateway.openai.answer import AnswerReader
+from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, inflate
 from tests.gateway.conftest import CHAT, World, chat, request, run
 from tests.patience import WAIT_S

@@ -14,9 +14,9 @@ from penstock.core.values.request import Usage
 from penstock.gateway.identity import rights
 from penstock.gateway.identity.caller import Caller
 from penstock.gateway.identity.rights import Rights
+from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.routes import PathKind, route
-from penstock.gateway.openai.usage import read_usage
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.http.server.server import Exchange, Header
 

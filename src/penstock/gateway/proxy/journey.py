@@ -20,10 +20,10 @@ from penstock.core.values.rows import LimitReached
 from penstock.engines import orca
 from penstock.engines.openai import OPENAI
 from penstock.gateway.openai import errors, unfit
+from penstock.gateway.openai.answers.usage import own_usage
 from penstock.gateway.openai.body import AskUsage, is_multipart
 from penstock.gateway.openai.routes import route
 from penstock.gateway.openai.splice import Body, remove_field, set_field
-from penstock.gateway.openai.usage import own_usage
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.disagg.base import Division
 from penstock.gateway.proxy.disagg.concurrent import Meeting

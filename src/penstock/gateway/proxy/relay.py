@@ -19,11 +19,11 @@ from penstock.core.values.retry import Failure
 from penstock.engines import orca
 from penstock.engines.base import Engine
 from penstock.gateway.openai import errors
-from penstock.gateway.openai.answer import AnswerReader
-from penstock.gateway.openai.opening import Opening
+from penstock.gateway.openai.answers.answer import AnswerReader
+from penstock.gateway.openai.answers.opening import Opening
+from penstock.gateway.openai.answers.stream_end import aborted, ends_itself, of_caller, tells_error, whole_error
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
-from penstock.gateway.openai.stream_end import aborted, ends_itself, of_caller, tells_error, whole_error
 from penstock.gateway.proxy.foreign import is_api_error, is_page
 from penstock.gateway.proxy.headers import response_headers, retry_after_s
 from penstock.gateway.proxy.target import Target

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.core.values.retry import Failure
+from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.fields import NOTHING
 from penstock.gateway.openai.splice import Body, Spliced, set_field, set_fields
-from penstock.gateway.openai.usage import read_usage
 from penstock.gateway.proxy.disagg.base import Division
 from penstock.http.client.pool import Headers, UpstreamError
 

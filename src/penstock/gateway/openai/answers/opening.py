@@ -7,8 +7,8 @@ and pings pass at once, so that the client's read time-out begins again. Events 
 
 from __future__ import annotations
 
-from penstock.gateway.openai.events import Meaning, may_be_events, meaning, meaning_of_line, split
-from penstock.gateway.openai.stream_end import line_tells_error, stillborn
+from penstock.gateway.openai.answers.events import Meaning, may_be_events, meaning, meaning_of_line, split
+from penstock.gateway.openai.answers.stream_end import line_tells_error, stillborn
 
 HELD_BYTES_MAX = 256 * 1024  # before the first token `/v1/responses` repeats its instructions and tools, twice
 

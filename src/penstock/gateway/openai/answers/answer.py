@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.events import (
+from penstock.gateway.openai.answers.events import (
     ASIDE_BYTES_MIN,
     DATA,
     begins_aside,
@@ -20,7 +20,7 @@ from penstock.gateway.openai.events import (
     only_asides,
     split,
 )
-from penstock.gateway.openai.stream_end import (
+from penstock.gateway.openai.answers.stream_end import (
     TAIL_BYTES,
     cut_off,
     ended_well,
@@ -30,7 +30,7 @@ from penstock.gateway.openai.stream_end import (
     tells_abort,
     tells_error,
 )
-from penstock.gateway.openai.usage import estimated_tokens, read_usage
+from penstock.gateway.openai.answers.usage import estimated_tokens, read_usage
 
 HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes

@@ -14,7 +14,7 @@ import re
 
 import msgspec
 
-from penstock.gateway.openai.events import fields, in_one_line
+from penstock.gateway.openai.answers.events import fields, in_one_line
 from penstock.gateway.openai.fields import AnswerFields
 
 TAIL_BYTES = 4096  # the last token, usage and [DONE] are some 600 bytes; this leaves room for many choices
