@@ -35,7 +35,6 @@ from penstock.gateway.openai.answers.usage import estimated_tokens, read_usage
 HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
 TAIL_BYTES_MAX = 2 * TAIL_BYTES
-_D = 0x64  # how an event without a name begins: `data`
 _DONES = (
     b"data: [DONE]\n\n",
     b"data:[DONE]\n\n",
@@ -92,7 +91,7 @@ class AnswerReader:
             if not data:
                 return data
         events = data.count(DATA)
-        if data[0] == _D:
+        if data.startswith(b"data:"):
             events += 1
             self.idle = len(data) < ASIDE_BYTES_MIN and only_asides(data)
         else:

@@ -81,15 +81,19 @@ def may_be_events(data: bytes) -> bool:
 
 
 def fields(event: bytes) -> tuple[bytes, bytes | None]:
-    """Returns an event's name and its data in one line; None if it has no data."""
-    name, lines = b"", []
+    """Returns an event's name and its data in one line; None if it has no data.
+
+    Unknown fields are ignored beside data (WHATWG, server-sent events); if there is nothing else, they count as data.
+    """
+    name, lines, others = b"", [], []
     for line in event.removeprefix(b"\xef\xbb\xbf").splitlines():
         if line.startswith(b"data:"):
             lines.append(line[5:].strip())
         elif line.startswith(b"event:"):
             name = line[6:].strip()
         elif line and not line.startswith((b":", b"id:", b"retry:")):
-            lines.append(line)  # no field that we know: whatever it is
+            others.append(line)  # a field that nobody knows, or no field
+    lines = lines or others
     return name, b" ".join(lines) if lines else None
 
 
