@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from penstock.core.endpoints.endpoint import SURPLUS_MIN
-from tests.gateway.conftest import World
+from tests.gateway.conftest import World, chat, request
 
 SLOTS = 64
 CALLERS = 96
@@ -39,3 +39,21 @@ async def test_what_was_sent_beyond_what_an_engine_runs_comes_back(world: World)
     assert recalled > 0
     stories = [(await world.ask("GET", f"/admin/requests/{a.header('x-request-id')}")).json()["story"] for a in answers]
     assert sum("taken back, to wait here" in line for story in stories for line in story) == recalled
+
+
+@pytest.mark.virtual_time
+async def test_a_recalled_request_waits_again(world: World) -> None:
+    """It is listed in `/queue`, and a client that hangs up then cancels a queued request: nothing has failed."""
+    await world.engine(max_num_seqs=SLOTS, step_s=STEP_S)
+    await world.gateway(slots="auto")
+    clients = [await world.client(request(body=chat(tokens=LONG, stream=True))) for _ in range(CALLERS)]
+    await asyncio.sleep(STEP_S * LONG / 2)
+    assert await world.metric("penstock_requeues_total", reason="engine_queue") > 0
+    waiting = world.picture().waiting
+    listed = (await world.ask("GET", "/queue")).json()
+    assert (len(listed["requests"]), listed["waiting"]) == (waiting, waiting)
+    for client in clients:
+        client.hang_up()
+    await world.idle()
+    assert await world.metric("penstock_requests_total", outcome="evicted", reason="cancelled") == waiting
+    assert await world.metric("penstock_requests_total", outcome="failed", reason="client_gone") == CALLERS - waiting

@@ -536,6 +536,24 @@ async def test_who_hangs_up_while_waiting_never_reaches_an_engine(world: World, 
     assert await world.metric("penstock_requests_total", outcome="evicted", reason="cancelled") == 3
 
 
+@STREAMED
+async def test_a_client_that_hangs_up_after_a_requeue_cancels_a_queued_request(world: World, stream: bool) -> None:
+    """The engine refused the request, so it is back in the queue: it is listed there, and it is no failure."""
+    head = b"HTTP/1.1 503 X\r\nContent-Type: application/json\r\nRetry-After: 60\r\nContent-Length: 2\r\n\r\n{}"
+    busy, seen = await world.scripted(head)
+    await world.gateway(endpoints=[{**busy, "slots": 1}])
+    client = await world.client(request(body=chat("again", stream=stream)))
+    await world.until(lambda: len(seen) == 1 and world.picture().waiting == 1)
+    queue = (await world.ask("GET", "/queue", body=b"")).json()
+    assert (queue["waiting"], queue["running"]) == (1, 0), queue
+    client.hang_up()
+    await world.until(lambda: world.picture().waiting == 0)
+    await world.idle()
+    assert len(seen) == 1
+    assert await world.metric("penstock_requests_total", outcome="evicted", reason="cancelled") == 1
+    assert await world.metric("penstock_requests_total", outcome="failed") == 0
+
+
 async def _left(world: World, engine: EngineServer, client: Client) -> None:
     client.hang_up()
     await world.idle()
