@@ -72,8 +72,9 @@ class CandidateFilter:
         """Ask endpoints that were touched whether they are open to `band`."""
         for endpoint in band.unchecked:
             cause = self.closed(endpoint, band.settings, now)
-            if (cause in _AWAY) != (endpoint in band.away):
-                if cause in _AWAY:
+            away = cause is not None and cause in _AWAY
+            if away != (endpoint in band.away):
+                if away:
                     band.away[endpoint] = None
                 else:
                     del band.away[endpoint]

@@ -18,7 +18,7 @@ from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.capped_flows import CAPPED_MAX, CappedFlows
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.fair_tree import HELD, IDLE, Node, in_fair_order, top
+from penstock.core.queueing.fair_tree import HELD, Node, in_fair_order, top
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.util.decaying import Decaying
@@ -171,12 +171,13 @@ class UnderShare:
     def _part(self, node: Node, parent: Node, now: float) -> float:
         """The share that a flow's weight gives it among those recently active that are not held."""
         total, lately = parent.active_weight, self._reserved.weight(now)
-        standing = node.standing
-        if standing == IDLE:
+        if not (node.waiting or node.in_flight):
             total += node.weight
-        total = (total if total > lately else lately) - parent.held_weight
-        if standing == HELD:
-            total += node.weight
+        total = total if total > lately else lately
+        if parent.held_weight:
+            total -= parent.held_weight
+            if node.standing == HELD:
+                total += node.weight
         return node.weight / total if total > node.weight else 1.0
 
     def _asked_for_less(self, node: Node, part: float, now: float) -> bool:

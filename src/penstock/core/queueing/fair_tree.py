@@ -253,7 +253,8 @@ class QueueTree:
         leaf.push(entry)
         sendable = model not in self.held
         while True:
-            parent, before = node.parent, node.standing
+            parent, restands = node.parent, not node.sendable  # otherwise it is active, or capped, and stays so
+            before = node.standing if restands else ACTIVE
             node.waiting += 1
             node.work[model] = node.work.get(model, 0.0) + entry.charge.work
             count = node.backlog[model] = node.backlog.get(model, 0) + 1
@@ -262,7 +263,8 @@ class QueueTree:
                 sendable = not node.capped
             if parent is None:
                 return
-            node.stood(before)
+            if restands:
+                node.stood(before)
             if count == 1:
                 parent.begins(node, model)
             node = parent
@@ -278,7 +280,8 @@ class QueueTree:
         up: Node | None = node
         sendable = model not in self.held
         while up is not None:
-            before = up.standing
+            restands = up.sendable <= 1  # otherwise more of its requests may be sent
+            before = up.standing if restands else ACTIVE
             up.waiting -= 1
             if sendable:
                 up.sendable -= 1
@@ -291,7 +294,8 @@ class QueueTree:
                 del up.work[model]
                 if up.parent is not None:
                     up.parent.ends(model)
-            up.stood(before)
+            if restands:
+                up.stood(before)
             up = up.parent
         if model not in self.root.backlog:
             self.held.discard(model)
@@ -315,9 +319,9 @@ class QueueTree:
         """Note that a request of `flow` was given a lease."""
         node: Node | None = flow
         while node is not None:
-            before = node.standing
             node.in_flight += 1
-            node.stood(before)
+            if node.in_flight == 1 and not node.waiting:
+                node.stood(IDLE)
             node = node.parent
 
     def returned(self, flow: Node) -> None:
@@ -325,9 +329,9 @@ class QueueTree:
         node: Node | None = flow
         while node is not None:
             assert node.in_flight > 0
-            before = node.standing
             node.in_flight -= 1
-            node.stood(before)
+            if not node.in_flight and not node.waiting:
+                node.stood(HELD if node.capped else ACTIVE)
             node = node.parent
 
     def release(self, flow: Node) -> None:
