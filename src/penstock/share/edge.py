@@ -311,7 +311,7 @@ class Edge:
         return []
 
     def failed(
-        self, lease: int, failure: Failure, *, answering: bool = False, retry_after_s: float = 0.0, now: float
+        self, lease: int, failure: Failure, *, now: float, answering: bool = False, retry_after_s: float = 0.0
     ) -> list[Action]:
         held = self._leases[lease]
         if held.loose:

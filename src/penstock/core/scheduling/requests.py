@@ -187,7 +187,7 @@ class RequestFacts:
         return actions
 
     def failed(
-        self, lease: int, failure: Failure, *, answering: bool = False, retry_after_s: float = 0.0, now: float
+        self, lease: int, failure: Failure, *, now: float, answering: bool = False, retry_after_s: float = 0.0
     ) -> list[Action]:
         """Note that a dispatch failed. Returns what becomes of the request: before the first byte it may wait again.
 

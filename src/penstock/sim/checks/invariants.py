@@ -261,9 +261,9 @@ class CheckedScheduler(Scheduler):
         lease: int,
         failure: Failure,
         *,
+        now: float,
         answering: bool = False,
         retry_after_s: float = 0.0,
-        now: float,
     ) -> list[Action]:
         request_id = self.books.released(lease)
         self.books.between.add(request_id)
