@@ -6,12 +6,12 @@ from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.ledger import FROZEN_S
 from penstock.core.explain.snapshot import STATES
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.actions import Action, Dispatch, Evict, Fail
+from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject
 from penstock.core.values.observation import Observation
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import HealthSettings
 from penstock.sim.checks.invariants import CheckedScheduler
-from tests.core.drive import request, scheduler
+from tests.core.drive import request, scheduler, the_lease
 
 
 def dispatches(actions: list[Action]) -> list[Dispatch]:
@@ -205,3 +205,33 @@ def test_a_pinned_request_is_sent_again_to_its_endpoint_after_a_stale_connection
     (again,) = dispatches(made.failed(sent.lease, Failure.STALE, now=0.0))
     assert again.endpoint == "a"
     assert [type(action) for action in made.failed(again.lease, Failure.RESET, now=0.0)] == [Fail]
+
+
+def refused_after_s(made: CheckedScheduler, now: float) -> float:
+    """The Retry-After of a request that is pinned to the full endpoint."""
+    (refusal,) = made.arrived(request(f"pinned-{now}", pinned="a"), now=now)
+    assert isinstance(refusal, Reject)
+    assert refusal.retry_after_s is not None
+    return refusal.retry_after_s
+
+
+def test_the_retry_after_of_a_refused_pinned_request_is_when_its_endpoint_frees_a_slot() -> None:
+    """Before anything was learned, 5 s and a quarter of them by chance; then what is left of the shortest answer."""
+    made = scheduler(a=2)
+    leases = [the_lease(made.arrived(request(f"r{at}", output_tokens=100), now=0.0)) for at in range(2)]
+    assert 5.0 <= refused_after_s(made, now=0.1) <= 6.25
+    for lease in leases:
+        made.first_token(lease, now=1.0)
+        made.progressed(lease, 50, now=11.0)
+    assert 10.0 <= refused_after_s(made, now=11.0) <= 12.5, "50 tokens are left of each, of 0.2 s"
+    made.finished(leases[0], now=20.0)
+    leases[0] = the_lease(made.arrived(request("long", output_tokens=100), now=20.0))
+    assert 1.0 <= refused_after_s(made, now=20.0) <= 2.0, "the other one is nearly done"
+
+
+def test_the_retry_after_of_a_pinned_request_is_a_minute_at_most() -> None:
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("r", output_tokens=100), now=0.0))
+    made.first_token(lease, now=1.0)
+    made.progressed(lease, 50, now=101.0)
+    assert refused_after_s(made, now=101.0) == 60.0, "50 tokens are left, of 2 s"

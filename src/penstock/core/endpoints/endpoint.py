@@ -365,6 +365,13 @@ class Endpoint:
             self.slots = slots
         return changed
 
+    def frees_s(self, now: float) -> float | None:
+        """Returns the seconds until the first of its requests is expected to end; None while that is unknown."""
+        pace_s = self.ledger.pace.time_per_output_token_s(now)
+        if not pace_s or not self.ledger.leases:
+            return None
+        return min([lease.ends_s(pace_s, now) for lease in self.ledger.leases.values()]) - now
+
     def serves(self, model: str) -> bool:
         """True if requests for `model` may go here."""
         if self.left_to_others is not None and (self.left_all_to_others or model in self.left_to_others):

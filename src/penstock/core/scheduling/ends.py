@@ -130,6 +130,10 @@ def come_back_after_s(state: SchedulerState, entry: Entry, reason: Reason, now: 
     if reason in NO_RETRY_AFTER:
         return None
     wait_s = state.estimated_wait_s(entry, now)
+    if entry.request.pinned is not None:  # what was learned of the queue tells nothing of this endpoint's slots
+        endpoint = state.pool.get(entry.request.pinned)
+        frees_s = None if endpoint is None else endpoint.frees_s(now)
+        wait_s = max(wait_s or 0.0, frees_s or 0.0) or None
     if held_s := state.pool.held_s(entry.request, now):
         wait_s = max(wait_s or 0.0, held_s)
     return retry_after_s(wait_s, state.draw())
