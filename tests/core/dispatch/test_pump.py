@@ -103,6 +103,16 @@ def limited(*, running: int = 1, **more: object) -> SchedulerSettings:
     return SchedulerSettings(tenants={"limited": Limits(running=running)}, **more)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("passed", "goes"), [(31, True), (32, False)])
+def test_the_first_32_requests_in_fair_order_are_looked_at(passed: int, goes: bool) -> None:
+    made = scheduler(SchedulerSettings(admission=PLENTY), a=99)
+    made.arrived(request("running", output_tokens=1), now=0.0)
+    made.observed("a", Observation(0.1, 1, 0, kv_usage=0.5, kv_capacity_tokens=1000), now=0.1)
+    for at in range(passed):
+        assert made.arrived(request(str(at), prompt_tokens=800), now=0.1) == []
+    assert sent(made.arrived(request("small", output_tokens=1), now=0.1)) == ([("small", "a")] if goes else [])
+
+
 def test_a_tenant_at_its_limit_waits_and_hides_no_other() -> None:
     made = scheduler(limited(), a=9)
     lease = the_lease(made.arrived(request("one", tenant="limited"), now=0.0))

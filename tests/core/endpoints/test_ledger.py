@@ -523,3 +523,19 @@ def test_the_pace_without_prompts_is_what_is_left_when_their_time_is_taken_off()
     own.progressed(own.leases[7], 201, 12.6)
     assert own.pace.decode_s(12.6) < own.pace.time_per_output_token_s(12.6)  # type: ignore[operator]
     assert own.pace.decode_s(12.6 + PACE_KEPT_S) is None
+
+
+def test_the_highest_prefill_speed_is_forgotten_over_some_thousand_samples() -> None:
+    """It was 10,000 tokens per second; from then on it is 5,000."""
+    prefill, now = prefill_backlog.PrefillBacklog(), 0.0
+    speeds = [10_000.0] * 100 + [5_000.0] * 2_000
+    found = []
+    for serial, speed in enumerate(speeds):
+        sent = lease(serial, at=now, prompt=1_000)
+        prefill.add(sent)
+        now += 1_000 / speed + prefill_backlog.BASE_S
+        prefill.first_token(sent, now)
+        found.append(prefill.best_rate)
+    assert found[99] == pytest.approx(10_000, rel=0.1)
+    assert found[600] == pytest.approx(6_000, rel=0.1), "0.999 of it is kept with each"
+    assert found[-1] == pytest.approx(5_000, rel=0.05)
