@@ -271,3 +271,16 @@ def test_what_is_found_is_learned_by_how_much_was_sent_there_since() -> None:
     assert known.expected(Sought(0, 2000, soon.age)) == pytest.approx(1800, abs=40)
     assert known.expected(Sought(0, 2000, late.age)) == pytest.approx(500, abs=40)
     assert known.expected(Sought(0, 2000, late.age + 1)) == 2000 * FOUND, "nothing is known of that yet"
+
+
+def test_32_requests_wait_for_one_endpoint_and_no_more() -> None:
+    """However much longer it takes to compute the prompt elsewhere: here, minutes."""
+    made = scheduler(settings(), a=1, b=1)
+    long = tuple(range(10_000))
+    actions = made.arrived(prompt("first", *long), now=0.0)
+    ((_, home),) = sent(actions)
+    made.first_token(the_lease(actions), now=320.0)
+    for at in range(40):
+        made.arrived(prompt(f"later-{at}", *long, at), now=321.0)
+    held = [entry for entry in made.inspect().entries.values() if [e.name for e in entry.affinity.preferred] == [home]]
+    assert len(held) == 32
