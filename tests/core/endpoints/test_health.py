@@ -40,6 +40,18 @@ def test_whoever_returns_is_tried_out_with_twice_as_many_each_round() -> None:
     assert allowed == [2, 6, 14, None]
 
 
+@pytest.mark.parametrize(("slots", "first"), [(4, 2), (8, 2), (16, 4), (64, 16)])
+def test_an_engine_that_was_restarted_begins_with_a_quarter_of_its_slots(slots: int, first: int) -> None:
+    health = fresh()
+    health.probed(up=False, now=0.0)
+    health.probed(up=True, now=0.0, slots=slots)
+    assert not health.on_trial(first - 1, 0.0)
+    assert health.on_trial(first, 0.0)
+    for _ in range(3):
+        health.failed(1.0)
+    assert health.on_trial(2, 2.0), "after an ejection it is two"
+
+
 def test_an_ejected_endpoint_is_on_trial_when_its_time_is_over() -> None:
     health = fresh()
     for _ in range(3):

@@ -189,7 +189,7 @@ class Endpoint:
         """
         before, ledger = self.ledger.base, self.ledger
         if ledger.observe(reading):
-            self.health.returned(now)
+            self.health.returned(now, slots=self.slots)
             self.proof.returned()
             self.movement = Movement()
         if self.adaptive is None or ledger.base is before or before is None or not ledger.credible(now):

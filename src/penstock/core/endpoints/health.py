@@ -6,8 +6,9 @@ with errors; it is left out for a time that doubles with each ejection, and one 
 refused several requests in a row as busy (429, 503); it is left alone for a moment. A single refusal concerns only the
 request that got it (`Entry.avoid`), unless it has a Retry-After: then nothing is sent there until that is over.
 
-Whoever returns, from an ejection or from being away, is *on trial*: it gets a few requests, two more for each answer
-that begins, and all it can take once it runs as many as it has slots, or some seconds are over. After an ejection, a
+An endpoint that returns, from an ejection or from being away, is *on trial*: it gets a few requests, two more for each
+answer that begins, and all it can take once it runs as many as it has slots, or some seconds are over. A restarted
+engine begins with a quarter of its slots, because its probe is good; after an ejection it is two. After an ejection, a
 failure on trial before any good answer ejects it again at once.
 
 When too few of a model's endpoints are left, ejection is ignored ("panic", as in Envoy): a bad verdict on most of
@@ -27,7 +28,7 @@ TOLD_HOLD_S_MAX = 60.0  # a Retry-After is obeyed for so long: a wrong one must 
 
 
 TRIAL_LEASES = 2  # at first; each answer that begins allows so many more, so each batch is twice the one before
-
+RETURN_PART = 4  # of its slots an engine that was away gets one in so many: whole answers begin only when they end
 
 TRIAL_S = 10.0  # what an engine does to a crowd it does in the first seconds: compile, fill its caches, or die
 
@@ -112,24 +113,27 @@ class Health:
             self.held_until_s = now + min(HOLD_S * 2 ** (self._refusals - HOLD_AFTER), HOLD_S_MAX)
         self.held_until_s = max(self.held_until_s, self._told_until_s)
 
-    def probed(self, *, up: bool, presence: Presence = Presence.DOWN, now: float, leases: int = 0) -> None:
+    def probed(
+        self, *, up: bool, presence: Presence = Presence.DOWN, now: float, leases: int = 0, slots: int = 0
+    ) -> None:
         """Take in what a probe found; `presence` says how the endpoint is not up.
 
-        One that returns is put on trial, beside the `leases` that it has: answers went on while a probe went wrong.
+        One that returns is put on trial with a part of its `slots`, beside the `leases` that it has: answers went on
+        while a probe went wrong.
         """
         if up and not self.up:
-            self.returned(now, leases)
+            self.returned(now, leases, slots)
         self.up = up
         self.presence = Presence.UP if up else presence
 
-    def returned(self, now: float, leases: int = 0) -> None:
+    def returned(self, now: float, leases: int = 0, slots: int = 0) -> None:
         """Put the endpoint on trial and forget its failures: a new process answers, or an old one came back.
 
         `leases`: of the old one, which are not part of the trial.
         """
         self._told_until_s = 0.0
         self.succeeded()
-        self._try_out(now, leases)
+        self._try_out(now, leases + max(0, slots // RETURN_PART - TRIAL_LEASES))
 
     def on_trial(self, leases: int, now: float) -> bool:
         """True if the endpoint is on trial and has as many `leases` as it may have meanwhile."""

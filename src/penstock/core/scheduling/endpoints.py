@@ -209,7 +209,8 @@ def _probed(
         endpoint.proof.returned()
     elif up:
         endpoint.proof.chance(now)
-    endpoint.health.probed(up=up, presence=presence, now=now, leases=len(endpoint.ledger.leases))
+    leases, slots = len(endpoint.ledger.leases), endpoint.slots
+    endpoint.health.probed(up=up, presence=presence, now=now, leases=leases, slots=slots)
     if up:
         state.router.answers(endpoint)
     else:
