@@ -213,3 +213,29 @@ async def test_the_operators_word_counts_and_what_needs_it_is_told(
     assert "1 of 2 engines is up." in seen["headline"]
     assert f"`penstock endpoint resume {seen['endpoints'][0]['name']}`" in seen["advice"]
     assert caplog.text.count("write `engine: openai` and its `models`") == 1
+
+
+@pytest.mark.virtual_time
+async def test_an_engine_that_leaves_questions_unanswered_is_silent_within_three_seconds_and_up_again_at_once(
+    world: World,
+) -> None:
+    answers = asyncio.Event()
+    answers.set()
+
+    async def script(peer: Peer) -> None:
+        while True:
+            data = await peer.request()
+            await answers.wait()
+            path = data.split(b" ")[1]
+            await peer.send(http(200, b"vllm:num_requests_running 0.0\n") if path == b"/metrics" else answer_json({}))
+
+    raw = await world.beside(RawEngine(script))
+    await world.gateway(endpoints=[{"url": raw.url, "engine": "vllm", "models": ["sim"]}], observe={"interval": "1s"})
+    await world.until(lambda: world.picture().endpoints[0].observed_s_ago is not None)
+    assert world.picture().endpoints[0].state == "up"
+    answers.clear()
+    began_s = asyncio.get_running_loop().time()
+    await world.until(lambda: world.picture().endpoints[0].state == "silent")
+    assert asyncio.get_running_loop().time() - began_s <= 3
+    answers.set()
+    await world.until(lambda: world.picture().endpoints[0].state == "up")

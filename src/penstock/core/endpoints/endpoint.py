@@ -49,6 +49,7 @@ class Endpoint:
         self.tells_models = True
         self.contexts: dict[str, int] = {}  # tokens that a request may have, by model, where the engine tells
         self.refused_kinds: frozenset[tuple[str, str]] = frozenset()  # by model, of pictures, sounds and videos
+        self.silent = False  # it leaves questions of ours unanswered, which is shown and decides nothing
         self.labels = spec.labels
         self.price = spec.price
         self.weight = spec.weight

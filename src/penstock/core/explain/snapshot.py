@@ -41,7 +41,7 @@ REQUESTS_SHOWN = 40  # in each state
 
 # "down" to "hung" are a probe's words, "draining" is an operator's; "refused_key" and the others come from its answers.
 AWAY = ("down", "loading", "sleeping", "stopping", "hung")
-STATES = ("up", *AWAY, "draining", "refused_key", "unproven", "stuck", "ejected", "held")
+STATES = ("up", *AWAY, "draining", "refused_key", "unproven", "stuck", "silent", "ejected", "held")
 STOPPING_S = 10.0  # whoever takes no connection, but has moved a stream so recently, is about to end, and not gone
 
 
@@ -464,6 +464,8 @@ def _state(endpoint: Endpoint, now: float) -> str:
         return "unproven"
     if endpoint.movement.stuck_s is not None or stands_still(ledger, now):
         return "stuck"
+    if endpoint.silent:
+        return "silent"
     if health.ejected(now):
         return "ejected"
     return "held" if health.held(now) else "up"

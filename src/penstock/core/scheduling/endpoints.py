@@ -50,6 +50,7 @@ class EndpointFacts:
         vouched: bool | None = None,
         by_word: bool = False,
         key_refused: bool | None = None,
+        silent: bool | None = None,
         slots: int | Literal["auto"] | None = None,
         told_slots: int | None = None,
         lingers: bool | None = None,
@@ -63,7 +64,8 @@ class EndpointFacts:
         as before.
 
         `vouched`: whether anything says that it is an engine, before it has answered a request (`proof.py`); `by_word`:
-        that is the operator alone. `key_refused`: whether it refused to list its models for want of a key.
+        that is the operator alone. `key_refused`: whether it refused to list its models for want of a key. `silent`:
+        whether it leaves a question unanswered, which its state shows; its requests are judged by themselves.
         `slots` are set by hand and stay; `auto` gives them back to what the engine tells, or to finding out. `lingers`:
         its engine goes on with requests that are abandoned (`endpoints/abandoned_slots.py`).
         `contexts`: how many tokens a request may have, by model.
@@ -80,6 +82,7 @@ class EndpointFacts:
             endpoint.proof.refuses_key(now)
         elif key_refused is not None:
             endpoint.proof.forgive()
+        endpoint.silent = endpoint.silent if silent is None else silent
         if slots is not None:
             endpoint.set_slots(slots)
         if told_slots is not None:

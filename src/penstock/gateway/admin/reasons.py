@@ -45,6 +45,7 @@ MISSING = (
     "refused_key",
     "unproven",
     "stuck",
+    "silent",
     "ejected",
 )  # states of endpoints that should be there and can't be used
 _COUNTED = (Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.PACE, Cause.HELD)

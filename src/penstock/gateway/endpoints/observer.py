@@ -22,7 +22,16 @@ from penstock.engines.openai import OPENAI
 from penstock.gateway.endpoints import identify
 from penstock.gateway.endpoints.identify import Listing
 from penstock.gateway.endpoints.load_reader import LoadReader
-from penstock.gateway.endpoints.probe import LIST_BYTES_MAX, PAGE_BYTES_MAX, Ask, Prober, asking
+from penstock.gateway.endpoints.probe import (
+    LATE_S,
+    LIST_BYTES_MAX,
+    NO_ANSWER,
+    PAGE_BYTES_MAX,
+    Ask,
+    ProbeAnswer,
+    Prober,
+    asking,
+)
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Upstream, UpstreamException, UpstreamTimeouts
@@ -30,6 +39,7 @@ from penstock.http.client.pool import Upstream, UpstreamException, UpstreamTimeo
 logger = logging.getLogger(__name__)
 
 FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
+SILENT_S = 1.5  # with the page's interval of 1 s a frozen engine is shown within 3 s; others take milliseconds
 DOWN_PROBE_S = 0.5  # a dead endpoint is probed more often than a live one: to see its return is worth a cheap connect
 UNPROVEN = (
     "it lists no models and gives no sign of an engine, so it is tried with one request at a time until it answers one"
@@ -80,14 +90,14 @@ class Observer:
         self._ask_list = asking(
             target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=LIST_BYTES_MAX
         )
-        self._ask_page = asking(
-            target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=PAGE_BYTES_MAX
+        self._ask_page = self._watched(
+            asking(target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=PAGE_BYTES_MAX)
         )
         self._reader = LoadReader(self._ask_page, driver.now, self._ask_port)
         self._ports: dict[int, Upstream] = {}  # other ports of the same host, for an engine whose page is there
         self._full_due_s = 0.0
         self._probes = target.upstream.unpooled()  # a kept connection may answer while new ones are refused
-        self._probe_ask = asking(self._probes, target.own_headers(), timeout_s=settings.timeout_s)
+        self._probe_ask = self._watched(asking(self._probes, target.own_headers(), timeout_s=settings.timeout_s))
         self._prober = Prober(settings.timeout_s)
         self.looked = asyncio.Event()  #: set when the first probe is over, with or without an answer
         self._poked = asyncio.Event()
@@ -105,6 +115,7 @@ class Observer:
         self.engine: Engine | None = None  #: None until it is known
         self.facts = Facts()
         self._facts_tries = 0  # how often all facts are still asked for, because a question got no answer
+        self._silent = False  # it has left a question unanswered
         self._is_new = True  # the engine was not asked yet what it is, or has restarted since
         target.heard_load = self._heard
         target.unreachable = self.poke
@@ -163,6 +174,40 @@ class Observer:
         until.clear()
 
     # --- alive ------------------------------------------------------------------------------------------------
+
+    def _watched(self, ask: Ask) -> Ask:
+        """Returns the same, which also tells whether the endpoint is silent: it leaves a question unanswered.
+
+        That is shown within seconds. Slow is not hung, so whether it is used goes by its requests and by `Prober`.
+        """
+
+        async def watched(path: str) -> ProbeAnswer:
+            asked_s = self._driver.now()
+            timer = asyncio.get_running_loop().call_later(SILENT_S, self._unanswered, asked_s)
+            try:
+                answer = await ask(path)
+            finally:
+                timer.cancel()
+            if answer.status or (answer.failure is not None and answer.failure.error.kind not in NO_ANSWER):
+                self._tell_silent(silent=False)
+            return answer
+
+        return watched
+
+    def _unanswered(self, asked_s: float) -> None:
+        """Tell that the endpoint is silent, unless this process was late itself, or an answer has moved meanwhile."""
+        now = self._driver.now()
+        if now - asked_s < SILENT_S + LATE_S and self._driver.scheduler.moved_s(self._name) < asked_s:
+            self._tell_silent(silent=True)
+
+    def _tell_silent(self, *, silent: bool) -> None:
+        if silent is not self._silent:
+            self._silent = silent
+            logger.info("endpoint %s %s", self._name, "leaves questions unanswered" if silent else "answers again")
+            self._driver.tell(
+                self._driver.scheduler.endpoint_changed(self._name, silent=silent, now=self._driver.now())
+            )
+            self._changed()
 
     async def _probe_pause(self) -> None:
         self.looked.set()

@@ -29,7 +29,7 @@ REDIRECTS_MAX = 3  # a trailing slash costs one, a path prefix another
 HUNG_AFTER_S = 10.0  # an engine's HTTP side answers within milliseconds even while a step takes seconds
 HUNG_PROBES_MIN = 3
 LATE_S = 1.0  # a time-out that fires so much later than asked for was our own loop's fault
-_NO_ANSWER = (UpstreamErrorKind.FIRST_BYTE_TIMEOUT, UpstreamErrorKind.IDLE_TIMEOUT)
+NO_ANSWER = (UpstreamErrorKind.FIRST_BYTE_TIMEOUT, UpstreamErrorKind.IDLE_TIMEOUT)
 _LOADING = b"loading"  # llama.cpp's 503
 
 
@@ -160,7 +160,7 @@ class Prober:
         `asked_s` is when the probe was sent, `moved_s` when an answer last showed that the engine works.
         """
         failure = answer.failure
-        if failure is not None and failure.error.kind in _NO_ANSWER:
+        if failure is not None and failure.error.kind in NO_ANSWER:
             self.presence = self._unanswered(asked_s, now, moved_s)
             return self.presence
         self._silent_since_s, self._silent_probes = None, 0

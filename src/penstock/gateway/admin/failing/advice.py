@@ -47,6 +47,7 @@ _STATES = {
         " or `penstock endpoint resume {0}` to try it again"
     ),
     "stuck": "Restart {}: it runs requests and shows no movement; its log says why",
+    "silent": "See whether {} runs: it has not answered a question for seconds",
     "ejected": "See in the log of {} why it fails; it is tried again by itself",
 }
 _TOLD = "Callers were told when to come back."

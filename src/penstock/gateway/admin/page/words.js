@@ -23,8 +23,8 @@ export const ORDERS = {
   running: "Who was sent first. A heading sorts.",
   ended: "The last one first. A heading sorts.",
 };
-const STATES = { up: "● up", down: "■ down", loading: "▲ loading", sleeping: "▲ sleeping", stopping: "▲ stopping", hung: "■ hung", refused_key: "■ key refused", unproven: "■ no engine", stuck: "■ stuck", ejected: "■ ejected", held: "▲ held", draining: "◆ draining" };
-const FAULTS = ["down", "hung", "refused_key", "unproven", "stuck", "ejected"];
+const STATES = { up: "● up", down: "■ down", loading: "▲ loading", sleeping: "▲ sleeping", stopping: "▲ stopping", hung: "■ hung", refused_key: "■ key refused", unproven: "■ no engine", stuck: "■ stuck", silent: "■ silent", ejected: "■ ejected", held: "▲ held", draining: "◆ draining" };
+const FAULTS = ["down", "hung", "refused_key", "unproven", "stuck", "silent", "ejected"];
 
 // How bad a state is, as a class of the style sheet.
 export const badness = (state) => (state === "up" ? "" : FAULTS.includes(state) ? "bad" : state === "draining" ? "hand" : "busy");
