@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core.values.request import Usage
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.answers.events import Meaning, meaning, meaning_of_line
 from penstock.gateway.openai.answers.opening import HELD_BYTES_MAX, Opening
@@ -139,3 +140,11 @@ def test_an_event_in_several_lines_is_one_event(end: bytes) -> None:
         assert found is not None
         assert (found.prompt_tokens, found.completion_tokens) == (70, 30)
         assert reader.ended_well("/v1/chat/completions")
+
+
+def test_comments_beside_an_event_in_several_lines_do_not_hide_that_it_is_one() -> None:
+    reader = AnswerReader(streamed=True, hides_usage=True)
+    usage = b'data: {"choices": [], "usage":\ndata: {"prompt_tokens": 70,\ndata: "completion_tokens": 30}}\n\n'
+    assert reader.take(b": one\n\n: two\n\n: three\n\n" + usage) == b": one\n\n: two\n\n: three\n\n"
+    assert reader.usage() == Usage(70, 30)
+    assert reader.tokens == 1

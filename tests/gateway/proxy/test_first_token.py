@@ -247,3 +247,24 @@ async def test_the_word_error_in_a_text_is_an_answer(world: World) -> None:
     answer = await world.chat()
     assert (answer.status, answer.json()) == (200, said)
     assert await world.metric("penstock_requests_total", model="sim", outcome="completed") == 1
+
+
+async def test_a_fallback_model_answers_a_stream_whose_client_has_comments_already(world: World) -> None:
+    async def dies(peer: Peer, data: bytes) -> bool:
+        await peer.send(EVENTS + chunk(b": ping\n\n"))
+        return False
+
+    dying, good = await engine(world, dies), await sends(world, TEXT, FINISH, DONE)
+    good["models"] = ["small"]
+    await world.gateway(endpoints=[dying, good], models={"sim": {"fallback": ["small"]}}, retry={"max_attempts": 1})
+    answer = await world.chat(stream=True)
+    assert (answer.status, answer.body) == (200, b": ping\n\n" + TEXT + FINISH + DONE)
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"application/json; charset=utf-8"])
+async def test_an_error_instead_of_the_stream_that_was_asked_for_is_no_answer(world: World, kind: bytes) -> None:
+    error = json.dumps({"error": {"message": "overloaded", "code": 503}}).encode()
+    bad = await sends(world, error, head=HEAD % (kind, b""))
+    good = await sends(world, TEXT, FINISH, DONE)
+    await world.gateway(endpoints=[bad, good], routing={"policy": "round_robin"})
+    assert [(await world.chat(stream=True)).body for _ in range(4)] == [TEXT + FINISH + DONE] * 4

@@ -100,7 +100,8 @@ class Relay:
         self._error_body: bytearray | None = None  # being collected: the answer is an error that may be taken back
         self._whole: bytearray | None = None  # being collected: the answer is no stream, and some of it is missing
         self._committed = False
-        self._beating = False  # status 200 went out before there was an answer: only a stream can follow
+        # Status 200 went out before there was an answer, maybe while another model was asked: only a stream can follow.
+        self._beating = exchange.status != 0
         self._packed = False  # in a coding that is not unpacked here: nothing can be read of it, or taken out
         self._inflater: Inflater | None = None  # unpacks a stream
         self._copied: Inflater | None = None  # unpacks a copy of another answer
@@ -257,6 +258,8 @@ class Relay:
             return self._open(data)
         elif self._is_held():
             self._collect(data)
+        elif self._json and self._head is not None and self._head[0] < 300 and whole_error(data):
+            self._error_body = bytearray(data)
         else:
             self.first_byte()
             self._commit(data)

@@ -12,6 +12,7 @@ import re
 from penstock.core.values.request import Usage
 from penstock.gateway.openai.answers.events import (
     ASIDE_BYTES_MIN,
+    ASIDE_STARTS,
     DATA,
     begins_aside,
     fields,
@@ -43,6 +44,8 @@ _DONES = (
     b"data: [DONE]\r\r",
     b"data:[DONE]\r\r",
 )
+_USAGE_NAME = b'"usage"'
+_NO_USAGE = (b'"usage":null', b'"usage": null')
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _WITH_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 
@@ -94,9 +97,11 @@ class AnswerReader:
         if data.startswith(b"data:"):
             events += 1
             self.idle = len(data) < ASIDE_BYTES_MIN and only_asides(data)
+            several = events > 1 and data.count(b"\n\ndata:") + 1 < events
         else:
-            self.idle = only_asides(data)
-        if self._apart or (events > 1 and data.count(b"\n\n") < events):
+            self.idle = data.startswith(ASIDE_STARTS) and only_asides(data)
+            several = events > 1 and data.count(b"\nevent:") + 1 < events
+        if several or self._apart:
             return self._each(data)
         if not self.idle:
             self.tokens += events
@@ -106,9 +111,14 @@ class AnswerReader:
         seen += data
         if len(seen) > TAIL_BYTES_MAX:  # to cut it at each piece would copy it at each piece
             self._trim()
-        if self._hides_usage and data.find(b'"usage"') >= 0 and _NO_CHOICES.search(data) is not None:
+        if (
+            self._hides_usage
+            and (at := data.rfind(_USAGE_NAME)) >= 0  # of several events the last has it
+            and not data.startswith(_NO_USAGE, at)
+            and _NO_CHOICES.search(data) is not None
+        ):
             data = self._without_usage(data)
-        return self._before_done(data)
+        return self._before_done(data) if self._done or data.endswith(b"]\n\n") else data
 
     def _take_other(self, data: bytes) -> bytes:
         if len(self.head) < HEAD_BYTES:
@@ -173,7 +183,8 @@ class AnswerReader:
     def _trim(self) -> None:
         """Keep the last part alone, and the usage that was told in the rest of it."""
         seen = self._tail
-        if seen.find(b'"usage"') >= 0:
+        at = seen.rfind(_USAGE_NAME, 0, len(_USAGE_NAME) - TAIL_BYTES)
+        if at >= 0 and not seen.startswith(_NO_USAGE, at):
             self._usage = read_usage(bytes(seen)) or self._usage
         del seen[:-TAIL_BYTES]
 

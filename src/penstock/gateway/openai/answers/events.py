@@ -20,6 +20,7 @@ import msgspec
 
 DATA = b"\ndata:"  # a space may follow
 ASIDE_BYTES_MIN = 40  # a ping in one line is shorter: `data: {"type": "ping"}`
+ASIDE_STARTS = (b":", b"event: ping", b"event:ping", b"id:", b"retry:", b"\n")
 _END = re.compile(rb"\n\r?\n|\r\r")  # an event ends with an empty line; lines end with LF, CRLF or CR
 _START = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?::|data|event|id|retry)")
 _START_BYTES = 10  # enough to tell
