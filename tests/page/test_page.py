@@ -118,7 +118,7 @@ async def test_it_shows_failures_with_whose_they_are(world: World, window: Windo
     await world.gateway(queue={"max_wait": 0.2})
     await window.open(world)
     await window.says("Nothing went wrong in the last minute.", "#failures")
-    fault(engine, "die", count=1, after_bytes=200)
+    fault(engine, "die", count=1, after_bytes=600)
     broken = await world.ask(body=chat(tokens=50, stream=True), headers={"x-tenant-id": "nightly"})
     assert b"stream_broken" in broken.body
     name = engine.url.removeprefix("http://")

@@ -373,7 +373,7 @@ def test_failures_and_first_tokens_are_curves() -> None:
 async def test_a_broken_stream_is_seen_with_its_tenant_and_its_endpoint(world: World) -> None:
     engine = await world.engine()
     await world.gateway()
-    fault(engine, "die", count=1, after_bytes=200)
+    fault(engine, "die", count=1, after_bytes=600)
     await world.ask(body=chat(tokens=50, stream=True), headers={"X-Tenant-Id": "nightly"})
     world.gate._watch.tick()
     name = engine.url.removeprefix("http://")

@@ -231,8 +231,7 @@ async def test_an_engine_that_leaves_questions_unanswered_is_silent_within_three
 
     raw = await world.beside(RawEngine(script))
     await world.gateway(endpoints=[{"url": raw.url, "engine": "vllm", "models": ["sim"]}], observe={"interval": "1s"})
-    await world.until(lambda: world.picture().endpoints[0].observed_s_ago is not None)
-    assert world.picture().endpoints[0].state == "up"
+    await world.until(lambda: world.picture().endpoints[0].state == "up")
     answers.clear()
     began_s = asyncio.get_running_loop().time()
     await world.until(lambda: world.picture().endpoints[0].state == "silent")
