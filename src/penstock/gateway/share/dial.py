@@ -123,6 +123,7 @@ class SharePort:
             shutdown_timeout_s=GREETING_S,
         )
         await listener.listen(*self._listen, BACKLOG)
+        listener.accept()
         self._listener = listener
 
     async def close(self) -> None:
