@@ -144,7 +144,7 @@ bench: .venv/dev.stamp
 
 # The whole matrix of strange engines (docs/strange-engines.md): some ten minutes of CPU time; with ARGS a part of it.
 lab: .venv/core.stamp
-	$(BIN)/penstock simulate --lab --jobs $$($(BIN)/python -c "import os; print(os.cpu_count())") $(ARGS)
+	$(BIN)/python -m bench lab --jobs $$($(BIN)/python -c "import os; print(os.cpu_count())") $(ARGS)
 
 # The docs as a site, into site/; a link that leads nowhere is an error. Then every command of the quickstart is run.
 docs: .venv/dev.stamp

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,11 +25,9 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from penstock.core.dispatch import reserved_slots, under_share
-from penstock.core.dispatch.prefill_stagger import PrefillStagger
-from penstock.core.dispatch.reserved_slots import FREES_MAX
-from penstock.core.dispatch.under_share import UnderShare
-from penstock.sim.scenarios.base import (
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.scenarios.base import (
     CHAT,
     ENGINE,
     LONG_ANSWERS,
@@ -40,7 +39,11 @@ from penstock.sim.scenarios.base import (
     engines,
     run,
 )
-from penstock.sim.scenarios.isolation import FLOOD, _streams, is_light
+from bench.scenarios.isolation import FLOOD, flooded, is_light
+from penstock.core.dispatch import reserved_slots, under_share
+from penstock.core.dispatch.prefill_stagger import PrefillStagger
+from penstock.core.dispatch.reserved_slots import FREES_MAX
+from penstock.core.dispatch.under_share import UnderShare
 from penstock.sim.world.report import percentile, ttfts
 from penstock.sim.world.world import World
 
@@ -124,13 +127,13 @@ def one(way: Way, kind: Kind, slots: int, light_share: float, setup: Setup) -> R
             patches.enter_context(patch.object(UnderShare, "_frees_s", known))
         pool = engines(slots=slots)
         variant = Variant(way.name, engines=pool, reserved_share=way.share, routing="predicted_ttft")
-        return run(setup, variant, _streams(kind, slots=slots, light_share=light_share), warm_s=WARM_S)
+        return run(setup, variant, flooded(kind, slots=slots, light_share=light_share), warm_s=WARM_S)
 
 
 def compare(
     ways: Sequence[Way], kind: Kind, slots: int, light_share: float, seeds: list[int], duration_s: float
 ) -> Points:
-    streams = _streams(kind, slots=slots, light_share=light_share)
+    streams = flooded(kind, slots=slots, light_share=light_share)
     alone, bought = Bought(), {way: Bought() for way in ways}
     for seed in seeds:
         setup = Setup(seed, duration_s)

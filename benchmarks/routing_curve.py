@@ -1,7 +1,7 @@
 """How does routing by default compare with other gateways' rules, from half of saturation to twice it?
 
-Runs a trace as `penstock simulate` does, once for each size of cache, speed, seed and way of routing that is not in the
-file of rows yet, and adds its row there at once: a run that was cut off goes on where it was. Rivals depend on the
+Runs a trace as `python -m bench trace` does, once for each size of cache, speed, seed and way of routing that is not in
+the file of rows yet, and adds its row there at once: a run that was cut off goes on where it was. Rivals depend on the
 simulator alone, so keep their rows, and give the gateway's rows a file of their own for each state of the code. Virtual
 time: the figures are the same on any machine. A run takes 10 to 40 s of a core.
 
@@ -18,6 +18,9 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.traces.baselines import RIVALS as MODELS
 from penstock.core.values.settings import RoutingSettings
 from penstock.sim.traces.trace import Trace
 from penstock.sim.traces.trace_cli import engine
@@ -65,6 +68,7 @@ def run_missing(args: argparse.Namespace, paths: list[Path]) -> None:
             speed=speed,
             engine=engine("default", kv, blocks=trace.has_blocks),
             router=RoutingSettings(),
+            rivals=MODELS,
         )
         figures, _ = run(trace, routing, seed, options)
         told = {name: getattr(figures, name) for name in (*GOALS, "ttft_p50_s", "queue_mean_s", "tpot_p99_s")}

@@ -19,7 +19,6 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.scheduler import Bench
-
 from penstock.core.queueing.entry import Entry
 from penstock.core.routing.policies.base import Choice
 from penstock.core.scheduler import Scheduler

@@ -1,6 +1,6 @@
 """Is the gateway right where the engine is strange, over real sockets?
 
-Cells of the lab (`penstock simulate --lab --list`), and some that exist only on the wire, each with a simulated engine,
+Cells of the lab (`python -m bench lab --list`), and some that exist only on the wire, each with a simulated engine,
 a gateway and clients of their own for each of the three ways: untold (`slots: auto`), told, and through (queueing off).
 The three run at the same time, so that whatever else the machine does slows all of them: read the ratios.
 
@@ -24,16 +24,17 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-from penstock.sim.lab.cells import CELLS, LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell, CellLoad
-from penstock.sim.lab.matrix import LIGHT_MAX, OF_THROUGH_MIN, OF_TOLD_MIN, PICTURE_SHARE, Way
-from penstock.sim.lab.pages import TRUE
-from penstock.sim.lab.strange import Strange
-from penstock.sim.world.report import percentile, ratio
-from penstock.sim.world.workload import Lengths, Lognormal
-
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rig import Gateway, gateway, machine, started
+
+from bench.lab.cells import CELLS, LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell, CellLoad
+from bench.lab.matrix import LIGHT_MAX, OF_THROUGH_MIN, OF_TOLD_MIN, PICTURE_SHARE, Way
+from penstock.sim.engine.pages import TRUE
+from penstock.sim.engine.strange import Strange
+from penstock.sim.world.report import percentile, ratio
+from penstock.sim.world.workload import Lengths, Lognormal
 
 DEFAULT_CELLS = (
     "grid/8x50ms/20", "grid/64x100ms/20", "grid/200x100ms/20", "whole/never-streams/64x20ms/100",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from penstock.conformance.checks import CHECKS
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.queueing.ordering import AGEING_WORK_PER_S, ORDERINGS
 from penstock.core.scheduler import SchedulerSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import request, scheduler, sent, the_lease
 
 # Arrival, in seconds, and what the request says of itself.

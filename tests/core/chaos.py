@@ -16,6 +16,7 @@ from random import Random
 
 from msgspec.structs import replace
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.queueing.ordering import ORDERINGS
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
@@ -25,7 +26,6 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import BandSettings, EndpointSpec, Limits, Prices, QueueBounds
-from penstock.sim.checks.invariants import CheckedScheduler
 
 TENANTS = {"one": 1.0, "two": 2.0, "half": 0.5, "limited": 1.0}  # and their weights
 PRICES = {"two": Prices(2.0, 1.0, 3.0)}  # of the models that it asks for, where models are priced

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.endpoints.lease import Lease
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import BYTES_PER_TOKEN, Estimator, contents_of
@@ -16,7 +17,6 @@ from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject, 
 from penstock.core.values.lifecycle import Event
 from penstock.core.values.request import Request
 from penstock.core.values.settings import EndpointSpec, RoutingSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 
 ANSWER_TOKENS = 128  # of the answers that were seen: with a lower `max_tokens` an answer is expected to be that long
 

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from penstock.conformance.invariants import Books, CheckedScheduler
 from penstock.core.dispatch.pump import Pump
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.capped_flows import CappedFlows
@@ -18,7 +19,6 @@ from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import BandSettings, EndpointSpec
-from penstock.sim.checks.invariants import Books, CheckedScheduler
 from tests.core.chaos import Chaos
 from tests.core.drive import request, scheduler
 from tests.core.test_scheduler_properties import EVERYTHING

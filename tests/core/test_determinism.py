@@ -9,9 +9,9 @@ from pathlib import Path
 
 from msgspec import structs
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.settings import AdmissionSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.chaos import Chaos
 from tests.core.shop import PATIENT, Customer, Shop
 from tests.core.test_scheduler_properties import THREE_BANDS

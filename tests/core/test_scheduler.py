@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.pump import WINDOW
 from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, Scheduler, SchedulerSettings
@@ -22,7 +23,6 @@ from penstock.core.values.settings import (
     Limits,
     QueueBounds,
 )
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease, until
 
 NO_QUEUE = SchedulerSettings(queue_enabled=False)

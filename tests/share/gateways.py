@@ -12,9 +12,9 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.share.decider import Phase
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.share.virtual import Chances, EdgeProcess, Engine, Line, Parent, SharedWorld
 
 TTL_S = 3.0

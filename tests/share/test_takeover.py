@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.outcome import Reason
@@ -35,7 +36,6 @@ from penstock.share.messages import (
     WaitsHere,
 )
 from penstock.share.seats import Seat
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.share.virtual import BANDS, Chances, Parent, SharedWorld
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.observation import Observation
@@ -27,7 +28,6 @@ from penstock.share.edge import Edge
 from penstock.share.frames import decider_reader, edge_reader, written
 from penstock.share.messages import Down, EndpointRow, Endpoints, Loads, Up, Welcome
 from penstock.share.seats import Remote, Seat
-from penstock.sim.checks.invariants import CheckedScheduler
 
 BANDS = ("interactive", "standard", "batch")
 

@@ -2,7 +2,7 @@
 
 Four gateways, small engines, clients that hang up and deadlines that pass; processes die, gateways are cut off, the
 store vanishes and forgets, several of it at once. The world is looked at after every event, and every scheduler proves
-itself after every fact (`sim/checks`).
+itself after every fact (`CheckedScheduler`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from random import Random
 
+from bench.many.elected_world import ElectedWorld, Harm, What
+from bench.many.link import LAN, WAN, Wire
+from bench.many.many_world import GATEWAY_DIED, Fleet
+from bench.scenarios.base import BANDS
 from penstock.core.scheduler import SchedulerSettings
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.many.elected_world import ElectedWorld, Harm, What
-from penstock.sim.many.link import LAN, WAN, Wire
-from penstock.sim.many.many_world import GATEWAY_DIED, Fleet
-from penstock.sim.scenarios.base import BANDS
 from penstock.sim.world.workload import InFlight, Lognormal, Poisson, Stream, sources
 from penstock.sim.world.world_values import EngineSpec, WorldSettings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from penstock.sim.scenarios.registry import SCENARIOS, Setup
+from bench.scenarios.registry import SCENARIOS, Setup
 from penstock.sim.world.report import RunResult
 
 #: Variants that no test looks at; and the longest absence of a tenant that comes back: a minute saves up enough.

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.sim.many.elected_world import ElectedWorld, Harm, What
-from penstock.sim.scenarios.base import Setup
-from penstock.sim.scenarios.failover import cases, cut_measures, harmed
+from bench.many.elected_world import ElectedWorld, Harm, What
+from bench.scenarios.base import Setup
+from bench.scenarios.failover import cases, cut_measures, harmed
 from tests.sim.fleets import fleet, prove
 from tests.sim.goals import kept
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from penstock.cli.main import main
+from bench.__main__ import main
+from bench.lab.cells import CELLS, QUEUE_MAX, SMALL, Cell
+from bench.lab.matrix import OF_TOLD_MIN, Way, default_settings, run_cell, run_way
 from penstock.config.load import Settings
 from penstock.gateway.settings_map import scheduler_settings
+from penstock.sim.engine import pages
+from penstock.sim.engine.pages import PageWays, StrangePage
+from penstock.sim.engine.strange import Strange, stalls, value_at
 from penstock.sim.engine.values import EngineGauges
-from penstock.sim.lab import pages
-from penstock.sim.lab.cells import CELLS, QUEUE_MAX, SMALL, Cell
-from penstock.sim.lab.matrix import OF_TOLD_MIN, Way, default_settings, run_cell, run_way
-from penstock.sim.lab.pages import PageWays, StrangePage
-from penstock.sim.lab.strange import Strange, stalls, value_at
 
 BUSY = EngineGauges(running=8, waiting=4, kv_usage=0.5, generation_tokens_total=100)
 
@@ -159,7 +159,7 @@ def replace_cpu(row: object) -> str:
 
 
 def test_the_command_tells_by_its_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--lab", "--small", "--cells", "grid/8x20*", "--json", "--check"]) == 0
+    assert main(["lab", "--small", "--cells", "grid/8x20*", "--json", "--check"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert row["cell"] == "grid/8x20ms/20"
     assert row["missed"] == []
@@ -169,19 +169,16 @@ def test_the_command_tells_by_its_exit_status(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--lab", "--cells", "nothing/*"], "no cell matches"),
-        (["--lab", "--scenario", "overload"], "its own workloads"),
-        (["--scenario", "overload", "--small"], "go with --lab"),
-        (["--lab", "-j", "0"], "--jobs takes 1 to"),
+        (["--cells", "nothing/*"], "no cell matches"),
+        (["-j", "0"], "--jobs takes 1 to"),
+        (["--seeds", "1,x"], "--seeds takes"),
     ],
 )
-def test_flags_that_do_not_go_together_are_told(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["simulate", *flags]) == 2
+def test_wrong_flags_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lab", *flags]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_cells_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--lab", "--list", "--cells", "pictures/*"]) == 0
+    assert main(["lab", "--list", "--cells", "pictures/*"]) == 0
     assert capsys.readouterr().out.split() == ["pictures/8", "pictures/64", "pictures/256"]

@@ -1,6 +1,6 @@
 """One queue whoever carries the requests, in virtual time: lines, deaths, and small versions of the scenarios.
 
-The full ones are `penstock simulate --scenario workers` and `gateways`; docs/results.md has their figures.
+The full ones are `python -m bench scenarios workers` and `gateways`; docs/results.md has their figures.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from penstock.sim.many.link import OneWay, Wire
-from penstock.sim.many.many_world import Fleet, Kill, ManyWorld
-from penstock.sim.scenarios.base import STANDARD, Setup, Variant, engines, run
-from penstock.sim.scenarios.gateways import INGRESS, PLACEMENTS, tokens_got
+from bench.many.link import OneWay, Wire
+from bench.many.many_world import Fleet, Kill, ManyWorld
+from bench.scenarios.base import STANDARD, Setup, Variant, engines, run
+from bench.scenarios.gateways import INGRESS, PLACEMENTS, tokens_got
 from penstock.sim.world.report import jain
 from penstock.sim.world.workload import Constant, InFlight, Poisson, Stream
 from tests.sim.goals import kept

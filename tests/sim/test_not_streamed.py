@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.sim.lab.pages import MISSING
-from penstock.sim.lab.strange import Strange
-from penstock.sim.scenarios.base import CHAT, LONG_PROMPTS, STANDARD, Kind, Setup, Variant, capacity_per_s, engines, run
+from bench.scenarios.base import CHAT, LONG_PROMPTS, STANDARD, Kind, Setup, Variant, capacity_per_s, engines, run
+from penstock.sim.engine.pages import MISSING
+from penstock.sim.engine.strange import Strange
 from penstock.sim.world.workload import Poisson, Stream
 
 DURATION_S, WARM_S = 60.0, 15.0

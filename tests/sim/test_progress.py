@@ -1,4 +1,4 @@
-"""`penstock simulate` says on a terminal how far it is, and nowhere else; what it prints is the same."""
+"""A simulation says on a terminal how far it is, and nowhere else; what it prints is the same."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from penstock.sim.scenarios.simulate_cli import LEFT_FROM_S, ProgressLine
+from penstock.sim.command import LEFT_FROM_S, ProgressLine
 
-COMMAND = [sys.executable, "-m", "penstock", "simulate", "--scenario", "scarce_memory", "--duration", "60"]
+COMMAND = [sys.executable, "-m", "bench", "scenarios", "scarce_memory", "--duration", "60"]
 
 
 class Clock:

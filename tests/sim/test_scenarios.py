@@ -1,6 +1,6 @@
 """What the scheduler promises of bands and in trouble, in virtual time: small versions of the scenarios.
 
-The full ones are `penstock simulate --scenario all --seeds 1,2,3`; docs/results.md has their figures. Where a goal is
+The full ones are `python -m bench scenarios all --seeds 1,2,3`; docs/results.md has their figures. Where a goal is
 not reached, the test holds what is (`held`), so that it gets no worse unseen.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.scenarios.autoscale import RIVALS, RULE, SHAPES, TURNS_PLAY, scaled
+from bench.scenarios.base import STANDARD, Variant, run
+from bench.scenarios.registry import SCENARIOS, Setup
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.scenarios.autoscale import RIVALS, RULE, SHAPES, TURNS_PLAY, scaled
-from penstock.sim.scenarios.base import STANDARD, Variant, run
-from penstock.sim.scenarios.registry import SCENARIOS, Setup
 from penstock.sim.world.workload import Constant, InFlight, Stream
 from penstock.sim.world.world_values import EngineSpec
 from tests.sim.goals import kept
@@ -96,7 +96,7 @@ def test_a_light_tenant_on_a_cold_gateway_waits_no_longer_than_later(slots: int,
 
 
 def test_engines_are_wanted_for_fewer_hours_than_by_queue_length_or_utilisation() -> None:
-    """A part of the scenario, for its time: the full one is `penstock simulate --scenario autoscale`."""
+    """A part of the scenario, for its time: the full one is `python -m bench scenarios autoscale`."""
     setup, (ramp, _, from_zero) = Setup(1, 1800.0), SHAPES
     ours = scaled(setup, ramp, RULE, 1.0)
     queue, utilisation = RIVALS

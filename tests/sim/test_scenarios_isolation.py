@@ -1,6 +1,6 @@
 """What the scheduler promises of isolation, in virtual time: small versions of the scenarios, held against their goals.
 
-The full ones are `penstock simulate --scenario all --seeds 1,2,3`; docs/results.md has their figures. Where a goal is
+The full ones are `python -m bench scenarios all --seeds 1,2,3`; docs/results.md has their figures. Where a goal is
 not reached, the test holds what is (`held`), so that it gets no worse unseen.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from penstock.sim.scenarios.base import LONG_ANSWERS, Setup, Variant, engines
-from penstock.sim.scenarios.isolation import compare, is_light
+from bench.scenarios.base import LONG_ANSWERS, Setup, Variant, engines
+from bench.scenarios.isolation import compare, is_light
 from penstock.sim.world.report import percentile, ttfts
 from tests.sim.goals import held, kept
 

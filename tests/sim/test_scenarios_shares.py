@@ -1,6 +1,6 @@
 """What the scheduler promises of shares, in virtual time: small versions of the scenarios, held against their goals.
 
-The full ones are `penstock simulate --scenario all --seeds 1,2,3`; docs/results.md has their figures. Where a goal is
+The full ones are `python -m bench scenarios all --seeds 1,2,3`; docs/results.md has their figures. Where a goal is
 not reached, the test holds what is (`held`), so that it gets no worse unseen.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.sim.scenarios.registry import SCENARIOS, Setup
+from bench.scenarios.registry import SCENARIOS, Setup
 from tests.sim.goals import held, kept, result
 
 

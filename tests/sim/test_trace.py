@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
+from bench.__main__ import main as bench
+from bench.traces.baselines import RIVALS
 from penstock.cli.main import main
 from penstock.core.values.settings import RoutingSettings
 from penstock.sim.engine.model import EngineModel
-from penstock.sim.traces.baselines import RIVALS, Rival
 from penstock.sim.traces.trace import TICK_S, Trace, TraceError, spread
 from penstock.sim.traces.trace_cli import engine
 from penstock.sim.traces.trace_run import Figures, Options, run
 from penstock.sim.traces.trace_source import TraceSource
+from penstock.sim.world.passthrough import Rival
 from penstock.sim.world.workload import Job
 from penstock.sim.world.world_values import EngineNode, EngineSpec
 
@@ -162,7 +164,7 @@ def test_cost_weighs_what_is_cached_against_what_is_under_way() -> None:
 
 
 def simulated(trace: Path, routing: str, **options: Any) -> Figures:
-    chosen = Options(endpoints=4, engine=engine("default", 600_000), **options)
+    chosen = Options(endpoints=4, engine=engine("default", 600_000), rivals=RIVALS, **options)
     return run(Trace(trace), routing, 1, chosen)[0]
 
 
@@ -224,7 +226,10 @@ def test_json_is_one_list_with_a_row_per_routing_and_seed(tmp_path: Path, capsys
     ("flags", "told"),
     [
         (["--trace", "none.gz"], "none.gz can't be read"),
-        (["--trace", "x", "--scenario", "flood"], "name one"),
+        ([], "--trace FILE is missing"),
+        (["--trace", "x", "--seeds", "1,x"], "--seeds takes"),
+        (["--trace", "x", "--duration", "nan"], "--duration takes"),
+        (["--trace", "x", "--routing", "sglang_cache_aware"], "there are: "),
         (["--trace", "x", "--routing", "predicted_tft"], "did you mean predicted_ttft"),
         (["--trace", "x", "--speed", "0"], "--speed"),
         (["--trace", "x", "--endpoints", "0"], "--endpoints"),
@@ -234,3 +239,31 @@ def test_json_is_one_list_with_a_row_per_routing_and_seed(tmp_path: Path, capsys
 def test_wrong_flags_say_what_is_wrong(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *flags]) != 0
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "command"),
+    [
+        (["--scenario", "flood", "--seeds", "1,2"], "python -m bench scenarios NAME"),
+        (["--scenario=flood"], "python -m bench scenarios NAME"),
+        (["--lab", "--small", "--cells", "grid/*"], "python -m bench lab"),
+        (["--cells", "grid/*", "-j", "2", "--lab"], "python -m bench lab"),
+        (["--list"], "python -m bench scenarios --list"),
+    ],
+)
+def test_flags_that_have_moved_name_the_command_that_has_them(
+    flags: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", *flags])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert command in told
+
+
+def test_the_bench_runs_a_trace_by_other_projects_rules_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(conversations(tmp_path / "few.gz", count=5, turns=2))
+    assert bench(["trace", "--trace", trace, "--routing", "sglang_cache_aware", "--endpoints", "2", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["routing"], row["completed"]) == ("sglang_cache_aware", 10)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from penstock.cli.main import main
+from bench.__main__ import main
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import BandSettings
 from penstock.sim.engine.capacity import requests_per_s
@@ -225,23 +225,23 @@ def test_jain_is_one_for_equals_and_a_share_for_a_winner() -> None:
 
 
 def test_an_unknown_scenario_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--scenario", "flod"]) == 2
+    assert main(["scenarios", "flod"]) == 2
     assert "did you mean flood" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--seeds", "1,x"], ["--duration", "1"], ["--duration", "nan"]])
 def test_wrong_flags_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--scenario", "weights", *flags]) == 2
+    assert main(["scenarios", "weights", *flags]) == 2
     assert flags[0] in capsys.readouterr().err
 
 
 def test_the_list_names_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--list", "--json"]) == 0
+    assert main(["scenarios", "--list", "--json"]) == 0
     assert {"flood", "stale_gauges", "overload", "estimates_wrong"} < set(json.loads(capsys.readouterr().out))
 
 
 def test_json_gives_one_object_per_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["simulate", "--scenario", "scarce_memory", "--seeds", "1,2", "--duration", "60", "--json"])
+    main(["scenarios", "scarce_memory", "--seeds", "1,2", "--duration", "60", "--json"])
     results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [result["seed"] for result in results] == [1, 2]
     assert all(result["measures"] and result["lines"] for result in results)

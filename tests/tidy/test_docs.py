@@ -18,7 +18,7 @@ CITING = sorted(
     chain(
         PAGES,
         ROOT.glob("*.md"),
-        *((ROOT / folder).rglob("*.py") for folder in ("src", "tests", "benchmarks", "scripts")),
+        *((ROOT / folder).rglob("*.py") for folder in ("src", "bench", "tests", "benchmarks", "scripts")),
     )
 )
 _CITED = re.compile(r"docs/([a-z0-9/_-]+\.md)(?:#([a-z0-9_-]+))?")

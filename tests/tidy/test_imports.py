@@ -11,6 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 MODULES = sorted((SOURCE / "penstock").rglob("*.py"))
+BENCH = sorted((SOURCE.parent / "bench").rglob("*.py"))
 
 # What the core may use. `random` is there for the type of the generator that the scheduler is handed.
 CORE = {"__future__", "bisect", "collections", "dataclasses", "enum", "heapq", "itertools", "math", "msgspec", "typing"}
@@ -27,13 +28,14 @@ FORBIDDEN = {
     "gateway": ("cli", "sim"),
     "share": ("batch", "cli", "clock", "config", "engines", "gateway", "http", "sim"),
     "sim": ("batch", "cli", "gateway", "http"),
+    "conformance": ("batch", "cli", "gateway", "http", "sim"),
 }
 CLOCKLESS = (
     "core",
     "share",
     "sim/engine/model.py",
     "sim/engine/blocks.py",
-    "sim/checks/invariants.py",
+    "conformance",
     "sim/world/world.py",
     "sim/world/workload.py",
 )
@@ -43,7 +45,7 @@ IMPURE = {"asyncio", "logging", "os", "random", "socket", "sys", "threading", "t
 
 
 def name_of(path: Path) -> str:
-    parts = path.relative_to(SOURCE).with_suffix("").parts
+    parts = path.relative_to(SOURCE if SOURCE in path.parents else SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -79,6 +81,18 @@ def test_dependencies_point_inward(place: str) -> None:
                 target = f"penstock.{other}"
                 assert imported != target, f"{name_of(path)} imports {imported}"
                 assert not imported.startswith(target + "."), f"{name_of(path)} imports {imported}"
+
+
+def test_the_package_imports_nothing_that_is_not_in_the_wheel() -> None:
+    for path in MODULES:
+        for module, _ in imports(path):
+            assert module.split(".")[0] not in {"bench", "benchmarks", "tests"}, f"{name_of(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", BENCH, ids=name_of)
+def test_the_bench_imports_no_gateway(path: Path) -> None:
+    for imported in full_names(path):
+        assert not imported.startswith(("penstock.cli", "penstock.gateway", "tests")), f"imports {imported}"
 
 
 def test_batches_know_no_http_but_for_their_api() -> None:

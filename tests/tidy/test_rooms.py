@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.test_imports import MODULES, SOURCE, imports, name_of
+from tests.tidy.test_imports import BENCH, MODULES, SOURCE, imports, name_of
 
 ROOMS = ("util", "values", "endpoints", "queueing", "routing", "dispatch", "explain", "scheduling", "scheduler")
 FILES_MAX = 16  # what one looks over at a glance; the fullest rooms of well-kept houses hold a dozen or two
@@ -18,14 +18,15 @@ OWN_KIND = {  # rooms whose files are all of one kind: what they hold is said on
     "penstock.core.queueing.fairness",
     "penstock.core.routing.policies",
     "penstock.engines",
-    "penstock.sim.scenarios",
+    "bench.scenarios",
     "penstock.cli",
     "penstock.conformance",
-    "penstock.sim.lab",
+    "bench.lab",
     "penstock",
     "penstock.core",
 }
-PACKAGES = [path for path in MODULES if path.name == "__init__.py"]
+EVERYTHING = (*MODULES, *BENCH)
+PACKAGES = [path for path in EVERYTHING if path.name == "__init__.py"]
 
 
 def _room(module: str) -> int:
@@ -41,9 +42,9 @@ def test_rooms_of_the_core_know_only_those_below_them(path: Path) -> None:
 
 
 def test_no_room_is_a_hall() -> None:
-    folders = Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    folders = Counter(path.parent for path in EVERYTHING if path.name != "__init__.py")
     for folder, files in folders.items():
-        assert files <= FILES_MAX, f"{folder.relative_to(SOURCE)} holds {files} files"
+        assert files <= FILES_MAX, f"{folder.relative_to(SOURCE.parent)} holds {files} files"
 
 
 @pytest.mark.parametrize("path", PACKAGES, ids=name_of)
@@ -60,7 +61,7 @@ def test_a_room_opens_with_its_question_and_names_its_files(path: Path) -> None:
 def test_no_two_classes_have_one_name() -> None:
     """Private ones included: a name that is found twice has to be read twice. Errors tell which other file has it."""
     homes: dict[str, list[str]] = defaultdict(list)
-    for path in MODULES:
+    for path in EVERYTHING:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name_of(path))

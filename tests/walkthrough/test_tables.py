@@ -87,7 +87,7 @@ def test_what_the_results_say_is_missed_is_missed_here() -> None:
 
 
 def test_numbers_have_commands_that_are_there() -> None:
-    named = re.findall(r"--scenario (\w+)", NUMBERS)
+    named = re.findall(r"bench scenarios (\w+)", NUMBERS)
     assert named
-    known = "".join(path.read_text() for path in Path("src/penstock/sim/scenarios").glob("*.py"))
+    known = "".join(path.read_text() for path in Path("bench/scenarios").glob("*.py"))
     assert [name for name in named if f'"{name}"' not in known] == []

@@ -199,10 +199,10 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _simulate(parser: argparse.ArgumentParser) -> None:
-    from penstock.sim.scenarios import simulate_cli
+    from penstock.sim.traces import trace_cli
 
-    simulate_cli.add_arguments(parser)
-    parser.set_defaults(run=simulate_cli.run)
+    trace_cli.add_arguments(parser)
+    parser.set_defaults(run=trace_cli.run)
 
 
 def _completion(parser: argparse.ArgumentParser) -> None:
@@ -284,9 +284,9 @@ _COMMANDS = {
         "without it. Exit code 1 when one can't serve what it should.",
     ),
     "simulate": _Command(
-        "run a scenario in virtual time",
+        "run a recorded workload in virtual time",
         _simulate,
-        "Run the scheduler against simulated engines in virtual time, and hold the figures against goals.",
+        "Run a recorded workload through the scheduler and simulated engines in virtual time, once per routing policy.",
     ),
     "completion": _Command(
         "print what makes a shell complete these commands",

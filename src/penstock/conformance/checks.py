@@ -9,6 +9,7 @@ from random import Random
 
 from msgspec import structs
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.conformance.shop import PATIENT, Customer, Shop
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
@@ -21,7 +22,6 @@ from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.request import Request
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import EndpointSpec, HealthSettings, Prices, RoutingSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 
 MIXED = [
     Customer("short", output_tokens=(5, 20)),

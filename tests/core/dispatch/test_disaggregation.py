@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.endpoints.ledger import Ledger
 from penstock.core.endpoints.roles import Role, bootstrap_port_of, role_of
 from penstock.core.scheduler import SchedulerSettings
@@ -14,7 +15,6 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, EndpointSpec
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import ends, lease, request, requeued, scheduler, sent, the_lease
 
 SETTINGS = SchedulerSettings(admission=AdmissionSettings(prefill_tokens_max=1000, reserved_share=0.0))

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.prefill_stagger import STEP_S, PrefillStagger
 from penstock.core.endpoints.endpoint import Endpoint
@@ -14,7 +15,6 @@ from penstock.core.endpoints.prefill_backlog import TOKENS_PER_S as PREFILL_TOKE
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.request import Request
 from penstock.core.values.settings import AdmissionSettings, EndpointSpec, HealthSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import lease, request, scheduler, sent, waiting_entry
 
 SECOND = round(PREFILL_TOKENS_PER_S)  # the tokens that take one, while nothing was learned of an endpoint's speed

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.request import PREFIX_CHUNK_BYTES, Request, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, Limits, QueueBounds, RoutingSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.chaos import Chaos
 from tests.core.drive import scheduler, sent, the_lease
 

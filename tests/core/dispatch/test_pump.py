@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from msgspec import structs
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.pump import WINDOW
 from penstock.core.endpoints.pool import SLOTS_CACHED_MAX
@@ -19,7 +20,6 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease, until
 
 PLENTY = AdmissionSettings(prefill_tokens_max=10**9)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.endpoints.gauge_belief import CONTRADICTED, STILL_S, TRY_S, TRY_S_MAX, Standing
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import BandSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import request, scheduler, sent, until
 
 SETTINGS = SchedulerSettings(

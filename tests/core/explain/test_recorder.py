@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.explain.explanation import Explanation
 from penstock.core.explain.recorder import KEPT
 from penstock.core.explain.shares import SHOWN_MAX
@@ -19,7 +20,6 @@ from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits, RoutingSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import request, scheduler, the_lease
 
 TWO_BANDS = SchedulerSettings(bands=(BandSettings("high"), BandSettings("low")))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from statistics import median
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import BandSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import ends, request, scheduler
 
 BANDS = (BandSettings("people"), BandSettings("batch", shed_target_s=5.0, shed_interval_s=4.0))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.routing.hot_prefixes import FADE_S, PREFIXES_MAX, HotPrefixes
 from penstock.core.routing.session_table import SESSIONS_MAX, SessionTable
 from penstock.core.scheduler import Scheduler, SchedulerSettings
@@ -18,7 +19,6 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, EndpointSpec, RoutingSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import request, scheduler, sent, the_lease
 
 WAIT_S = 2.0

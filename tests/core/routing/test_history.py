@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from random import Random
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.routing.prefix_index import KEYS_MIN
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import SourceSnapshot
 from penstock.core.values.settings import RoutingSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import request, scheduler, the_lease
 
 KEYS = tuple(range(10))  # of 128 tokens each

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.settings import EndpointSpec
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core import drive
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.queueing.entry import Entry
 from penstock.core.routing.affinity_wait import WORTH_HOLDS_S
@@ -16,7 +17,6 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.located import Sought
 from penstock.core.values.request import Estimate, Usage
 from penstock.core.values.settings import AdmissionSettings, RoutingSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import request, scheduler, sent, the_lease
 
 KEYS = 100  # of a long prompt: 12,800 tokens, 3.2 s at the speed that is assumed until another one is learned

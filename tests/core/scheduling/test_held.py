@@ -22,8 +22,8 @@ from penstock.core.values.settings import (
     Limits,
     RoutingSettings,
 )
-from penstock.sim.checks.invariants import CheckedScheduler
-from penstock.sim.checks.release import check_release
+from penstock.conformance.invariants import CheckedScheduler
+from tests.core.release import check_release
 from tests.core.drive import request, scheduler, sent, the_lease
 from tests.core.shop import Customer, Shop, ShopJob
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.dispatch.operator_pauses import STOPPED_MAX, TooManyStoppedError
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Abort, Dispatch
@@ -14,7 +15,6 @@ from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 
 M = frozenset({"m"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.scheduling.reconfigure import NeedsRestartError
 from penstock.core.values.actions import Dispatch
@@ -12,7 +13,6 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, HealthSettings, Limits, Prices, QueueBounds
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 from tests.core.shop import PATIENT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.ledger import FROZEN_S
 from penstock.core.explain.snapshot import STATES
@@ -10,7 +11,6 @@ from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject
 from penstock.core.values.observation import Observation
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import HealthSettings
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import request, scheduler, the_lease
 
 

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Decode, Dispatch, Evict
 from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Request, ServiceGot, Underway, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import BandSettings, EndpointSpec, Limits, QueueBounds, part_of
-from penstock.sim.checks.invariants import CheckedScheduler
 
 BANDS = (BandSettings("high"), BandSettings("low"))
 

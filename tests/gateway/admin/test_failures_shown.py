@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure as Retry
@@ -16,7 +17,6 @@ from penstock.gateway.admin.failing.lately import _THEIR_OWN, ROWS_SHOWN, WINDOW
 from penstock.gateway.admin.headline import Around, headline, sentences, tone
 from penstock.gateway.admin.history import CURVES, History
 from penstock.gateway.telemetry.failures import Failures
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import request, scheduler, the_lease
 from tests.gateway.admin.test_admin_state import state
 from tests.gateway.conftest import World, chat, fault

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.explain.snapshot import ALL
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.cause import Cause
@@ -15,7 +16,6 @@ from penstock.core.values.settings import AdmissionSettings, BandSettings, Queue
 from penstock.gateway.admin.headline import DRAIN, PAUSE, Around, StoppedBy, headline, is_by_operators, sentences, tone
 from penstock.gateway.admin.reasons import WHY, endpoint_why, model_why
 from penstock.gateway.admin.story import CAUSES
-from penstock.sim.checks.invariants import CheckedScheduler
 from tests.core.drive import request, scheduler, the_lease
 
 KV = SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9))

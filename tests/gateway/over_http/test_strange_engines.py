@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from penstock.sim.engine.pages import PAGES
 from penstock.sim.fake_engine.server import EngineServer
-from penstock.sim.lab.pages import PAGES
 from tests.gateway.conftest import CHAT, World, chat, fault
 from tests.patience import WAIT_S
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.sim.lab.pages import PAGES, TRUE, PageWays
+from penstock.sim.engine.pages import PAGES, TRUE, PageWays
 
 LOG_ENTRIES_MAX = 10_000
 LOG_BODY_BYTES_MAX = 4096  # of larger bodies only size and checksum are logged

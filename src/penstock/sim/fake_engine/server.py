@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import uvloop
 
+from penstock.sim.engine.pages import PAGES, PageWays, StrangePage
 from penstock.sim.engine.profiles import PROFILES, EngineConfig
 from penstock.sim.fake_engine import metrics
 from penstock.sim.fake_engine import text as engine_text
@@ -28,7 +29,6 @@ from penstock.sim.fake_engine.log import METRICS_FAULTS, Fault, FaultError, ways
 from penstock.sim.fake_engine.rooms import Rooms
 from penstock.sim.fake_engine.service import ServedEngine
 from penstock.sim.fake_engine.transfer import HELD_S
-from penstock.sim.lab.pages import PAGES, PageWays, StrangePage
 
 if TYPE_CHECKING:
     import argparse

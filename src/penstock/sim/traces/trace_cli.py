@@ -6,7 +6,7 @@ import argparse
 import difflib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,25 +15,49 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.values.settings import RoutingSettings
+from penstock.sim import command
+from penstock.sim.command import CLEAR, EXIT_FAILED, EXIT_OK, EXIT_USAGE, ProgressLine
 from penstock.sim.engine.profiles import PROFILES, EngineConfig
 from penstock.sim.traces.trace import BLOCK_TOKENS, FORMATS, Trace, TraceError
-from penstock.sim.traces.trace_run import ROUTINGS, Curves, Figures, Options, run
+from penstock.sim.traces.trace_run import Curves, Figures, Options
+from penstock.sim.traces.trace_run import run as run_trace
+from penstock.sim.world.passthrough import RIVALS, MakeRival
 
-CLEAR = "\r\x1b[K"  # the line of progress
-EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 ENDPOINTS_MAX = 256
 SPEED_MAX = 1000.0
 KV_TOKENS = 4_000_000  # per engine; with less, no cache of a conversation outlives the next ones
-DEFAULT_ROUTINGS = "predicted_ttft,round_robin_passthrough,least_requests,sglang_cache_aware"
+DEFAULT_ROUTINGS = "predicted_ttft,round_robin_passthrough,least_requests"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that go with `--trace`."""
-    group = parser.add_argument_group("with a trace")
+MOVED = {  # flags of earlier versions; what they ran is in the repository, not in the package
+    "--scenario": "scenarios NAME",
+    "--lab": "lab",
+    "--list": "scenarios --list",
+}
+
+
+class _Moved(argparse.Action):
+    """Ends the command with the name of the one that has the flag now."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        _: argparse.Namespace,
+        __: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        new = MOVED[option_string or ""]
+        parser.exit(EXIT_USAGE, f"{parser.prog}: {option_string} has moved; in a checkout: python -m bench {new}\n")
+
+
+def add_arguments(parser: argparse.ArgumentParser, rivals: Mapping[str, MakeRival] = RIVALS) -> None:
+    """Add the flags; `rivals` are the ways of sending requests past the gateway that `--routing` offers."""
+    group = parser.add_argument_group("the workload")
     group.add_argument("--trace", metavar="FILE", help=f"a recorded workload ({', '.join(FORMATS)}; gzipped or not)")
     group.add_argument("--format", choices=FORMATS, help="of the trace, where its first line does not tell")
-    group.add_argument("--routing", metavar="NAME,NAME,…", default=DEFAULT_ROUTINGS, help=", ".join(ROUTINGS))
+    group.add_argument("--routing", metavar="NAME,NAME,…", default=DEFAULT_ROUTINGS, help=_names(rivals))
     group.add_argument("--endpoints", "--engines", metavar="N", type=int, default=8, help="engines (default 8)")
     group.add_argument("--speed", metavar="X", type=float, default=1.0, help="times as fast as recorded (default 1)")
     group.add_argument("--profile", choices=PROFILES, default="default", help="of the engines")
@@ -48,19 +72,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--affinity-wait", metavar="S", type=float, help="routing.affinity_wait (default auto)")
     group.add_argument("--imbalance-threshold", metavar="N", type=float, default=math.inf, help="load_balanced_kv's")
     group.add_argument("--plot", metavar="FILE.png", help="draw the TTFT curves, hit rate and imbalance over time")
+    command.add_arguments(parser)
+    command.add_duration(parser)
+    for flag in MOVED:
+        parser.add_argument(flag, action=_Moved, nargs="?", help=argparse.SUPPRESS)
+    parser.set_defaults(rivals=rivals)
 
 
-def simulate(args: argparse.Namespace, seeds: list[int], say: Callable[[str], None]) -> int:
+def _names(rivals: Mapping[str, MakeRival]) -> str:
+    return ", ".join((*POLICIES, *rivals))
+
+
+def run(args: argparse.Namespace) -> int:
     """Run the trace. Returns 0 if it ran, 1 if the file is no trace, 2 for wrong flags."""
-    problem = _problem(args)
-    if problem is not None:
+    if (problem := command.problem(args) or _problem(args)) is not None:
         print(f"penstock simulate: {problem}", file=sys.stderr)
         return EXIT_USAGE
+    line = ProgressLine("trace", shown=command.shown(args))
     try:
-        rows, curves = _runs(args, Trace(Path(args.trace), args.format), seeds, say)
+        rows, curves = _runs(args, Trace(Path(args.trace), args.format), command.seeds(args), line.say)
     except TraceError as error:
         print(f"{CLEAR if sys.stderr.isatty() else ''}penstock simulate: {error}", file=sys.stderr)
         return EXIT_FAILED
+    line.clear()
     title = f"{Path(args.trace).name}: {args.endpoints} × {args.profile}, {args.speed:g}x"
     if args.plot:
         from penstock.sim.traces.trace_plot import plot  # noqa: PLC0415  (matplotlib is not needed for anything else)
@@ -89,17 +123,20 @@ def _runs(
             def tell(now_s: float, _: float, of: str = f"{routing}, seed {seed}") -> None:
                 say(f"{of}: {trace.share:.0%} of the trace, {now_s:.0f} simulated seconds")
 
-            figures, drawn = run(trace, routing, seed, options, tell)
+            figures, drawn = run_trace(trace, routing, seed, options, tell)
             rows.append(figures)
             curves.setdefault(routing, drawn)
     return rows, curves
 
 
 def _problem(args: argparse.Namespace) -> str | None:
+    if args.trace is None:
+        return "--trace FILE is missing"
+    known = (*POLICIES, *args.rivals)
     for name in args.routing.split(","):
-        if name not in ROUTINGS:
-            near = difflib.get_close_matches(name, ROUTINGS, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(ROUTINGS)}"
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
             return f"--routing knows no {name!r}; {hint}"
     if not 1 <= args.endpoints <= ENDPOINTS_MAX:
         return f"--endpoints takes 1 to {ENDPOINTS_MAX}"
@@ -134,6 +171,7 @@ def _options(args: argparse.Namespace, trace: Trace) -> Options:
         router=RoutingSettings(affinity_wait_s=args.affinity_wait, imbalance_threshold=args.imbalance_threshold),
         duration_s=args.duration,
         checked=args.check,
+        rivals=args.rivals,
     )
 
 

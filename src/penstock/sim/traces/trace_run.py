@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import QueueBounds, RoutingSettings
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.scenarios.base import BANDS, STANDARD
-from penstock.sim.traces.baselines import RIVALS, RoundRobinPassthrough
 from penstock.sim.traces.trace import Trace
 from penstock.sim.traces.trace_source import TraceSource
 from penstock.sim.traces.trace_tenants import TenantFigures, TenantWatch
+from penstock.sim.world.passthrough import RIVALS, MakeRival, RoundRobinPassthrough
 from penstock.sim.world.report import percentile
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldSettings
@@ -32,8 +30,6 @@ PATIENCE_S = 1e6  # no request is refused: figures of the remaining ones would s
 BOUNDS = QueueBounds(10_000_000, 1 << 50, 1 << 50)
 BUCKET_S = 30.0  # of what is drawn over time
 CURVE_POINTS = 400
-
-ROUTINGS = (*POLICIES, *RIVALS)
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,7 @@ class Options:
     router: RoutingSettings = field(default_factory=RoutingSettings)
     duration_s: float | None = None  #: simulated; requests that come later are left out
     checked: bool = False
+    rivals: Mapping[str, MakeRival] = field(default_factory=lambda: RIVALS)  #: by name, beside Penstock's policies
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -85,9 +82,9 @@ Tell = Callable[[float, float], None]
 
 def run(trace: Trace, routing: str, seed: int, options: Options, tell: Tell | None = None) -> tuple[Figures, Curves]:
     """Run a trace once. Returns its row and its curves."""
-    rival = RIVALS.get(routing)
+    rival = options.rivals.get(routing)
     end_s = options.duration_s if options.duration_s is not None else END_S_MAX
-    source = TraceSource(trace, seed=seed, speed=options.speed, end_s=end_s, bypass=rival is not None, band=STANDARD)
+    source = TraceSource(trace, seed=seed, speed=options.speed, end_s=end_s, bypass=rival is not None)
     watch = _Watch()
     outcome = _Outcomes()
     world = World(
@@ -115,7 +112,6 @@ def run(trace: Trace, routing: str, seed: int, options: Options, tell: Tell | No
 
 def _scheduler(routing: str, options: Options) -> SchedulerSettings:
     return SchedulerSettings(
-        bands=BANDS,
         bounds=BOUNDS,
         wait_s_max=PATIENCE_S,
         queue_enabled=options.queue,

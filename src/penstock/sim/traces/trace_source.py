@@ -29,13 +29,12 @@ class Recorded:
 class TraceSource(ArrivalSource):
     """Makes a trace's jobs, in order."""
 
-    def __init__(self, trace: Trace, *, seed: int, speed: float, end_s: float, bypass: bool, band: int = 0) -> None:
+    def __init__(self, trace: Trace, *, seed: int, speed: float, end_s: float, bypass: bool) -> None:
         """Requests after `end_s` are left out. With `bypass` they go past Penstock, to an engine directly."""
         self._trace = trace
         self._speed = speed
         self._end_s = end_s
         self._bypass = bypass
-        self._band = band
         self._streams: dict[str, Stream] = {}
         self.jobs = 0
         self.prompt_tokens = 0
@@ -87,7 +86,5 @@ class TraceSource(ArrivalSource):
         if tenant not in self._streams:
             if len(self._streams) >= TENANTS_MAX:
                 return self._stream_of("other") if "other" in self._streams else self.stream
-            self._streams[tenant] = Stream(
-                tenant, Recorded(), Constant(1), Constant(1), band=self._band, bypass=self._bypass
-            )
+            self._streams[tenant] = Stream(tenant, Recorded(), Constant(1), Constant(1), bypass=self._bypass)
         return self._streams[tenant]

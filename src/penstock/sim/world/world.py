@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
 
@@ -23,10 +23,10 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.sim.engine.model import EngineFullError, EngineModel, EngineRequest, Progress, PromptTooLongError
-from penstock.sim.lab.pages import StrangePage
-from penstock.sim.lab.strange import PLAIN, value_at
-from penstock.sim.traces.baselines import Rival, RoundRobinPassthrough
+from penstock.sim.engine.pages import StrangePage
+from penstock.sim.engine.strange import PLAIN, value_at
 from penstock.sim.world import translate
+from penstock.sim.world.passthrough import MakeRival, RoundRobinPassthrough
 from penstock.sim.world.workload import ArrivalSource, InFlight, Job
 from penstock.sim.world.world_values import (
     EngineNode,
@@ -67,7 +67,7 @@ class World:
         sink: Callable[[SimulatedJourney], None] | None = None,
         watch: WorldObserver | None = None,
         progress: Callable[[float, float], None] | None = None,
-        rival: Callable[[Sequence[EngineNode]], Rival] = RoundRobinPassthrough,
+        rival: MakeRival = RoundRobinPassthrough,
     ) -> None:
         self.settings = settings
         self.now = 0.0
@@ -458,7 +458,7 @@ def scheduler_for(settings: WorldSettings) -> Scheduler:
     """Returns a scheduler for these settings, that proves itself after every fact if they say so."""
     random = Random(settings.seed)
     if settings.checked:
-        from penstock.sim.checks.invariants import CheckedScheduler  # noqa: PLC0415  (checks cost: only where asked for)
+        from penstock.conformance.invariants import CheckedScheduler  # noqa: PLC0415  (checks cost: only where asked for)
 
         return CheckedScheduler(settings.scheduler, random=random)
     return Scheduler(settings.scheduler, random=random)

@@ -11,9 +11,9 @@ from penstock.core.values.actions import Action
 from penstock.core.values.request import Usage
 from penstock.core.values.retry import Failure
 from penstock.sim.engine.model import EngineModel
+from penstock.sim.engine.pages import StrangePage
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.lab.pages import StrangePage
-from penstock.sim.lab.strange import PLAIN, Strange
+from penstock.sim.engine.strange import PLAIN, Strange
 from penstock.sim.world.workload import ArrivalSource, Job
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.sim.engine.model import EngineModel
+from penstock.sim.engine.pages import StrangePage
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.lab.pages import StrangePage
 from penstock.sim.world import translate
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineNode, EngineSpec

@@ -18,11 +18,11 @@ from random import Random
 
 from msgspec.structs import replace
 
+from bench.many.link import IN_PROCESS, LAN, Wire
+from bench.many.processes import Deciding, EdgeLink, SimulatedGateway
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Action
 from penstock.core.values.observation import Observation
-from penstock.sim.many.link import IN_PROCESS, LAN, Wire
-from penstock.sim.many.processes import Deciding, EdgeLink, SimulatedGateway
 from penstock.sim.world import translate
 from penstock.sim.world.workload import ArrivalSource, Job
 from penstock.sim.world.world import EXPIRIES_MAX, World, WorldObserver, scheduler_for

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from penstock.sim.engine import pages
 from penstock.sim.engine.capacity import requests_per_s
+from penstock.sim.engine.pages import PAGES
 from penstock.sim.engine.profiles import PROFILES, EngineConfig
-from penstock.sim.lab import pages
-from penstock.sim.lab.pages import PAGES
-from penstock.sim.lab.strange import PLAIN, Strange, stalls
+from penstock.sim.engine.strange import PLAIN, Strange, stalls
 
 QUEUE_MAX: Final = 4.0  # requests in an engine beyond its slots, 99th percentile
 WARM_S: Final = 10.0  # the time that the gateway has to find out

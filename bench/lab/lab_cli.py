@@ -1,9 +1,10 @@
-"""`penstock simulate --lab`: does the gateway do right by a strange engine when nothing about it is configured?"""
+"""`python -m bench lab`: does the gateway do right by a strange engine when nothing about it is configured?"""
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatchcase
@@ -12,10 +13,11 @@ from multiprocessing import get_context
 
 import msgspec
 
-from penstock.sim.lab.cells import CELLS, Cell
-from penstock.sim.lab.matrix import CellRow, run_cell
+from bench.lab.cells import CELLS, Cell
+from bench.lab.matrix import CellRow, run_cell
+from penstock.sim import command
 
-EXIT_OK, EXIT_MISSED = 0, 1
+EXIT_OK, EXIT_MISSED, EXIT_USAGE = 0, 1, 2
 JOBS_MAX = 64
 HEAD = (
     f"{'cell':44} {'seed':>4} {'of told':>8} {'of through':>10} {'told/thr.':>9} {'queue':>6} {'light s':>8} "
@@ -24,30 +26,19 @@ HEAD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that go with `--lab`."""
-    group = parser.add_argument_group("in the lab of strange engines")
-    group.add_argument("--lab", action="store_true", help="run the matrix of strange engines (--list shows the cells)")
-    group.add_argument("--cells", metavar="PATTERN,…", help="only cells whose names match, like grid/* or *frozen*")
-    group.add_argument("--small", action="store_true", help="only the few cells that the tests run")
-    group.add_argument("--missed", action="store_true", help="print only cells that miss a goal")
-    group.add_argument("-j", "--jobs", metavar="N", type=int, default=1, help="processes that share the cells (1)")
+    """Add the flags of `python -m bench lab`."""
+    parser.add_argument("--list", action="store_true", help="list the cells")
+    parser.add_argument("--cells", metavar="PATTERN,…", help="only cells whose names match, like grid/* or *frozen*")
+    parser.add_argument("--small", action="store_true", help="only the few cells that the tests run")
+    parser.add_argument("--missed", action="store_true", help="print only cells that miss a goal")
+    parser.add_argument("-j", "--jobs", metavar="N", type=int, default=1, help="processes that share the cells (1)")
+    command.add_arguments(parser)
 
 
-def problem(args: argparse.Namespace) -> str | None:
-    """Returns what is wrong with the flags; None if nothing is."""
-    if not args.lab:
-        return "--cells, --small, --missed and --jobs go with --lab" if _lab_only(args) else None
-    if args.scenario is not None or args.trace is not None:
-        return "--lab has its own workloads; leave --scenario and --trace out"
+def _problem(args: argparse.Namespace) -> str | None:
     if not 1 <= args.jobs <= JOBS_MAX:
         return f"--jobs takes 1 to {JOBS_MAX}"
-    if not cells(args):
-        return f"no cell matches {args.cells!r}; --lab --list shows them"
-    return None
-
-
-def _lab_only(args: argparse.Namespace) -> bool:
-    return args.cells is not None or args.small or args.missed or args.jobs != 1
+    return None if cells(args) else f"no cell matches {args.cells!r}; --list shows them"
 
 
 def cells(args: argparse.Namespace) -> list[Cell]:
@@ -57,16 +48,15 @@ def cells(args: argparse.Namespace) -> list[Cell]:
     return [cell for cell in asked if cell.small] if args.small else asked
 
 
-def list_cells(args: argparse.Namespace) -> int:
-    """Print the names of the cells. Returns the exit code."""
-    for cell in cells(args):
-        print(cell.name)
-    return EXIT_OK
-
-
-def run(args: argparse.Namespace, seeds: list[int]) -> int:
-    """Run the cells. Returns 0 if all met their goals, 1 if one missed."""
-    asked = [(cell, seed) for cell in cells(args) for seed in seeds]
+def run(args: argparse.Namespace) -> int:
+    """Run the cells. Returns 0 if all met their goals, 1 if one missed, 2 for wrong flags."""
+    if (problem := command.problem(args) or _problem(args)) is not None:
+        print(f"bench lab: {problem}", file=sys.stderr)
+        return EXIT_USAGE
+    if args.list:
+        print(*(cell.name for cell in cells(args)), sep="\n")
+        return EXIT_OK
+    asked = [(cell, seed) for cell in cells(args) for seed in command.seeds(args)]
     if not args.json:
         print(HEAD, flush=True)
     missed: list[CellRow] = []

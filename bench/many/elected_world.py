@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
+from bench.many.link import IN_PROCESS
+from bench.many.many_world import NOTICED_S, Fleet, ManyWorld
+from bench.many.processes import Deciding, EdgeLink, SimulatedGateway
+from bench.many.store import ElectionStore
 from penstock.share.election import Contender, Follows
 from penstock.share.messages import Hello
 from penstock.sim.engine.values import Progress
-from penstock.sim.many.link import IN_PROCESS
-from penstock.sim.many.many_world import NOTICED_S, Fleet, ManyWorld
-from penstock.sim.many.processes import Deciding, EdgeLink, SimulatedGateway
-from penstock.sim.many.store import ElectionStore
 from penstock.sim.world.workload import ArrivalSource
 from penstock.sim.world.world import WorldObserver, scheduler_for
 from penstock.sim.world.world_values import EngineNode, SimulatedJourney, WorldSettings

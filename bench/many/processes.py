@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from bench.many.link import Clockwork, OneWay, Wire
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Requeue
 from penstock.core.values.observation import Observation
@@ -31,7 +32,6 @@ from penstock.share.messages import (
     Welcome,
 )
 from penstock.share.seats import Remote, Seat
-from penstock.sim.many.link import Clockwork, OneWay, Wire
 from penstock.sim.world.world_values import SimulatedJourney
 
 if TYPE_CHECKING:

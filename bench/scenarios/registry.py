@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from penstock.sim.scenarios import (
+from bench.scenarios import (
     autoscale as scenario_autoscale,
 )
-from penstock.sim.scenarios import (
+from bench.scenarios import (
     bands,
     failover,
     isolation,
     shares,
     trouble,
 )
-from penstock.sim.scenarios import (
+from bench.scenarios import (
     deadlines as scenario_deadlines,
 )
-from penstock.sim.scenarios import (
+from bench.scenarios import (
     gateways as scenario_gateways,
 )
-from penstock.sim.scenarios import (
+from bench.scenarios import (
     grouping as scenario_grouping,
 )
-from penstock.sim.scenarios.base import Scenario, Setup
+from bench.scenarios.base import Scenario, Setup
 
 __all__ = ["SCENARIOS", "Scenario", "Setup"]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from penstock.sim.many.link import LAN, UNIX, WAN
-from penstock.sim.many.many_world import GATEWAY_DIED, Fleet, Kill, ManyWorld
-from penstock.sim.scenarios.base import LONG_ANSWERS, STANDARD, Run, Setup, Variant, engines, run
-from penstock.sim.scenarios.isolation import FLOOD, flooded, is_flood, is_light
+from bench.many.link import LAN, UNIX, WAN
+from bench.many.many_world import GATEWAY_DIED, Fleet, Kill, ManyWorld
+from bench.scenarios.base import LONG_ANSWERS, STANDARD, Run, Setup, Variant, engines, run
+from bench.scenarios.isolation import FLOOD, flooded, is_flood, is_light
 from penstock.sim.world.report import (
     Measure,
     ReportLine,

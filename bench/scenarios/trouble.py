@@ -8,7 +8,7 @@ from operator import eq
 
 from msgspec import structs
 
-from penstock.sim.scenarios.base import (
+from bench.scenarios.base import (
     BANDS,
     BATCH,
     CHAT,

@@ -20,6 +20,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from penstock.conformance.oracle import Oracle
+from penstock.conformance.tree_check import check_tree
 from penstock.core.dispatch.prefix_groups import OVERTAKEN_MAX
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.roles import Role
@@ -34,8 +36,6 @@ from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Request, Underway, Usage
 from penstock.core.values.retry import Failure
 from penstock.core.values.settings import Limits, part_of
-from penstock.sim.checks.oracle import Oracle
-from penstock.sim.checks.tree_check import check_tree
 
 ROUNDING_S = 1e-6  # what sums of a few times may be off by
 THOROUGH_BELOW = 200  # waiting requests up to which everything is checked after every fact, beyond: now and then

@@ -18,10 +18,10 @@ from random import Random
 import msgspec
 from msgspec import structs
 
+from bench.lab.cells import LIGHT_ANSWER, LONG_PROMPT, QUEUE_MAX, WARM_S, Cell, CellLoad
+from bench.scenarios.base import STANDARD
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import BandSettings
-from penstock.sim.lab.cells import LIGHT_ANSWER, LONG_PROMPT, QUEUE_MAX, WARM_S, Cell, CellLoad
-from penstock.sim.scenarios.base import STANDARD
 from penstock.sim.world.report import done_per_s, percentile, ratio, ttfts
 from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Lengths, Lognormal, Poisson, Stream
 from penstock.sim.world.world import World

@@ -16,10 +16,10 @@ from random import Random
 
 from msgspec import structs
 
+from bench.scenarios.base import ENGINE, Run, Setup, Variant
+from bench.scenarios.bound import BoundWatch
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import Prices, RoutingSettings
-from penstock.sim.checks.bound import BoundWatch
-from penstock.sim.scenarios.base import ENGINE, Run, Setup, Variant
 from penstock.sim.world.report import Measure, RunResult, at_least, at_most, jain, percentile, service_between, ttfts
 from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Lognormal, Stream
 from penstock.sim.world.world import World

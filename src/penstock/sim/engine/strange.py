@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.sim.lab.pages import TRUE, PageWays
+from penstock.sim.engine.pages import TRUE, PageWays
 
 Course = tuple[tuple[float, float], ...]  #: a value over time: pairs of (from when on, value), in order of time
 

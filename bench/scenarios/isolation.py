@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.sim.scenarios.base import (
+from bench.scenarios.base import (
     CHAT,
     LONG_ANSWERS,
     LONG_PROMPTS,

@@ -1,4 +1,4 @@
-"""How other gateways would send the same requests: on arrival, with no queue of their own; engines queue.
+"""How other projects' gateways would send the same requests: on arrival, with no queue of their own; engines queue.
 
 Each is modelled on what its project documents or was seen to do (see docs/simulate.md), and given the best it could
 have: loads are exact and never stale, predictions of caches are exact where the original follows KV events. They exist
@@ -8,76 +8,15 @@ for comparison only and are no policies of Penstock.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.world import passthrough
+from penstock.sim.world.passthrough import MakeRival, Rival
 from penstock.sim.world.workload import Job
 from penstock.sim.world.world_values import EngineNode
 
 CHARACTERS_PER_TOKEN = 4
-
-
-class Rival:
-    """Knows which requests it sent where, and which of them are still there."""
-
-    def __init__(self, nodes: Sequence[EngineNode]) -> None:
-        self.nodes = nodes
-        self.requests = [0] * len(nodes)  # under way
-        self.prefill_tokens = [0] * len(nodes)  # uncached ones as predicted, until the first token
-        self._turn = 0
-        self._at: dict[str, tuple[int, int]] = {}  # job -> number of its engine, its uncached tokens
-
-    def choose(self, job: Job) -> int:
-        """Returns the number of the engine that `job` goes to."""
-        raise NotImplementedError
-
-    def cached_tokens(self, job: Job, number: int) -> int:  # noqa: ARG002
-        """Returns how many tokens of a prompt it believes an engine to hold."""
-        return 0
-
-    def sent(self, job: Job, number: int) -> None:
-        uncached = max(1, job.prompt_tokens - self.cached_tokens(job, number))
-        self._at[job.id] = (number, uncached)
-        self.requests[number] += 1
-        self.prefill_tokens[number] += uncached
-
-    def first_token(self, job: Job) -> None:
-        number, uncached = self._at[job.id]
-        self._at[job.id] = (number, 0)
-        self.prefill_tokens[number] -= uncached
-
-    def ended(self, job: Job) -> None:
-        number, uncached = self._at.pop(job.id)
-        self.requests[number] -= 1
-        self.prefill_tokens[number] -= uncached
-
-    def least(self, numbers: Sequence[int], score: Callable[[int], float]) -> int:
-        """The engine with the lowest score; equal ones take turns."""
-        self._turn += 1
-        count = len(self.nodes)
-        return min(numbers, key=lambda number: (score(number), (number - self._turn) % count))
-
-    def fewest_requests(self, numbers: Sequence[int]) -> int:
-        return self.least(numbers, self.requests.__getitem__)
-
-    @property
-    def all(self) -> range:
-        return range(len(self.nodes))
-
-
-class RoundRobinPassthrough(Rival):
-    """Takes one engine after the other, as most load balancers do by default."""
-
-    def choose(self, job: Job) -> int:  # noqa: ARG002
-        self._turn += 1
-        return self._turn % len(self.nodes)
-
-
-class LeastRequests(Rival):
-    """The engine with the fewest requests under way."""
-
-    def choose(self, job: Job) -> int:  # noqa: ARG002
-        return self.fewest_requests(self.all)
 
 
 class ApproximateTree:
@@ -236,9 +175,8 @@ def _peak_prefill(config: EngineConfig) -> float:
     return tokens / (config.step_s or config.step_base_s + config.prefill_s_per_token * tokens)
 
 
-RIVALS: dict[str, Callable[[Sequence[EngineNode]], Rival]] = {
-    "round_robin_passthrough": RoundRobinPassthrough,
-    "least_requests": LeastRequests,
+RIVALS: dict[str, MakeRival] = {
+    **passthrough.RIVALS,
     "sglang_cache_aware": SglangCacheAware,
     "sglang_router_flags": SglangRouterFlags,
     "llmd_affinity": LlmdAffinity,

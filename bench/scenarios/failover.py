@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from penstock.sim.many.elected_world import ALONE_AFTER_S, ElectedWorld, Harm, What
-from penstock.sim.many.link import LAN
-from penstock.sim.many.many_world import GATEWAY_DIED, Fleet
-from penstock.sim.scenarios.base import STANDARD, Run, Setup, Variant, engines, run
+from bench.many.elected_world import ALONE_AFTER_S, ElectedWorld, Harm, What
+from bench.many.link import LAN
+from bench.many.many_world import GATEWAY_DIED, Fleet
+from bench.scenarios.base import STANDARD, Run, Setup, Variant, engines, run
 from penstock.sim.world.report import Measure, ReportLine, RunResult, at_most, jain, service_between
 from penstock.sim.world.workload import Constant, InFlight, Lognormal, Poisson, Stream
 

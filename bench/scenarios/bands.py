@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from penstock.core.values.actions import Dispatch
-from penstock.sim.scenarios.base import (
+from bench.scenarios.base import (
     BANDS,
     BATCH,
     CHAT,
@@ -20,6 +19,7 @@ from penstock.sim.scenarios.base import (
     load,
     run,
 )
+from penstock.core.values.actions import Dispatch
 from penstock.sim.world.report import Measure, ReportLine, RunResult, at_least, at_most, ratio, service_between
 from penstock.sim.world.workload import Bursts, Constant, InFlight, Lognormal, Stream
 from penstock.sim.world.world import World, WorldObserver
