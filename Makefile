@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test compiled test-compiled test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
-.PHONY: soak chaos chaos-share fuzz bench lab docs generated completion lock clean
+.PHONY: soak chaos chaos-share fuzz bench lab docs generated lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -160,11 +160,6 @@ generated: .venv/dev.stamp
 	$(BIN)/python -m penstock.cli.diagram > docs/diagram.md
 	$(BIN)/python -m tests.tidy.glossary
 	./scripts/deploy/chart_values
-
-# What makes shells complete `penstock`: made from the commands by a library that nothing else needs. Tests hold it to them.
-completion: .venv/dev.stamp
-	$(BIN)/pip install --quiet --disable-pip-version-check shtab==1.13.0
-	env -u PENSTOCK_URL -u PENSTOCK_CONFIG $(BIN)/python scripts/completion
 
 # Re-resolve the locked dependencies (needs pip-tools, which it installs beside the project).
 lock:

@@ -4,5 +4,5 @@
 `running.py` runs a gateway, and `following.py` a file that it follows.
 `steering/` has the verbs for endpoints and tenants. `admin_client.py` and `batch_client.py` reach a running gateway,
 `views.py` draws its state in a terminal and `top/` goes on doing so, `diagnosis.py` examines endpoints for `doctor.py`,
-`completion/` makes shells complete all of it.
+`completion.py` prints the scripts by which shells complete all of it.
 """

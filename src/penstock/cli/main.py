@@ -206,10 +206,10 @@ def _simulate(parser: argparse.ArgumentParser) -> None:
 
 
 def _completion(parser: argparse.ArgumentParser) -> None:
-    from penstock.cli.completion import command
+    from penstock.cli import completion
 
-    command.add_arguments(parser)
-    parser.set_defaults(run=command.run)
+    completion.add_arguments(parser)
+    parser.set_defaults(run=completion.run)
 
 
 _COMMANDS = {
