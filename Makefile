@@ -113,6 +113,7 @@ test-engines: .venv/dev.stamp
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -m static tests/tidy
 

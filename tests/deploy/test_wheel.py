@@ -5,14 +5,17 @@ from __future__ import annotations
 import email
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import penstock
-from tests.deploy.programs import program, ran
+from tests.deploy.programs import program, ran, said
 
 OTHERS = '"""Lightweight flow tracing."""\n\n__all__ = ["flow"]\n'
 
@@ -34,7 +37,13 @@ def test_the_plain_wheel_and_the_sources_are_good(tmp_path: Path) -> None:
     with tarfile.open(made[1]) as sources:
         top = {name.split("/")[1] for name in sources.getnames()}
     tracked = {name.split("/")[0] for name in ran("git", "ls-files").splitlines()}
-    assert top - {"PKG-INFO", ".gitignore"} == tracked - {".ci", ".dockerignore", ".gitignore"}
+    assert top - {"PKG-INFO", ".gitignore"} == tracked - {
+        ".ci",
+        ".dockerignore",
+        ".github",
+        ".gitignore",
+        ".pre-commit-config.yaml",
+    }
     assert said["Name"] == "penstock-gateway"
     assert said["License-Expression"] == "Apache-2.0"
     assert said["Description-Content-Type"] == "text/markdown"
@@ -43,6 +52,54 @@ def test_the_plain_wheel_and_the_sources_are_good(tmp_path: Path) -> None:
     assert "penstock = penstock.cli.main:main" in scripts
     assert "penstock/py.typed" in names
     assert not [name for name in names if not name.startswith(("penstock/", info))]
+
+
+STATED = {
+    "pyproject.toml": 'version = "1.2.3"\n',
+    "src/penstock/__init__.py": '__version__ = "1.2.3"\n',
+    "deploy/helm/penstock/Chart.yaml": "version: 9.0.0\nappVersion: 1.2.3\n",
+    "CHANGELOG.md": "# Changes\n\n## Unreleased\n\n## v1.2.3 (2030-01-01)\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("tag", "file", "text", "problem"),
+    [
+        ("", "CHANGELOG.md", "", None),
+        ("v1.2.3", "", "", None),
+        ("v1.2.4", "", "", "the commit has the tag v1.2.4, pyproject.toml says 1.2.3"),
+        ("v1.2.3", "CHANGELOG.md", "## Unreleased\n", "CHANGELOG.md has no section ## v1.2.3"),
+        ("v1.2.3", "CHANGELOG.md", "## v1.2.30\n", "CHANGELOG.md has no section ## v1.2.3"),
+        ("", "src/penstock/__init__.py", '__version__ = "1.2.2"\n', "src/penstock/__init__.py says 1.2.2"),
+        ("", "deploy/helm/penstock/Chart.yaml", "appVersion: 1.2.2\n", "appVersion 1.2.2"),
+    ],
+)
+def test_a_tag_builds_the_version_that_it_names(
+    tag: str, file: str, text: str, problem: str | None, tmp_path: Path
+) -> None:
+    for name, stated in STATED.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text if name == file else stated)
+    script = tmp_path / "scripts/deploy/version"
+    script.parent.mkdir(parents=True)
+    shutil.copy("scripts/deploy/version", script)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    ran(*git, "init", "-q")
+    ran(*git, "add", ".")
+    ran(*git, "commit", "-qm", "release")
+    if tag:
+        ran(*git, "tag", tag)
+    done = said(script)
+    assert (done.returncode, done.stdout) == ((0, "1.2.3\n") if problem is None else (1, ""))
+    assert (problem or "") in done.stderr
+    if tag and problem is None:
+        (tmp_path / "CHANGELOG.md").write_text("changed")
+        done = said(script)
+        assert done.returncode == 1
+        assert "CHANGELOG.md has no section" in done.stderr
+        (tmp_path / "CHANGELOG.md").write_text(STATED["CHANGELOG.md"])
+        (tmp_path / "left-over.txt").write_text("")
+        assert "the checkout has changes" in said(script).stderr
 
 
 def test_no_hint_names_the_other_package() -> None:
