@@ -5,6 +5,7 @@
 
 or in a test: `assert penstock.conformance.failures("routing", Nearest) == []`. docs/policies/README.md says how a
 policy is written and offered. Each claim is a function of `checks.py`; what it says is what is printed.
+`CheckedScheduler` (`invariants.py`) is a scheduler that checks its invariants after every fact.
 """
 
 from __future__ import annotations
