@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Reject
 from penstock.core.values.request import Request
@@ -22,9 +23,8 @@ from penstock.core.values.settings import (
     Limits,
     RoutingSettings,
 )
-from penstock.conformance.invariants import CheckedScheduler
-from tests.core.release import check_release
 from tests.core.drive import request, scheduler, sent, the_lease
+from tests.core.release import check_release
 from tests.core.shop import Customer, Shop, ShopJob
 
 HELD_AT_S = 15.0
