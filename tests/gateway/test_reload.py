@@ -406,6 +406,7 @@ EVERYTHING: list[dict[str, Any]] = [
             "first_byte": 2,
             "between_bytes": 3,
             "client_header": 4,
+            "client_idle": 300,
             "client_body": 5,
             "client_write": 6,
         },
@@ -581,7 +582,7 @@ def kept(gate: Gateway) -> dict[str, object]:
         found |= {f"tenant {name}": (known.weight, known.band_max, known.users.limit)}
     found |= {"keys": {key: known.owner.name for key, known in callers._keys.items()}}
     found |= {"dynamic": (callers._dynamic.limit, callers._dynamic_users.limit)}
-    found |= plain("affinities", follower(gate, Affinities), "responses", "_field")
+    found |= plain("affinities", follower(gate, Affinities), "responses", "_field", "prefix_seed")
     found |= {"after_s": heartbeats._after_s, "wait_s_max": heartbeats._wait_s_max}
     found |= {"aliases": follower(gate, Catalog).aliases, "limits": gate.server.limits}
     found |= {"bands": (intake._bands, metrics._bands), "usage": intake._asks_usage}
