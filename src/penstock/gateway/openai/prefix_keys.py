@@ -89,9 +89,9 @@ def keys(text: Text, model: str, seed: int, cut: Cut = USUAL) -> tuple[int, ...]
         return ()
     key = xxh3_64_intdigest(model.encode("utf-8", "surrogatepass"), seed)
     if text.tools is not NOTHING or text.cache_salt is not NOTHING or text.lora_path is not NOTHING:
-        # The empty end is no chunk, so no prompt has the keys of another one's tools.
-        for raw in (text.tools, text.cache_salt, text.lora_path, b""):
+        for raw in (text.tools, text.cache_salt, text.lora_path):
             key = xxh3_64_intdigest(memoryview(raw)[:_SEED_BYTES_MAX], key)
+        key = xxh3_64_intdigest(b"", key)  # this end is no chunk, so no prompt has the keys of another one's tools
     chain: list[int] = []
     for chunk in cut.structs[count].unpack_from(whole):
         key = xxh3_64_intdigest(chunk, key)
