@@ -14,6 +14,7 @@ import pytest
 from penstock.core.endpoints.proof import STRIKES_MAX
 from tests.gateway.conftest import CHAT, Answer, World, chat
 from tests.gateway.raw_engine import Peer, RawEngine
+from tests.patience import looks
 
 PAGE = b"<!doctype html><title>Not what you look for</title>"
 
@@ -238,3 +239,28 @@ async def test_an_engine_that_leaves_questions_unanswered_is_silent_within_three
     assert asyncio.get_running_loop().time() - began_s <= 3
     answers.set()
     await world.until(lambda: world.picture().endpoints[0].state == "up")
+
+
+@pytest.mark.virtual_time
+async def test_an_engine_whose_metrics_page_alone_hangs_is_not_silent(world: World) -> None:
+    asked, over = 0, asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        nonlocal asked
+        while True:
+            data = await peer.request()
+            if data.startswith(b"GET /metrics"):
+                asked += 1
+                await over.wait()
+            await peer.send(answer_json({}))
+
+    raw = await world.beside(RawEngine(script))
+    endpoint = {"url": raw.url, "engine": "vllm", "models": ["sim"]}
+    await world.gateway(endpoints=[endpoint], observe={"interval": "1s"})
+    states = set()
+    async for _ in looks(60.0, 0.1):
+        states.add(world.picture().endpoints[0].state)
+        if asked >= 4:
+            break
+    over.set()
+    assert states == {"up"}

@@ -39,7 +39,8 @@ from penstock.http.client.pool import Upstream, UpstreamException, UpstreamTimeo
 logger = logging.getLogger(__name__)
 
 FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
-SILENT_S = 1.5  # with the page's interval of 1 s a frozen engine is shown within 3 s; others take milliseconds
+PAGE_LATE_S = 0.5  # then the engine is probed: a page may be slow, or missing, where all else is well
+SILENT_S = 1.2  # of a probe; after the page's interval of 1 s a frozen engine is shown within 3 s
 DOWN_PROBE_S = 0.5  # a dead endpoint is probed more often than a live one: to see its return is worth a cheap connect
 UNPROVEN = (
     "it lists no models and gives no sign of an engine, so it is tried with one request at a time until it answers one"
@@ -90,8 +91,8 @@ class Observer:
         self._ask_list = asking(
             target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=LIST_BYTES_MAX
         )
-        self._ask_page = self._watched(
-            asking(target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=PAGE_BYTES_MAX)
+        self._ask_page = asking(
+            target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=PAGE_BYTES_MAX
         )
         self._reader = LoadReader(self._ask_page, driver.now, self._ask_port)
         self._ports: dict[int, Upstream] = {}  # other ports of the same host, for an engine whose page is there
@@ -176,7 +177,7 @@ class Observer:
     # --- alive ------------------------------------------------------------------------------------------------
 
     def _watched(self, ask: Ask) -> Ask:
-        """Returns the same, which also tells whether the endpoint is silent: it leaves a question unanswered.
+        """Returns the same, which also tells whether the endpoint is silent: it leaves a probe unanswered.
 
         That is shown within seconds. Slow is not hung, so whether it is used goes by its requests and by `Prober`.
         """
@@ -397,7 +398,11 @@ class Observer:
         now = self._driver.now()
         if now >= self._full_due_s:
             self._full_due_s = now + self._settings.interval_s
-            reading = await reader.full()
+            late = asyncio.get_running_loop().call_later(PAGE_LATE_S, self._poked.set)
+            try:
+                reading = await reader.full()
+            finally:
+                late.cancel()
             if reader.trouble and reader.trouble != self._page_trouble and not self._said_refused:
                 logger.warning("endpoint %s: %s, so only our own requests are counted", self._name, reader.trouble)
                 self._page_trouble = reader.trouble

@@ -128,9 +128,7 @@ class QueuedJourney(Relay):
         self._ask_instead = ask_instead
         self._asks_usage = asks_usage  # None: the caller asks for it, or nobody does
         self._added: frozenset[str] = NOTHING_ADDED  # fields of ours in what was sent last
-        self._left_out: frozenset[str] = (
-            NOTHING_ADDED  # fields of ours that an engine may have refused this request for
-        )
+        self._left_out: frozenset[str] = NOTHING_ADDED  # those that may be why an engine refused this request
         self._ranks_itself = arrival.peek.priority is not None  # its body has a `priority`, which is for our own queue
         # None: its answer will be no stream of events.
         self._heartbeats = means.heartbeats if request.streamed and route.events else None
@@ -208,8 +206,8 @@ class QueuedJourney(Relay):
         if target.refuses:
             left_out |= target.refused(self._driver.now())
         if rank is not None:
-            is_told = target.priority is not None and PRIORITY not in left_out
-            rank = rank * target.priority.value if is_told and target.priority is not None else None
+            priority = None if PRIORITY in left_out else target.priority
+            rank = None if priority is None else rank * priority.value
         headers = request_headers(
             self.exchange.headers,
             api_key=target.api_key,
