@@ -22,9 +22,9 @@ from penstock.core.queueing.ordering import ORDERINGS
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Request, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import BandSettings, EndpointSpec, Limits, Prices, QueueBounds
 
 TENANTS = {"one": 1.0, "two": 2.0, "half": 0.5, "limited": 1.0}  # and their weights

@@ -17,7 +17,7 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.scheduling import ends, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.core.values.settings import BandSettings, EndpointSpec
 from tests.core.chaos import Chaos
 from tests.core.drive import request, scheduler

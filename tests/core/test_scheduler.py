@@ -12,9 +12,9 @@ from penstock.core.dispatch.pump import WINDOW
 from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, Scheduler, SchedulerSettings
 from penstock.core.scheduling.requests import TELLING_S_MAX
 from penstock.core.values.actions import Abort, Action, Requeue
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import (
     AdmissionSettings,
     BandSettings,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.config.load import from_mapping
-from penstock.core.values.outcome import Reason
-from penstock.core.values.retry import Failure, RetryBudget, Verdict, final_reason, verdict
+from penstock.core.values.catalogue import Failure, Reason
+from penstock.core.values.retry import RetryBudget, Verdict, final_reason, verdict
 from penstock.core.values.rows import Allowance, Left
 from penstock.gateway.openai import errors as wire
 from penstock.gateway.openai.errors import Api

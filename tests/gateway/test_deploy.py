@@ -15,9 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.config.load import ConfigError, from_mapping, load
 from penstock.config.values import TOKENS_KNOWN
 from penstock.core.explain.snapshot import STATES
-from penstock.core.values.cause import Cause
-from penstock.core.values.outcome import Outcome, Reason
-from penstock.core.values.retry import Failure
+from penstock.core.values.catalogue import Cause, Failure, Outcome, Reason
 from tests.gateway.conftest import World
 
 DEPLOY, DOCS = Path("deploy"), Path("docs")

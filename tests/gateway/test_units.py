@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.stream_end import TAIL_BYTES, cut_off, ended_well, tells_error
 from penstock.gateway.openai.body import BadBody, peek, read_large

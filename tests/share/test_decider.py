@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.request import Request, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import BandSettings, Limits
 from penstock.share.frames import LinkError
 from penstock.share.messages import (

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Requeue
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.request import Request, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.rows import Allowance, Left
 from penstock.share.edge import Edge
 from penstock.share.messages import (

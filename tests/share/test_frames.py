@@ -9,9 +9,8 @@ import pytest
 
 import penstock
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.request import Contents, Request, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import Prices
 from penstock.share.frames import FRAME_BYTES_MAX, LinkError, decider_reader, edge_reader, why_not, written

@@ -9,9 +9,8 @@ import pytest
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.request import Request, Underway, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import BandSettings
 from penstock.share.announcing import PREFIX_KEYS_MAX
 from penstock.share.decider import CUT_S, EPOCH_BITS, Phase

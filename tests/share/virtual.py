@@ -19,9 +19,9 @@ from random import Random
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Request, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import EndpointSpec
 from penstock.share.decider import Decider, Phase
 from penstock.share.edge import Edge

@@ -44,7 +44,10 @@ def _matching(patterns: list[str]) -> set[Path]:
 
 
 def _defines_values(path: Path) -> bool:
-    classes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    if any(isinstance(node, ast.FunctionDef) and node.name == "__new__" for node in nodes):
+        return True  # members of an enum that are rows
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
     told = [ast.unparse(part) for node in classes for part in (*node.bases, *node.keywords, *node.decorator_list)]
     return any(word in part for part in told for word in ("Struct", "frozen", "dataclass"))
 

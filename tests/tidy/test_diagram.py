@@ -9,10 +9,8 @@ import pytest
 
 from penstock.cli import diagram
 from penstock.config.sections.policies import OWN
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import State
-from penstock.core.values.outcome import Reason
-from penstock.core.values.retry import Failure
 from penstock.engines.recognise import ENGINES
 
 ROOT = Path(__file__).parents[2]

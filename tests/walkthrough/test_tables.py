@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.openai.errors import STATUS
 
 DOCS = Path("docs")

@@ -33,7 +33,7 @@ from penstock.batch.states import ItemState, Status
 from penstock.batch.store.port import Store, StoreError
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Batch, Item, Result
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from penstock.config.model import DEFAULT_BANDS, Settings
 from penstock.config.sections.policies import OWN
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import TERMINAL, TRANSITIONS, State
-from penstock.core.values.outcome import Reason
-from penstock.core.values.retry import Failure, RetryBudget, Verdict, final_reason, verdict
+from penstock.core.values.retry import RetryBudget, Verdict, final_reason, verdict
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.openai.errors import STATUS
 from penstock.gateway.openai.routes import ROUTES, PathKind

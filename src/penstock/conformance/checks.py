@@ -19,8 +19,8 @@ from penstock.core.routing.policies.base import Context
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.scheduler import AVOID_S, Scheduler, SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.request import Request
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import EndpointSpec, HealthSettings, Prices, RoutingSettings
 
 MIXED = [

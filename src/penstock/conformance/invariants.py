@@ -30,11 +30,9 @@ from penstock.core.queueing.entry import NO_AFFINITY, NO_DISPATCH, NO_RETRY, Ent
 from penstock.core.scheduler import FACTS, Scheduler, SchedulerSettings
 from penstock.core.scheduling.inspection import Inspection
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Failure, Outcome, Reason
 from penstock.core.values.lifecycle import State
-from penstock.core.values.outcome import Outcome, Reason
 from penstock.core.values.request import Request, Underway, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import Limits, part_of
 
 ROUNDING_S = 1e-6  # what sums of a few times may be off by

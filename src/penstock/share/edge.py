@@ -22,10 +22,10 @@ import msgspec
 
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Fail, Reject, Requeue
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.located import Source
-from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Request, Usage
-from penstock.core.values.retry import Failure, final_reason
+from penstock.core.values.retry import final_reason
 from penstock.core.values.rows import Allowance
 from penstock.share.announcing import EdgeMemory, announce
 from penstock.share.messages import (

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 import msgspec
 
 from penstock.core.values.actions import Action
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.located import Source
 from penstock.core.values.request import Request, ServiceGot, Underway, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.rows import Allowance
 
 PROTOCOL = 4  # of this file: two that differ in it do not talk

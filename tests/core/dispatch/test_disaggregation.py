@@ -10,10 +10,9 @@ from penstock.core.endpoints.ledger import Ledger
 from penstock.core.endpoints.roles import Role, bootstrap_port_of, role_of
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Decode, Dispatch
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, EndpointSpec
 from tests.core.drive import ends, lease, request, requeued, scheduler, sent, the_lease
 

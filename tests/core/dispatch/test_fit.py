@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.request import Contents, Usage
-from penstock.core.values.retry import Failure
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 
 LONG = Contents(40_000)  # bytes: about 10,000 tokens

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.request import PREFIX_CHUNK_BYTES, Request, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, Limits, QueueBounds, RoutingSettings
 from tests.core.chaos import Chaos
 from tests.core.drive import scheduler, sent, the_lease

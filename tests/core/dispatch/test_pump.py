@@ -16,9 +16,9 @@ from penstock.core.endpoints.prefill_backlog import STEP_TOKENS as PREFILL_STEP_
 from penstock.core.endpoints.tpot import KEPT_S as PACE_KEPT_S
 from penstock.core.scheduler import BAND_RANKS, Scheduler, SchedulerSettings
 from penstock.core.values.actions import Dispatch
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease, until
 

@@ -10,8 +10,8 @@ from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.endpoints.abandoned_slots import STEPS, STEPS_S_MIN
 from penstock.core.endpoints.ledger import Ledger
 from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Glimpse, Observation
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import BandSettings
 from tests.core.drive import lease, request, scheduler, sent, until
 

@@ -7,9 +7,8 @@ import pytest
 from penstock.core.endpoints.proof import CLOSED_S, ERRORS_MAX, PAUSE_S, PAUSE_S_MAX, STRIKES_MAX, WORD_S, Proof
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Action, Dispatch
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import EndpointSpec
 from tests.core.drive import ends, request, scheduler, sent
 

@@ -13,12 +13,10 @@ from penstock.core.explain.explanation import Explanation
 from penstock.core.explain.recorder import KEPT
 from penstock.core.explain.shares import SHOWN_MAX
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
-from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits, RoutingSettings
 from tests.core.drive import request, scheduler, the_lease
 

@@ -13,11 +13,10 @@ from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.routing.hot_prefixes import FADE_S, PREFIXES_MAX, HotPrefixes
 from penstock.core.routing.session_table import SESSIONS_MAX, SessionTable
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.located import Source
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, EndpointSpec, RoutingSettings
 from tests.core.drive import request, scheduler, sent, the_lease
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.values.outcome import Outcome, Reason
-from penstock.core.values.retry import Failure
+from penstock.core.values.catalogue import Failure, Outcome, Reason
 from tests.core import drive
 
 NONE = (Outcome.REJECTED, Reason.NO_ENDPOINT)

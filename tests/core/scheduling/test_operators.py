@@ -8,12 +8,10 @@ from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.dispatch.operator_pauses import STOPPED_MAX, TooManyStoppedError
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Abort, Dispatch
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
-from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 

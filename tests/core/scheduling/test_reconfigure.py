@@ -9,9 +9,9 @@ from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.scheduling.reconfigure import NeedsRestartError
 from penstock.core.values.actions import Dispatch
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, HealthSettings, Limits, Prices, QueueBounds
 from tests.core.drive import ends, request, requeued, scheduler, sent, the_lease
 from tests.core.shop import PATIENT

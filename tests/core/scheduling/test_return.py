@@ -8,8 +8,8 @@ from penstock.core.endpoints.ledger import FROZEN_S
 from penstock.core.explain.snapshot import STATES
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import HealthSettings
 from tests.core.drive import request, scheduler, the_lease
 

@@ -9,9 +9,8 @@ import pytest
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Decode, Dispatch, Evict
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.request import Request, ServiceGot, Underway, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import BandSettings, EndpointSpec, Limits, QueueBounds, part_of
 
 BANDS = (BandSettings("high"), BandSettings("low"))

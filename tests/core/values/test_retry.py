@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from penstock.core.values.outcome import Reason
-from penstock.core.values.retry import RETRIES_MIN, WINDOW_S, Failure, RetryBudget, Verdict, final_reason, verdict
+from penstock.core.values.catalogue import Failure, Reason
+from penstock.core.values.retry import RETRIES_MIN, WINDOW_S, RetryBudget, Verdict, final_reason, verdict
 
 SPENDING = [Failure.CONNECT, Failure.RESET, Failure.SERVER_ERROR]
 

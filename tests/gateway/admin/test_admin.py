@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from penstock.config.load import ConfigError, from_mapping
 from penstock.config.model import Settings
 from penstock.config.sections.operation import Admin
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.auth import FAILURE_DELAY_S, FAILURES_MAX, AdminAuth
 from penstock.gateway.identity.origins import PROXY_HEADERS, Origins, is_loopback
 from tests.gateway.conftest import World

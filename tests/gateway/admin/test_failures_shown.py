@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.catalogue import Failure as Retry
+from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure as Retry
 from penstock.core.values.rows import LimitReached
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.failing.advice import advice

@@ -8,10 +8,9 @@ import pytest
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.explain.snapshot import ALL
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
-from penstock.core.values.retry import Failure
 from penstock.core.values.settings import AdmissionSettings, BandSettings, QueueBounds
 from penstock.gateway.admin.headline import DRAIN, PAUSE, Around, StoppedBy, headline, is_by_operators, sentences, tone
 from penstock.gateway.admin.reasons import WHY, endpoint_why, model_why

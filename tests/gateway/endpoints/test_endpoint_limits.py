@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.cli import main as cli
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from tests.gateway.conftest import CHAT, World, chat, request
 
 LEAST_LOADED: dict[str, Any] = {"routing": {"policy": "least_loaded"}}

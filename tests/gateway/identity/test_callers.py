@@ -11,7 +11,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 
 from penstock.config.load import ConfigError, from_mapping
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Caller, Unauthorized
 from penstock.gateway.identity.callers import Callers, key_hash, new_key
 from penstock.gateway.identity.name_quota import IDLE_S, NameQuota, safe_name

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config.load import from_mapping
 from penstock.config.sections.tokens import JwtSection
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Caller, Claims, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers, key_hash
 from penstock.gateway.identity.tokens import issuer_keys, verifier

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.values.actions import Evict, Reject
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.callers import key_hash
 from penstock.gateway.proxy.arrival import FALLS_BACK, Arrival, Fallback
 from penstock.gateway.proxy.journey import QueuedJourney

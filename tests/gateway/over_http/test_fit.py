@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.values.retry import Failure
+from penstock.core.values.catalogue import Failure
 from penstock.gateway.openai.unfit import refuses
 from tests.gateway.conftest import World, chat
 from tests.gateway.proxy.test_engine_paths import whole

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cli import main as cli
 from penstock.config.load import Flags, load
-from penstock.core.values.retry import Failure
+from penstock.core.values.catalogue import Failure
 from penstock.gateway.queueing import queueing
 from tests.gateway.conftest import World, fault
 

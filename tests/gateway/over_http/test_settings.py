@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.core.endpoints.ledger import Ledger
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from tests.gateway.conftest import Answer, Client, World, chat, fault, request
 from tests.patience import WAIT_S
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from tests.gateway.conftest import CHAT, World, chat, request
 
 pytestmark = pytest.mark.virtual_time

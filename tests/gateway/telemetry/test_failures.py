@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.catalogue import Outcome, Reason
 from penstock.gateway.telemetry.failures import FIRST_TOKENS_MAX, OTHERS, ROWS_MAX, Failures, Kind, Mishap
 
 

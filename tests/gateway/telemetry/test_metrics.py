@@ -8,8 +8,8 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.core.values.catalogue import Reason
 from penstock.core.values.observation import Observation
-from penstock.core.values.outcome import Reason
 from penstock.gateway.openai.errors import STATUS
 from tests.gateway.conftest import CHAT, World, chat, fault
 

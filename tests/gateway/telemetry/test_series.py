@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from penstock.core.values.outcome import Outcome
+from penstock.core.values.catalogue import Outcome
 from penstock.gateway.telemetry import series
 from penstock.gateway.telemetry.metrics import Metrics  # it switches prometheus_client's `_created` series off
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 from penstock.config.load import from_mapping
-from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.catalogue import Outcome, Reason
 from penstock.gateway.telemetry.tenants import TENANTS_MAX, TenantSeries
 from tests.gateway.conftest import World, chat, fault
 

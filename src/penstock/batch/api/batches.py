@@ -16,7 +16,7 @@ from penstock.batch.states import BatchEvent, Status, may
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Batch, Quota
 from penstock.batch.window import window_s
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity import rights
 from penstock.http.server.server import SocketExchange
 

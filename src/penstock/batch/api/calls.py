@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from penstock.batch.store.port import InUseError, QuotaError, StorageFullError, StoreError
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.rights import Rights
 from penstock.gateway.openai import errors
 from penstock.http.server.server import Header, SocketExchange

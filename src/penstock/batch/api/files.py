@@ -15,7 +15,7 @@ from penstock.batch.states import ItemState
 from penstock.batch.store.port import CHUNK_BYTES
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import File, FileKind, Quota
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.http.server.server import SocketExchange
 
 LIST_MAX = 10_000

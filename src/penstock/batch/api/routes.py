@@ -8,7 +8,7 @@ from penstock.batch.api.batches import Batches
 from penstock.batch.api.calls import ApiError, CallKind, Calls, Owner
 from penstock.batch.api.files import Files
 from penstock.batch.api.upload import Upload
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.openai import errors

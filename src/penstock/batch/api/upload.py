@@ -19,7 +19,7 @@ from penstock.batch.input_file import InputReader
 from penstock.batch.store.port import CHUNK_BYTES, Store, StoreError
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import File, FileKind, FileState, LineProblem, Quota
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.openai.multipart import BadForm, Form
 from penstock.http.server.server import SocketExchange
 

@@ -11,7 +11,7 @@ import math
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.entry import Entry
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import AdmissionSettings, BandSettings
 
 Room = tuple[float, float]  # prompt tokens to compute, and tokens in all

@@ -20,7 +20,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.routing.affinity_wait import AffinityWait
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import AdmissionSettings, BandSettings
 
 _MAY_BE_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)

@@ -13,8 +13,8 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.request import Contents
-from penstock.core.values.retry import Failure
 
 EXCESS = 1.25  # first estimates of prose are that far off, those of code farther
 

@@ -29,7 +29,7 @@ from penstock.core.queueing.promised_shares import PromisedShares
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.routing.affinity_wait import AffinityWait
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 
 WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
 

@@ -12,7 +12,7 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.roles import Role, Roles
 from penstock.core.util.bounded_map import BoundedMap
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from penstock.core.values.request import Request
 from penstock.core.values.settings import EndpointSpec, HealthSettings
 

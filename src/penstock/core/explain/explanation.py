@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Reason
 from penstock.core.values.lifecycle import State
-from penstock.core.values.outcome import Reason
 from penstock.core.values.rows import LimitReached
 
 

@@ -18,9 +18,8 @@ from penstock.core.explain.shares import Meter, ModelMeter, Shares
 from penstock.core.explain.wait_causes import Stay, Stayed, Waits
 from penstock.core.queueing.entry import Entry
 from penstock.core.routing.policies.base import Choice
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Reason
 from penstock.core.values.lifecycle import State
-from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import AdmissionSettings

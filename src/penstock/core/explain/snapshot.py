@@ -28,9 +28,8 @@ from penstock.core.explain.wait_causes import Line, Waits
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Reason
 from penstock.core.values.lifecycle import State
-from penstock.core.values.outcome import Reason
 from penstock.core.values.rows import FlowSnapshot, SourceSnapshot, TenantSnapshot
 from penstock.core.values.settings import AdmissionSettings, EndpointLimits, QueueBounds
 

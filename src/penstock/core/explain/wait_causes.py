@@ -24,7 +24,7 @@ from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import AdmissionSettings
 
 LOOK_S = 0.1  # a tenth of a second is nothing in a wait that somebody asks about

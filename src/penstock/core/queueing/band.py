@@ -17,7 +17,7 @@ from penstock.core.queueing.fair_tree import Node, QueueTree, top
 from penstock.core.values.settings import BandSettings
 
 if TYPE_CHECKING:
-    from penstock.core.values.cause import Cause
+    from penstock.core.values.catalogue import Cause
 
 FLOWS_UNDER_SHARE_MAX = (
     64  # remembered per model; those beyond wait for their turn in the fair order, as they would anyway

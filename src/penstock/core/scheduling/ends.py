@@ -11,10 +11,9 @@ from penstock.core.queueing.wait_forecast import RETRY_AFTER_S_MAX, retry_after_
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values import retry
 from penstock.core.values.actions import Action, Evict, Fail, Reject
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.lifecycle import Event, State
-from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.rows import LimitReached
 
 NO_RETRY_AFTER = frozenset(

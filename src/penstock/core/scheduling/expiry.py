@@ -8,8 +8,7 @@ from penstock.core.endpoints.movement import CHECK_S, LATE_S
 from penstock.core.scheduling import ends, recalling, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action
-from penstock.core.values.cause import Cause
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Cause, Reason
 
 
 class TimeFacts:

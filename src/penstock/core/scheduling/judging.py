@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.scheduling.state import SchedulerState
-from penstock.core.values.retry import REQUEST_REFUSED, Failure
+from penstock.core.values.catalogue import Failure
+from penstock.core.values.retry import REQUEST_REFUSED
 
 # Failures that are answers, so the process behind them runs.
 _ANSWERS = frozenset(

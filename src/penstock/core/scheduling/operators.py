@@ -13,8 +13,8 @@ from penstock.core.scheduling import ends, sending
 from penstock.core.scheduling.reconfigure import NeedsRestartError, compared, needing_restart, resettle
 from penstock.core.scheduling.state import SchedulerState, account_of, by_arrival, keys_of
 from penstock.core.values.actions import Abort, Action
+from penstock.core.values.catalogue import Reason
 from penstock.core.values.lifecycle import State
-from penstock.core.values.outcome import Reason
 from penstock.core.values.settings import Limits, SchedulerSettings, part_of, parts_of
 
 

@@ -23,7 +23,7 @@ from penstock.core.explain.snapshot import (
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.position import QueuePosition, ranked
 from penstock.core.scheduling.state import SchedulerState
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request
 from penstock.core.values.rows import Allowance, Budget, Serving

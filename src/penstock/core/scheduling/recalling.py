@@ -14,7 +14,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.scheduling import returning, sending
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 
 RECALLS_MAX = 2  # of one request: each time the work of a prompt may be lost
 WAITED_SHARE_MAX = 0.5  # of the longest wait: what has waited that long stays in the engine, where no time-out ends it

@@ -12,11 +12,11 @@ from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
 from penstock.core.scheduling import ends, judging, returning, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action, Decode
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.lifecycle import Event, State
 from penstock.core.values.located import Source
-from penstock.core.values.outcome import Reason
 from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN, Request, Usage
-from penstock.core.values.retry import Failure, Verdict
+from penstock.core.values.retry import Verdict
 from penstock.core.values.rows import LimitReached
 
 TELLING_S_MAX = 5.0  # with queueing off: two questions that time out, and some; who has told tells within milliseconds

@@ -11,10 +11,9 @@ from penstock.core.scheduling import ends, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values import retry
 from penstock.core.values.actions import Action, Evict, Requeue
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import Event
-from penstock.core.values.outcome import Reason
-from penstock.core.values.retry import Failure, Verdict
+from penstock.core.values.retry import Verdict
 
 FREE_ELSEWHERE = frozenset(
     {Failure.KEY_REFUSED, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE}

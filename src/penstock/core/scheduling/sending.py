@@ -17,8 +17,8 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.scheduling import ends
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action, Dispatch
+from penstock.core.values.catalogue import Reason
 from penstock.core.values.lifecycle import Event
-from penstock.core.values.outcome import Reason
 from penstock.core.values.request import Underway
 
 BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant count up to that

@@ -14,8 +14,8 @@ from penstock.core.queueing.estimate import contents_of
 from penstock.core.scheduling import ends
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action
+from penstock.core.values.catalogue import Reason
 from penstock.core.values.lifecycle import Event
-from penstock.core.values.outcome import Reason
 from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN
 
 

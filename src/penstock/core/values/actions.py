@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.rows import LimitReached
 
 

@@ -17,27 +17,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Failure, Reason
 
 WINDOW_S = 10  # as in Finagle and Linkerd: long enough that a share of it says something, short enough for an outage
 RETRIES_MIN = 10  # in a window, whatever the share: a gateway with a request a second still gets past a dead engine
-
-
-class Failure(StrEnum):
-    """How a dispatch failed, as the driver reports it."""
-
-    CONNECT = "connect"  #: nobody there: refused, unreachable, name not found, TLS failed
-    STALE = "stale"  #: a reused connection was lost before the first byte, maybe closed while idle
-    RESET = "reset"  #: the connection was lost before the first byte
-    BUSY = "busy"  #: 429 or 503, or an engine that says it is shutting down
-    SERVER_ERROR = "server_error"  #: another 5xx
-    FIRST_BYTE_TIMEOUT = "first_byte_timeout"
-    NOT_AN_ENGINE = "not_an_engine"  #: it answered as no engine does: no such path, a web page
-    KEY_REFUSED = "key_refused"  #: 401 or 403, and the credential was the gateway's
-    MODEL_GONE = "model_gone"  #: it does not have the model that it is believed to have
-    TOO_LONG = "too_long"  #: it refused this request because of its size; another one may have a larger context
-    MODALITY = "modality"  #: it refused this request because of its pictures, sounds or videos
-    BROKEN = "broken"  #: after the first byte: lost, silent for too long, or an error in the stream
 
 
 class Verdict(StrEnum):

@@ -21,7 +21,7 @@ import msgspec
 
 from penstock.config.model import Settings
 from penstock.core.util.bounded_map import BoundedMap
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.origins import Head, Origins, is_loopback
 
 FAILURES_MAX = 10  # wrong tokens at once: a person mistypes, a script that is wrong is slowed down

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from penstock.core.explain.snapshot import ALL, AWAY, BandSnapshot, EndpointSnapshot, ModelSnapshot, Snapshot
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.events import printable
 from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
 from penstock.gateway.admin.reasons import MISSING, SERVING, bounds_met, count, model_why, short_name

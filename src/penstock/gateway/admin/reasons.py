@@ -7,7 +7,7 @@ A bare "full" beside 80 % would be taken for a mistake.
 from __future__ import annotations
 
 from penstock.core.explain.snapshot import ALL, BoundSnapshot, EndpointSnapshot, ModelSnapshot, Snapshot
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from penstock.gateway.admin.events import printable
 
 NAME_CHARS_MAX = 60

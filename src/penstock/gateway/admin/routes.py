@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.auth import AdminAuth, Denied
 from penstock.gateway.openai import errors
 from penstock.http.server.server import Exchange, Header

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.core.explain.explanation import Explanation, Requeued, Sent, Served
-from penstock.core.values.cause import Cause
+from penstock.core.values.catalogue import Cause
 from penstock.core.values.lifecycle import State
 from penstock.gateway.admin.events import printable
 from penstock.gateway.admin.headline import seconds

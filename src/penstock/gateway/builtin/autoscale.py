@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.config.model import Settings
 from penstock.core.explain.endpoints_wanted import EndpointsWanted, ModelLoad, ScalingTargets
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.builtin.paths import Refuse
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.proxy.driver import Driver

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.auth import AdminAuth
 from penstock.gateway.builtin.paths import Refuse
 from penstock.gateway.identity.caller import Unauthorized

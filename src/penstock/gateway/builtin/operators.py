@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.config.model import Settings
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.clients import Clients
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.proxy.app import Part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.core.queueing.fair_tree import PART_PREFIX
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.name_quota import NameQuota
 from penstock.gateway.identity.rights import Rights
 

@@ -26,7 +26,7 @@ from penstock.batch.values import MadeKey
 from penstock.config import values
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant, TenantKey, TenantLimits
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.core.values.settings import Limits
 from penstock.gateway.identity.caller import Caller, Claims, Key, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name

@@ -12,7 +12,7 @@ from enum import Enum
 import msgspec
 
 from penstock.config.sections.tenancy import ANONYMOUS
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.core.values.rows import Allowance, LimitReached
 
 Headers = list[tuple[bytes, bytes]]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.core.values.retry import Failure
+from penstock.core.values.catalogue import Failure
 
 STATUSES = frozenset({400, 413, 422})
 _LOOKED_AT_BYTES = 4096  # an error quotes the request behind its own words, if it does

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.core.values.actions import Evict, Fail, Reject
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import Contents
 from penstock.gateway.identity.caller import Caller
 from penstock.gateway.openai.fields import Peek

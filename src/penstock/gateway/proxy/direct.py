@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.core.values.outcome import Outcome, Reason
-from penstock.core.values.retry import Failure, final_reason
+from penstock.core.values.catalogue import Failure, Outcome, Reason
+from penstock.core.values.retry import final_reason
 from penstock.gateway.openai import errors
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.headers import request_headers

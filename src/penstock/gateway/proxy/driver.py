@@ -18,8 +18,8 @@ from penstock import clock
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.request import Request, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.rows import Allowance
 
 

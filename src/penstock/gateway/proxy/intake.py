@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from penstock.config.model import Settings
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import Request
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.unnamed import Unnamed

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.values.actions import Abort, Decode, Dispatch, Evict, Fail, Reject, Requeue
-from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.catalogue import Failure, Outcome, Reason
 from penstock.core.values.request import Request, Usage
-from penstock.core.values.retry import Failure
 from penstock.core.values.rows import LimitReached
 from penstock.engines import orca
 from penstock.engines.openai import OPENAI

@@ -6,7 +6,7 @@ import itertools
 import secrets
 from collections.abc import Sequence
 
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Key
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.routes import api_of

@@ -14,8 +14,7 @@ from __future__ import annotations
 import logging
 
 from penstock import clock
-from penstock.core.values.outcome import Reason
-from penstock.core.values.retry import Failure
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.engines import orca
 from penstock.engines.base import Engine
 from penstock.gateway.openai import errors

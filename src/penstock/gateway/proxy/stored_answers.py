@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import unquote
 
-from penstock.core.values.outcome import Reason
-from penstock.core.values.retry import Failure
+from penstock.core.values.catalogue import Failure, Reason
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.openai.routes import DIRECT

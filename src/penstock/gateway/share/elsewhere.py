@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.builtin.operators import is_operators
 from penstock.gateway.builtin.paths import Refuse
 from penstock.gateway.share.dial import QUESTION, Dialler

@@ -15,7 +15,7 @@ from penstock.gateway.admin.events import printable
 from penstock.logs import FIELDS
 
 if TYPE_CHECKING:
-    from penstock.core.values.outcome import Outcome, Reason
+    from penstock.core.values.catalogue import Outcome, Reason
     from penstock.gateway.proxy.journey import QueuedJourney
 
 logger = logging.getLogger("penstock.access")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.rows import LimitReached
 
 ROWS_MAX = 512  # between two looks

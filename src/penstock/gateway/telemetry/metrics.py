@@ -16,10 +16,8 @@ from prometheus_client.registry import Collector
 from penstock.config.model import Settings
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.actions import Decode, Dispatch
-from penstock.core.values.cause import Cause
-from penstock.core.values.outcome import AFTER_ADMISSION, Outcome, Reason
+from penstock.core.values.catalogue import AFTER_ADMISSION, Cause, Failure, Outcome, Reason
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.gateway.openai.errors import STATUS
 from penstock.gateway.telemetry.exposition import Levels, SeriesSource
 from penstock.gateway.telemetry.failures import Failures

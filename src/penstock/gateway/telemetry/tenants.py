@@ -8,7 +8,7 @@ for each reason.
 from __future__ import annotations
 
 from penstock.config.model import Settings
-from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.catalogue import Outcome, Reason
 from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
 
 TENANTS_MAX = 1_000  # tenant labels; more are `other`

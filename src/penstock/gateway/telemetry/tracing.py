@@ -29,7 +29,7 @@ from opentelemetry.trace import (
 )
 
 import penstock
-from penstock.core.values.outcome import Outcome, Reason
+from penstock.core.values.catalogue import Outcome, Reason
 from penstock.gateway.admin.events import printable
 
 if TYPE_CHECKING:

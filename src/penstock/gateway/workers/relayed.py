@@ -14,7 +14,7 @@ from typing import Final, cast
 
 import httptools
 
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.builtin.engine_paths import ENGINES, VERBS
 from penstock.gateway.builtin.paths import Refuse
 from penstock.http.server.server import Exchange, Handler, Header, Refusal, SocketExchange

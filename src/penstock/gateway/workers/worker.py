@@ -28,7 +28,7 @@ from penstock.batch.values import MadeKey
 from penstock.config.load import Settings, config_hash, shared_hash
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.actions import Evict
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway import settings_map
 from penstock.gateway.builtin.operators import is_operators
 from penstock.gateway.certificate import Certificate

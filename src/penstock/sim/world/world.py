@@ -19,9 +19,9 @@ from random import Random
 
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Requeue
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.sim.engine.model import EngineFullError, EngineModel, EngineRequest, Progress, PromptTooLongError
 from penstock.sim.engine.pages import StrangePage
 from penstock.sim.engine.strange import PLAIN, value_at

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action
+from penstock.core.values.catalogue import Failure
 from penstock.core.values.request import Usage
-from penstock.core.values.retry import Failure
 from penstock.sim.engine.model import EngineModel
 from penstock.sim.engine.pages import StrangePage
 from penstock.sim.engine.profiles import EngineConfig

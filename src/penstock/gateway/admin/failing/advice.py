@@ -8,8 +8,7 @@ from __future__ import annotations
 import shlex
 
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
-from penstock.core.values.cause import Cause
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Cause, Reason
 from penstock.gateway.admin.failing.lately import WORDS, FailureGroup, Lately, of_alarm, of_note
 from penstock.gateway.admin.reasons import MISSING, cause_now, short_name
 from penstock.gateway.telemetry.failures import Kind

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from penstock.core.values.outcome import Reason
-from penstock.core.values.retry import Failure as Retry
+from penstock.core.values.catalogue import Failure as Retry
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.events import printable
 from penstock.gateway.telemetry.failures import OTHERS, Failures, Kind, Mishap
 

@@ -16,7 +16,7 @@ import msgspec
 from penstock import clock
 from penstock.config.sections.tokens import JwtSection
 from penstock.core.util.bounded_map import BoundedMap
-from penstock.core.values.outcome import Reason
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Claims, Unauthorized
 from penstock.gateway.identity.name_quota import safe_name
 from penstock.gateway.identity.tokens.issuer_keys import IssuerKey, IssuerKeys

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.core.values.retry import Failure
+from penstock.core.values.catalogue import Failure
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.splice import set_fields
 from penstock.gateway.proxy.disagg.base import Division

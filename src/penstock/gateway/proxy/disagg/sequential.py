@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.core.values.retry import Failure
+from penstock.core.values.catalogue import Failure
 from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.fields import NOTHING
 from penstock.gateway.openai.splice import Body, Spliced, set_field, set_fields

@@ -1,0 +1,319 @@
+"""The catalogue: every code that explains something, with its one sentence and what to do about it.
+
+A member is a row. Story, headline, error bodies, the page, the CLI and the docs read these rows and hold no sentence of
+their own, so a new cause is written here and where it is decided. A sentence is a clause with its own subject and
+tense, so it stands alone, after a colon and in a table. The codes are on the wire: they never change.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+_MORE = "More engines help"
+_LESS = (
+    f"{_MORE}, or less work: `limits` or `weight` of the tenant that sends most. Callers were told when to come back."
+)
+
+
+class Cause(StrEnum):
+    """Why a request is not sent now."""
+
+    _value_: str
+    sentence: str
+    advice: str  #: for operators
+
+    def __new__(cls, code: str, sentence: str = "", advice: str = "") -> Self:
+        row = str.__new__(cls, code)
+        row._value_, row.sentence, row.advice = code, sentence, advice
+        return row
+
+    NO_BACKEND = (
+        "no_backend",
+        "no live endpoint serves the model",
+        "Start an engine that serves the model: requests wait for it as long as they may.",
+    )
+    WARMING = (
+        "warming",
+        "the endpoints have not reported yet which models they serve",
+        "Wait, or name the endpoints' `models` in the settings.",
+    )
+    UNPROVEN = (
+        "unproven",
+        "the endpoints have not answered as an engine does yet",
+        "If they are engines, write `engine: openai` and their `models`; `penstock check FILE --live` tests them.",
+    )
+    EJECTED = (
+        "ejected",
+        "the endpoints are out after failures in a row",
+        "The engines' logs say why they fail; they are retried by themselves.",
+    )
+    HELD = (
+        "held",
+        "the engines refuse requests as too many",
+        "Give the endpoints fewer `slots`.",
+    )
+    RETURNING = (
+        "returning",
+        "the endpoints just came back and get a few requests first",
+        "Wait: it is a matter of seconds.",
+    )
+    STUCK = (
+        "stuck",
+        "the engines run requests and make no progress",
+        "Restart the engines that are stuck; their logs say why.",
+    )
+    SLOTS_FULL = (
+        "slots_full",
+        "all slots are taken",
+        f"{_MORE}, or more `slots` if engines have room.",
+    )
+    ENGINE_QUEUE = (
+        "engine_queue",
+        "enough requests are queued inside the engines",
+        "Give the endpoints fewer `slots`, or the band another `max_engine_waiting`.",
+    )
+    PREFILL_FULL = (
+        "prefill_full",
+        "the engines have enough prompt tokens to compute",
+        f"{_MORE}, or a higher `admission.max_prefill_tokens`.",
+    )
+    KV_FULL = (
+        "kv_full",
+        "too little KV memory is free below the ceiling",
+        f"{_MORE}, or shorter contexts, or fewer `slots`.",
+    )
+    PACE = (
+        "pace",
+        "the engines need longer per token than allowed",
+        f"{_MORE}; the limit is `admission.max_time_per_output_token`.",
+    )
+    SHUNNED = (
+        "shunned",
+        "the endpoint just refused or failed the request",
+        "The engine's log says why it refused the request; another try comes.",
+    )
+    CLASS_SHARE = (
+        "class_share",
+        "the last slots and memory are reserved for tenants under their share",
+        "Nothing: that is what shares are for. `admission.reserved_slots` is how many are reserved.",
+    )
+    TENANT_CAP = (
+        "tenant_cap",
+        "the tenant runs as many requests as it may",
+        "Nothing, unless the tenant may run more: its `limits.running`.",
+    )
+    TENANT_PAUSED = (
+        "tenant_paused",
+        "an operator paused the tenant",
+        "`penstock tenant resume NAME` ends the pause.",
+    )
+    AFFINITY = (
+        "affinity",
+        "the request is held for the endpoint that has its session or prefix",
+        "Nothing: it is worth the wait. `routing.affinity_wait` is how long.",
+    )
+    NO_DECIDER = (
+        "no_decider",
+        "it is not known which gateway leads, so nothing is sent",
+        "See why no gateway leads: `penstock decider show`, and the links between gateways.",
+    )
+    PAUSED = (
+        "paused",
+        "an operator paused the model or drained its endpoints",
+        "`penstock resume`, or `penstock endpoint resume NAME`, ends it.",
+    )
+    TURN = (
+        "turn",
+        "other requests go first: higher bands, or tenants that got less for their weight",
+        "Nothing, if each tenant gets the share that is meant: `weight`, bands and `min_share` set it.",
+    )
+
+
+class Outcome(StrEnum):
+    """At which point a request ended."""
+
+    REJECTED = "rejected"  #: refused before it entered the queue
+    EVICTED = "evicted"  #: taken out of the queue, never sent (or sent, refused by the engine and queued again)
+    FAILED = "failed"  #: sent to an endpoint, and not answered as it should
+    COMPLETED = "completed"  #: an engine's own answer reached the client
+
+
+class Reason(StrEnum):
+    """Why a request ended without an engine's answer."""
+
+    _value_: str
+    status: int  #: of the HTTP answer
+    sentence: str
+    advice: str  #: for operators; `{}` stands for the endpoint
+
+    def __new__(cls, code: str, status: int = 0, sentence: str = "", advice: str = "See the log of {}.") -> Self:
+        row = str.__new__(cls, code)
+        row._value_, row.status, row.sentence, row.advice = code, status, sentence, advice
+        return row
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed a moment later."""
+        return self.status in (429, 503) and self is not Reason.OPERATOR
+
+    @property
+    def message(self) -> str:
+        """What a caller reads."""
+        text = f"{self.sentence[0].upper()}{self.sentence[1:]}."
+        return f"{text} Please try again later." if self.retryable else text
+
+    BAD_REQUEST = "bad_request", 400, "the request is not valid"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded", 400, "the prompt is longer than the key allows"
+    UNAUTHORIZED = "unauthorized", 401, "the key is missing or wrong"
+    FORBIDDEN = "forbidden", 403, "the request is not allowed"
+    MODEL_NOT_FOUND = "model_not_found", 404, "no endpoint serves the model"
+    PATH_NOT_FOUND = "path_not_found", 404, "there is no such path"
+    ENDPOINT_NOT_FOUND = "endpoint_not_found", 404, "there is no such endpoint"
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405, "this path does not take this method"
+    CLIENT_TIMEOUT = "client_timeout", 408, "the client sent the request too slowly"
+    REQUEST_TOO_LARGE = "request_too_large", 413, "the request is too large"
+    UNSUPPORTED_ENCODING = "unsupported_encoding", 415, "the encoding of the body is not supported"
+    HEADER_TOO_LARGE = "header_too_large", 431, "the headers are too large"
+    WEBSOCKET_UNSUPPORTED = "websocket_unsupported", 426, "WebSocket connections are not supported; use HTTP"
+    QUEUE_FULL = "queue_full", 429, "the queue is full", _LESS
+    TENANT_LIMIT = "tenant_limit", 429, "a limit of the tenant is reached"
+    DEADLINE_INFEASIBLE = (
+        "deadline_infeasible",
+        429,
+        "the request cannot be served before its deadline",
+        f"{_MORE}, or longer deadlines.",
+    )
+    ENDPOINT_OVERLOADED = "endpoint_overloaded", 429, "the endpoint named by ?id= takes no more requests now"
+    OVERLOAD = "overload", 429, "the service is overloaded", _LESS
+    QUEUE_TIMEOUT = (
+        "queue_timeout",
+        429,
+        "the request timed out in the queue",
+        f"{_LESS} They were evicted after `queue.max_wait`.",
+    )
+    DEADLINE_MISSED = (
+        "deadline_missed",
+        429,
+        "the request missed its deadline in the queue",
+        f"{_MORE}, or longer deadlines.",
+    )
+    DISPLACED = (
+        "displaced",
+        429,
+        "the queue is full and a request of a higher band took the place",
+        "Nothing, if bands are as they are meant.",
+    )
+    CANCELLED = "cancelled", 499, "the client hung up before the request was sent"
+    CLIENT_GONE = "client_gone", 499, "the client hung up"
+    OPERATOR = "operator", 503, "an operator cancelled the request"
+    NO_ENDPOINT = (
+        "no_endpoint",
+        503,
+        "no engine that serves this model is in service",
+        "Start an engine that serves the model.",
+    )
+    DRAINING = "draining", 503, "nothing new is accepted: this service, model or endpoint is being drained"
+    IDENTITY_UNAVAILABLE = (
+        "identity_unavailable",
+        503,
+        "tokens cannot be verified now",
+        "The log says why the keys of `identity.jwt.issuer` cannot be fetched.",
+    )
+    UPSTREAM_ERROR = "upstream_error", 502, "no engine answered the request"
+    UPSTREAM_TIMEOUT = (
+        "upstream_timeout",
+        504,
+        "the engine did not answer in time",
+        "See whether {} is overloaded; the limit is `timeouts.first_byte`.",
+    )
+    STREAM_BROKEN = (  # an error event in the stream; the status is for metrics only
+        "stream_broken",
+        502,
+        "the engine's answer broke off",
+        "See the log of {} for the moment when the streams broke: mostly memory, or a restart.",
+    )
+    STORAGE_FULL = "storage_full", 507, "no room is left to store this; nothing of it was kept"
+
+
+#: Only admitted requests end for these reasons: no request is rejected for them.
+AFTER_ADMISSION = frozenset(
+    {
+        Reason.QUEUE_TIMEOUT,
+        Reason.DEADLINE_MISSED,
+        Reason.DISPLACED,
+        Reason.CANCELLED,
+        Reason.CLIENT_GONE,
+        Reason.OPERATOR,
+        Reason.UPSTREAM_TIMEOUT,
+        Reason.STREAM_BROKEN,
+    }
+)
+#: The caller can mend it, or an operator set it: no reason to call anybody.
+EXPECTED = frozenset(
+    {reason for reason in Reason if reason.status < 429 or reason is Reason.HEADER_TOO_LARGE}
+    | {Reason.TENANT_LIMIT, Reason.DRAINING}
+)
+
+
+class Failure(StrEnum):
+    """How a dispatch failed, as the driver reports it."""
+
+    _value_: str
+    sentence: str
+
+    def __new__(cls, code: str, sentence: str = "") -> Self:
+        row = str.__new__(cls, code)
+        row._value_, row.sentence = code, sentence
+        return row
+
+    CONNECT = "connect", "the endpoint could not be reached"  # refused, unreachable, name not found, TLS failed
+    STALE = "stale", "the endpoint had closed the idle connection"  # maybe: it was lost before the first byte
+    RESET = "reset", "the endpoint closed the connection before the first byte"
+    BUSY = "busy", "the endpoint refused the request as too many"  # 429 or 503, or an engine that is shutting down
+    SERVER_ERROR = "server_error", "the endpoint answered with an error"  # another 5xx
+    FIRST_BYTE_TIMEOUT = "first_byte_timeout", "the endpoint sent no byte in time"
+    NOT_AN_ENGINE = "not_an_engine", "the endpoint answered as no engine does"  # no such path, a web page
+    KEY_REFUSED = "key_refused", "the endpoint refused the gateway's key"  # 401 or 403 for the gateway's credential
+    MODEL_GONE = "model_gone", "the endpoint does not have the model"
+    TOO_LONG = "too_long", "the request is too long for the endpoint"  # another one may have a larger context
+    MODALITY = "modality", "the endpoint takes no such pictures, sounds or videos"
+    BROKEN = "broken", "the stream broke"  # after the first byte: lost, silent for too long, or an error in the stream
+
+
+class EndpointState(StrEnum):
+    """What an endpoint is at one moment."""
+
+    _value_: str
+    tone: str  #: ok, busy (passes by itself), bad (a fault) or hand (an operator's word)
+    sentence: str  #: after the endpoint's name
+    advice: str  #: for operators; `{}` stands for the endpoint
+
+    def __new__(cls, code: str, tone: str = "", sentence: str = "", advice: str = "") -> Self:
+        row = str.__new__(cls, code)
+        row._value_, row.tone, row.sentence, row.advice = code, tone, sentence, advice
+        return row
+
+    UP = "up", "ok", "is up"
+    DOWN = "down", "bad", "is down", "See whether {} runs, and what its log says"
+    LOADING = "loading", "busy", "is loading"
+    SLEEPING = "sleeping", "busy", "is sleeping"
+    STOPPING = "stopping", "busy", "is stopping"
+    HUNG = "hung", "bad", "is hung", "Restart {}: it takes connections and answers none"
+    DRAINING = "draining", "hand", "is drained by an operator"
+    REFUSED_KEY = (
+        "refused_key",
+        "bad",
+        "is refusing the gateway's key",
+        "Write the engine's key in `endpoints[].api_key` of {}, then `penstock reload`",
+    )
+    UNPROVEN = (
+        "unproven",
+        "bad",
+        "is not answering as an engine does",
+        "If {0} is an engine, write `engine: openai` and its `models`, or `penstock endpoint resume {0}` to retry it",
+    )
+    STUCK = "stuck", "bad", "is stuck", "Restart {}: it runs requests and makes no progress; its log says why"
+    SILENT = "silent", "bad", "is silent", "See whether {} runs: it has not answered a probe for seconds"
+    EJECTED = "ejected", "bad", "is ejected after failures", "The log of {} says why it fails; it is retried by itself"
+    HELD = "held", "busy", "is held"
