@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Bytecode is kept, whatever the environment says: a run of the tests starts Python some two hundred times.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test compiled test-compiled test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
+.PHONY: demo test test-all compiled test-compiled test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
 .PHONY: soak chaos chaos-share fuzz bench lab docs generated lock clean
 .DEFAULT_GOAL := test
 
@@ -21,14 +21,18 @@ export PYTHONDONTWRITEBYTECODE =
 demo: .venv/core.stamp
 	$(BIN)/penstock demo $(ARGS)
 
-# All tests on all cores, twice as many at a time, for much of their time they wait; with ARGS only what they name.
+# On all cores, two processes for each, because tests wait for sockets and processes much of the time. `test`: the fast tests of every
+# room, and the main job over real sockets; with ARGS only what they name. `test-all`: then the slow ones (marker `slow`), too.
 WORKERS = $$($(BIN)/python -c "import os; print(2 * os.cpu_count())")
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 test: .venv/dev.stamp
 ifdef ARGS
 	$(BIN)/python -m pytest $(ARGS)
 else
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not static"
+	$(PYTEST) -m "not static and not slow"
 endif
+test-all: test
+	$(PYTEST) -m slow
 
 # The same, its hot modules compiled to C (docs/decisions/0019), in .venv-compiled: needs a C compiler, and takes two to
 # three minutes of CPU time, which all cores share. It tells how far it is.
@@ -47,14 +51,14 @@ compiled: requirements.lock
 
 test-compiled: compiled
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
-	$(COMPILED)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch)
+	$(COMPILED)/python -m pytest --numprocesses auto --dist worksteal -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch)
 
 # What stands in deploy/, by the programs that users have for it: Helm, promtool, a Prometheus, Compose, systemd. Those that
 # packages bring are installed first; what is missing is skipped and named. PENSTOCK_TEST_DEPLOY=required: a failure.
 # A minute. The image's tests want `make image` before.
 test-deploy: .venv/dev.stamp
 	PYTHON=$(PYTHON) ./scripts/deploy/install
-	$(BIN)/python -m pytest -rs --numprocesses auto --dist loadfile --no-loadscope-reorder $(or $(ARGS),tests/deploy)
+	$(BIN)/python -m pytest -rs --numprocesses auto --dist loadfile $(or $(ARGS),tests/deploy)
 
 # Each alert fires once, and ends, in a real Prometheus, while real processes are killed, flooded and starved. Two minutes.
 rehearse-alerts: .venv/dev.stamp

@@ -1,13 +1,14 @@
-"""What holds for all tests: a machine that is busy with other things fails none, and the longest begin first."""
+"""Common to all tests: state in a temporary folder, rare garbage collections, and what to run alone after a failure."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
+import shlex
+import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -15,14 +16,6 @@ from hypothesis import settings
 
 from penstock.build import compiled
 from penstock.gateway.serve import GARBAGE_OBJECTS
-
-# Files that take long. By turns one that computes and one that waits for processes, so that both go on all the time.
-LONGEST = (
-    *("test_scenarios_shares.py", "test_elected.py", "test_scenarios.py", "test_store_cut_off.py", "test_group.py"),
-    *("test_scenarios_isolation.py", "test_partitions.py", "test_lab.py", "test_kills.py", "test_processes.py"),
-    *("test_virtual.py", "test_bad.py", "test_fleets.py", "test_words.py"),
-)
-LONG = ("share", "sim", "workers", "elect")  # folders
 
 gc.disable()  # until all tests are collected: nearly all that is made until then stays
 
@@ -53,10 +46,20 @@ def _logs() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, then other worlds and what waits for processes: no core waits for one at the end."""
-    ranks = {name: rank for rank, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: (ranks.get(item.path.name, len(ranks)), item.path.parent.name not in LONG))
+    """Tests that measure CPU time belong to `make test-all`, because they need a quiet machine."""
+    for item in items:
+        if item.get_closest_marker("timing") is not None:
+            item.add_marker("slow")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print for each failed test the command that runs it alone."""
+    python = os.path.relpath(sys.executable)
+    failed = [report.nodeid for kind in ("failed", "error") for report in terminalreporter.getreports(kind)]
+    for nodeid in dict.fromkeys(failed):
+        terminalreporter.write_line(f"run alone: {python} -m pytest {shlex.quote(nodeid)}")
 
 
 def pytest_collection_finish() -> None:
@@ -65,16 +68,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
     gc.enable()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Several processes are given whole files, and one may die."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from tests.by_file import ByFile  # noqa: PLC0415 - not where one process runs all
-
-    return ByFile(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -63,7 +63,7 @@ class Cell:
     documents: int = 0  #: that prompts begin with; 0: prompts share nothing
     late_share_max: float | None = None  #: the share of requests whose first token may take over 3 s
     window_s: float = WINDOW_S
-    small: bool = False  #: `make test` runs it, too
+    small: bool = False  #: `make test-all` runs it, too
 
     @property
     def engines(self) -> tuple[Strange, ...]:

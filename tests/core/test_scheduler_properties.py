@@ -128,7 +128,7 @@ def prove_nothing_is_left(chaos: Chaos) -> None:
             assert dispatched == (at < engine.slots or not chaos.settings.queue_enabled) or kept
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("world", WORLDS)
 def test_nothing_leaks_and_nothing_is_lost(world: str, seed: int) -> None:
     chaos = WORLDS[world](seed)
@@ -154,7 +154,7 @@ FOUND: dict[str, Any] = {  # what the worlds have in common that broke something
 }
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 # A reload changed the policy to one that prefers no endpoint: who was held for one is held no more, said the core; and
 # the oracle, that it was. The core still kept a note that it is, so that nobody was counted who overtook it.
 @example(

@@ -14,6 +14,7 @@ from tests.sim.fleets import fleet, prove
 from tests.sim.goals import kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 3, 4])
 def test_whatever_goes_wrong_each_request_ends_once_and_no_slot_is_used_twice_or_lost(seed: int) -> None:
     world = fleet(seed)
@@ -32,10 +33,12 @@ def test_a_fleet_repeats_to_the_last_event() -> None:
     assert ends[0]
 
 
+@pytest.mark.slow
 def test_a_deciders_death_breaks_no_other_gateways_stream_and_makes_nobody_wait_long() -> None:
     kept("decider_death", 60.0, "")
 
 
+@pytest.mark.slow
 def test_without_store_and_decider_each_decides_alone_and_is_one_queue_again_afterwards() -> None:
     setup = Setup(1, 90.0)  # less would leave some seconds after it, in which some get what they missed
     calm = harmed(setup, "nothing happens", ())

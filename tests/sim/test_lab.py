@@ -126,6 +126,7 @@ MISSES = {  # goals that small cells do not reach yet: no others may be missed
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["too-high", "memory-full"])
 def test_a_page_that_lies_keeps_no_engine_idle_where_answers_come_whole(page: str) -> None:
     row = run_cell(CELLS[f"pages/{page}/whole/64x20ms/100"], 1)
@@ -133,6 +134,7 @@ def test_a_page_that_lies_keeps_no_engine_idle_where_answers_come_whole(page: st
     assert row.told_of_through >= 0.93, row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["doors/door-jumps/64x20ms/100", "pages/late-8s/4x50ms/100", "pages/late-8s/whole/64x20ms/100"]
 )
@@ -143,12 +145,14 @@ def test_what_is_seen_late_halts_no_engine(name: str) -> None:
     assert row.queue_p99 <= QUEUE_MAX, row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_a_small_cell_reaches_its_goals(name: str) -> None:
     row = run_cell(CELLS[name], 1)
     assert set(row.missed) <= MISSES.get(name, set()), row
 
 
+@pytest.mark.slow
 def test_a_row_is_the_same_each_time() -> None:
     cell = CELLS["grid/8x20ms/20"]
     assert replace_cpu(run_cell(cell, 1)) == replace_cpu(run_cell(cell, 1))

@@ -25,6 +25,7 @@ def test_a_promised_share_is_given_from_the_first_minute_on() -> None:
     kept("promised_share", 62.0, "")
 
 
+@pytest.mark.slow
 def test_batch_work_fills_the_gaps_and_only_these() -> None:
     kept("batch_band", 80.0, "")
 
@@ -32,36 +33,44 @@ def test_batch_work_fills_the_gaps_and_only_these() -> None:
 # --- trouble ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("traffic", ["all through us", "17 % bypass"])
 def test_old_gauges_do_no_harm(traffic: str) -> None:
     kept("stale_gauges", 200.0, traffic)
 
 
+@pytest.mark.slow
 def test_overload_leaves_the_goodput_whole() -> None:
     kept("overload", 120.0, "goodput")
     kept("overload", 120.0, "late / served")
 
 
+@pytest.mark.slow
 def test_deadlines_that_can_be_kept_are_not_refused() -> None:
     kept("deadlines", 60.0, "refused although it could be met")
 
 
+@pytest.mark.slow
 def test_best_effort_work_does_not_stand_and_nobody_else_is_shed() -> None:
     kept("shedding", 120.0, "")
 
 
+@pytest.mark.slow
 def test_retry_after_tells_the_truth() -> None:
     kept("overload", 120.0, "Retry-After")
 
 
+@pytest.mark.slow
 def test_a_dying_engine_costs_nobody_an_answer_that_had_not_begun() -> None:
     kept("engine_death", 90.0, "")
 
 
+@pytest.mark.slow
 def test_an_engine_that_stands_still_makes_next_to_nobody_late() -> None:
     kept("frozen_engine", 60.0, "")
 
 
+@pytest.mark.slow
 def test_clients_that_hang_up_leave_nothing_behind() -> None:
     kept("cancel_storm", 60.0, "")
 
@@ -81,6 +90,7 @@ def test_invariants_hold_after_every_event(name: str, duration_s: float) -> None
     SCENARIOS[name].run(Setup(3, duration_s, checked=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "step_s"), [(4, 0.1), (8, 0.1), (2, 0.05)])
 def test_a_light_tenant_on_a_cold_gateway_waits_no_longer_than_later(slots: int, step_s: float) -> None:
     """Forty clients ask for short answers in a closed loop; the light one's waits are at most twice its later."""
@@ -95,6 +105,7 @@ def test_a_light_tenant_on_a_cold_gateway_waits_no_longer_than_later(slots: int,
 # --- autoscaling ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_engines_are_wanted_for_fewer_hours_than_by_queue_length_or_utilisation() -> None:
     """A part of the scenario, for its time: the full one is `python -m bench scenarios autoscale`."""
     setup, (ramp, _, from_zero) = Setup(1, 1800.0), SHAPES

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from bench.scenarios.base import LONG_ANSWERS, Setup, Variant, engines
 from bench.scenarios.isolation import compare, is_light
 from penstock.sim.world.report import percentile, ttfts
 from tests.sim.goals import held, kept
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_flood_of_long_answers_does_not_slow_the_light_tenants() -> None:

@@ -12,10 +12,12 @@ from bench.scenarios.registry import SCENARIOS, Setup
 from tests.sim.goals import held, kept, result
 
 
+@pytest.mark.slow
 def test_tenants_of_eightfold_different_sizes_get_the_same() -> None:
     kept("mixed_sizes", 66.0, "weighted_tokens")
 
 
+@pytest.mark.slow
 def test_round_robin_does_not_give_them_the_same() -> None:
     assert result("mixed_sizes", 66.0).value("Jain over 60 s, worst window: round_robin") < 0.8
 
@@ -25,34 +27,41 @@ def test_who_does_not_fit_gets_its_share_of_scarce_memory_all_the_same() -> None
     kept("scarce_memory", 200.0, "bound as stated")
 
 
+@pytest.mark.slow
 def test_shares_follow_weights() -> None:
     kept("weights", 200.0, "1:2:4, all")
 
 
+@pytest.mark.slow
 def test_shares_follow_weights_from_the_start() -> None:
     kept("weights", 200.0, "1:2:4, first two minutes")
 
 
+@pytest.mark.slow
 def test_users_share_their_tenants_part() -> None:
     kept("users", 100.0, "largest distance")
 
 
+@pytest.mark.slow
 def test_a_returning_tenant_gets_no_more_than_its_share() -> None:
     kept("returning_tenant", 100.0, "share in the next 60 s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimate", ["40 bytes a token", "0.4 bytes a token", "answers of 40 or 400"])
 def test_a_wrong_estimate_hardly_changes_a_share(estimate: str) -> None:
     """Over three minutes: what is in flight at both ends of the window is worth some three percent by itself."""
     held("estimates_wrong", 200.0, f"distance from the fair share: {estimate}", at_most=0.06)
 
 
+@pytest.mark.slow
 def test_the_stated_bound_holds_at_every_event() -> None:
     kept("estimates_wrong", 200.0, "bound as stated")
     checks = [m.value for m in result("estimates_wrong", 200.0).measures if m.name.startswith("pair checks")]
     assert sum(checks) >= 100_000
 
 
+@pytest.mark.slow
 def test_followers_of_the_same_prefix_bring_the_first_token_sooner() -> None:
     """In one minute that is chance: 0.94 to 1.03 of three seeds, 0.92 to 0.95 in five."""
     without = frozenset({"none, cached at full price", "followers, cached at full price"})
@@ -61,6 +70,7 @@ def test_followers_of_the_same_prefix_bring_the_first_token_sooner() -> None:
     assert ratio.met, ratio
 
 
+@pytest.mark.slow
 def test_with_followers_the_bound_of_fairness_holds_as_stated() -> None:
     kept("grouping", 60.0, "bound as stated")
     assert (

@@ -23,6 +23,8 @@ from penstock.share.election import LOOK_S, TTL_S
 from tests.gateway.elect.stores import KINDS, store
 from tests.patience import WAIT_S, looks
 
+pytestmark = pytest.mark.slow
+
 SPAN = 1 / 3
 SLACK_S = 0.5  # for what is on its way from one process to another
 

@@ -25,6 +25,8 @@ from tests.gateway.share.group import GatewayProcess, group
 from tests.gateway.share.test_strangers import section
 from tests.patience import WAIT_S
 
+pytestmark = pytest.mark.slow
+
 
 def _hello(**other: Any) -> Hello:
     said = {"protocol": PROTOCOL, "version": penstock.__version__, "name": "gw9/w1", "epoch": 0, "settings": ""}

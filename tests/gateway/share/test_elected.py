@@ -37,6 +37,7 @@ async def decider(gateways: list[GatewayProcess]) -> GatewayProcess:
     return next(one for one in gateways if all(role["name"] == one.name for role in roles))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 async def test_another_gateway_decides_within_seconds_and_no_stream_of_others_breaks(
     world: World, tmp_path: Path, kind: str
@@ -112,6 +113,7 @@ async def test_whoever_decides_steps_down_when_told_to_and_what_runs_and_waits_g
             assert engine.log.in_engine_max == 4
 
 
+@pytest.mark.slow
 async def test_a_store_that_is_stopped_and_comes_back_empty_changes_nothing(world: World, tmp_path: Path) -> None:
     engine = await world.engine(step_s=0.01)
     with valkey.server() as server:
@@ -135,6 +137,7 @@ async def test_a_store_that_is_stopped_and_comes_back_empty_changes_nothing(worl
             assert engine.log.in_engine_max <= 4
 
 
+@pytest.mark.slow
 async def test_a_decider_that_stood_still_follows_whoever_was_elected_meanwhile(world: World, tmp_path: Path) -> None:
     """As a machine that swaps, or a process in a debugger: its workers go on, it knows nothing of the time."""
     engine = await world.engine(step_s=0.1)  # answers of minutes, until all is hurried
@@ -162,6 +165,7 @@ async def test_a_decider_that_stood_still_follows_whoever_was_elected_meanwhile(
                 assert client.seen.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_is_cut_off_serves_alone_and_then_with_the_others_again(
     world: World, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ async def test_slots_and_queue_are_those_of_one_gateway_and_one_that_ends_serves
         assert engine.log.in_engine_max == 4
 
 
+@pytest.mark.slow
 async def test_a_fair_share_is_kept_whichever_gateway_a_tenant_comes_to(world: World, tmp_path: Path) -> None:
     """Weights 4:1, and each tenant at a gateway of its own; both always have more waiting than there are slots."""
     engine = await world.engine(step_s=0.002)
@@ -86,6 +87,7 @@ async def test_a_fair_share_is_kept_whichever_gateway_a_tenant_comes_to(world: W
         assert engine.log.in_engine_max == 4
 
 
+@pytest.mark.slow
 async def test_an_edge_gateway_that_is_killed_takes_its_own_requests_only(world: World, tmp_path: Path) -> None:
     engine = await world.engine(step_s=0.01)
     async with group(world, tmp_path) as made:
@@ -112,6 +114,7 @@ async def test_an_edge_gateway_that_is_killed_takes_its_own_requests_only(world:
         assert (await second.chat()).status == 200
 
 
+@pytest.mark.slow
 async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_request(
     world: World, tmp_path: Path
 ) -> None:
@@ -162,6 +165,7 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
         assert len(engine.log.entries) == 4 + 3 + 2 + 6, "nothing was sent twice"
 
 
+@pytest.mark.slow
 async def test_prompts_and_kept_answers_are_known_to_all_gateways_and_to_one_that_was_restarted(
     world: World, tmp_path: Path
 ) -> None:
@@ -209,6 +213,7 @@ def test_the_seed_of_prompts_keys_is_the_groups(tmp_path: Path) -> None:
     assert seed(tls=one) != seed(tls=other)
 
 
+@pytest.mark.slow
 async def test_another_secret_and_other_settings_are_told_at_both_ends_and_each_serves_alone(
     world: World, tmp_path: Path
 ) -> None:
@@ -230,6 +235,7 @@ async def test_another_secret_and_other_settings_are_told_at_both_ends_and_each_
         assert {(await one.chat()).status for one in (first, secret, settings)} == {200}
 
 
+@pytest.mark.slow
 async def test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alone(
     world: World, tmp_path: Path
 ) -> None:
@@ -246,6 +252,7 @@ async def test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alo
         assert (await second.chat()).status == (await first.chat()).status == 200
 
 
+@pytest.mark.slow
 async def test_pods_whose_addresses_are_ipv6_share(world: World, tmp_path: Path) -> None:
     """As the chart writes it: every interface is listened on, and the pod's address stands in brackets."""
     try:
@@ -269,6 +276,7 @@ async def test_pods_whose_addresses_are_ipv6_share(world: World, tmp_path: Path)
         assert (await second.chat()).status == 200
 
 
+@pytest.mark.slow
 async def test_certificates_of_one_authority_are_enough(world: World, tmp_path: Path) -> None:
     await world.engine()
     ours, other = certificate(tmp_path, "ours"), certificate(tmp_path, "other")
@@ -286,6 +294,7 @@ async def test_certificates_of_one_authority_are_enough(world: World, tmp_path: 
         assert len((await first.state())["edges"]) == 3
 
 
+@pytest.mark.slow
 async def test_operators_see_the_whole_at_any_gateway(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

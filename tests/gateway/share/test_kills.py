@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.gateway.share.kills import killed
+
+pytestmark = pytest.mark.slow
 
 BUSY_S = 10.0  # beside other tests; the measured time is in docs/results.md
 

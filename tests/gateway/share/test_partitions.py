@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.gateway.conftest import World
 from tests.gateway.share.parted import EDGES, PART, SLOTS, parted
+
+pytestmark = pytest.mark.slow
 
 ELECTED_S = 10.0  # until another gateway decides and says so: 4 s, and a question that went to the one that is cut off
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.gateway.conftest import World
 from tests.gateway.share.network import Ends
 from tests.gateway.share.parted import ALONE_AFTER_S, NAMES, PART, SLOTS, parted
+
+pytestmark = pytest.mark.slow
 
 
 async def test_the_store_is_cut_off_and_then_everybody_from_everybody(world: World, tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ async def test_words_that_make_no_sense_are_left_with_a_line(
     assert msgspec.json.decode(first.words.message.document)["paused"] == ["a"]
 
 
+@pytest.mark.slow
 async def test_what_is_stopped_stays_so_when_the_decider_is_killed_or_steps_down(world: World, tmp_path: Path) -> None:
     engine = await world.engine(step_s=0.01)
     await world.engine(model="other")

@@ -91,6 +91,7 @@ async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: Wor
         assert "is started again in 0.5 s" in log
 
 
+@pytest.mark.slow
 async def test_a_prompt_is_known_to_all_workers_and_to_one_that_was_restarted(world: World) -> None:
     for _ in range(2):
         await world.engine()
@@ -118,6 +119,7 @@ async def _at_home_at_both(world: World, prompts: list[str], homes: list[str | N
     raise AssertionError("the kernel gave all connections to one")
 
 
+@pytest.mark.slow
 async def test_what_waits_at_a_worker_that_dies_is_dropped_and_newcomers_lose_nothing(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "1", "--workers", "2") as process:
@@ -140,6 +142,7 @@ async def test_what_waits_at_a_worker_that_dies_is_dropped_and_newcomers_lose_no
         await process.left_after_trouble()
 
 
+@pytest.mark.slow
 async def test_a_parent_that_is_killed_ends_its_workers(world: World) -> None:
     await world.engine(step_s=0.02)
     async with serving(world, "--workers", "2") as process:
@@ -170,6 +173,7 @@ async def test_a_signal_to_all_processes_drains_as_one_to_the_first(world: World
         assert await process.left() == 0
 
 
+@pytest.mark.slow
 async def test_a_reload_reaches_every_worker(world: World, tmp_path: Path) -> None:
     await world.engine()
     path = tmp_path / "penstock.yaml"
@@ -192,6 +196,7 @@ async def test_a_reload_reaches_every_worker(world: World, tmp_path: Path) -> No
         assert await process.left() == 0
 
 
+@pytest.mark.slow
 async def test_a_made_key_works_at_every_worker_until_it_is_withdrawn(world: World, tmp_path: Path) -> None:
     await world.engine()
     path = tmp_path / "penstock.yaml"
@@ -277,6 +282,7 @@ def test_auto_is_what_the_machine_or_the_container_gives(
     assert usable_cpus() == (8 if cpus is None else cpus)
 
 
+@pytest.mark.slow
 async def test_kills_under_load_leak_nothing_and_no_engine_gets_more_than_its_slots(world: World) -> None:
     """Streams run, others wait, and workers are killed one after the other; who is not theirs is served to the end."""
     slots, kills, theirs = 40, 4, 0
