@@ -159,10 +159,10 @@ docs: .venv/dev.stamp
 
 # The pages that are made of the code. Tests hold each to it.
 generated: .venv/dev.stamp
-	$(BIN)/python -m penstock.config.docs > docs/configuration.md
+	$(BIN)/python -m tests.tidy.configuration > docs/configuration.md
 	$(BIN)/penstock schema > docs/penstock.schema.json
 	$(BIN)/python -m penstock.core.values.lifecycle > docs/states.md
-	$(BIN)/python -m penstock.cli.diagram > docs/diagram.md
+	$(BIN)/python -m tests.tidy.diagram > docs/diagram.md
 	$(BIN)/python -m tests.tidy.glossary
 	./scripts/deploy/chart_values
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from penstock.cli import check as config_cli
-from penstock.config.docs import reference_markdown
 from penstock.config.effect import effect_warnings
 from penstock.config.explain import NOT_YET, TOLD_MAX, nested, sections
 from penstock.config.load import ConfigError, Flags, Settings, check, config_hash, from_mapping, load, require_endpoints
@@ -25,6 +24,7 @@ from penstock.config.sections.policies import OWN
 from penstock.config.sections.roles import role_warnings
 from penstock.config.sections.tenancy import TenantKey
 from penstock.config.source import FILE_BYTES_MAX
+from tests.tidy.configuration import reference_markdown
 
 ROOT = Path(__file__).parents[2]
 NO_ENV: Mapping[str, str] = {}
@@ -1095,7 +1095,7 @@ def test_every_setting_is_explained() -> None:
 
 def test_the_reference_is_up_to_date() -> None:
     written = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert reference_markdown() == written, "run: python -m penstock.config.docs > docs/configuration.md"
+    assert reference_markdown() == written, "run: python -m tests.tidy.configuration > docs/configuration.md"
 
 
 # Anything at all

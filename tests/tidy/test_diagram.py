@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import diagram
 from penstock.config.sections.policies import OWN
 from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import State
 from penstock.engines.recognise import ENGINES
+from tests.tidy import diagram
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/diagram.md").read_text()

@@ -283,9 +283,7 @@ class Runner:
         held.waits = True
         self._waiting[held.stream] += 1
         offer = self._port.offer(
-            work,
-            sent=lambda sent: self._sent(held, sent=sent),
-            ended=lambda answer: self._answered(held, work, answer),
+            work, sent=lambda sent: self._sent(held, sent=sent), ended=lambda answer: self._answered(held, work, answer)
         )
         if not held.over and held.work is None:
             held.offer = offer

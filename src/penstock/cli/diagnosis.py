@@ -282,13 +282,7 @@ async def _page_flag(ask: Ask, engine: Engine, probe: ProbeAnswer) -> str:
 
 
 def _metrics(
-    engine: Engine,
-    facts: Facts,
-    reading: Observation | None,
-    reader: LoadReader,
-    *,
-    moves: bool | None,
-    page_flag: str,
+    engine: Engine, facts: Facts, reading: Observation | None, reader: LoadReader, *, moves: bool | None, page_flag: str
 ) -> EngineFeature:
     if reading is None:
         has = facts.tells_load is not False and (engine.series is not None or bool(engine.load_path))

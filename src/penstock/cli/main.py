@@ -92,10 +92,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:8080)")
     parser.add_argument(
-        "--slots",
-        metavar="N",
-        type=int,
-        help="requests an endpoint is sent at a time, where it is not set or known",
+        "--slots", metavar="N", type=int, help="requests an endpoint is sent at a time, where it is not set or known"
     )
     parser.add_argument(
         "--workers",

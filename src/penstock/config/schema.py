@@ -1,8 +1,7 @@
-"""The settings as a JSON Schema, for editors: which keys are there, what do they mean, which values may they have?
+"""The settings as a JSON Schema, for editors; `penstock schema` prints it.
 
-`penstock schema` prints it; docs/penstock.schema.json is the same, and a test holds it to the models. It is as strict
-as a schema can be without refusing what `penstock check` accepts: units, `${VAR}` and short forms are known, what has
-to fit together is not.
+It is as strict as possible without refusing what `penstock check` accepts: units, `${VAR}` and short forms are allowed,
+and contradictions are not checked. docs/penstock.schema.json is a copy, held by a test.
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ from __future__ import annotations
 import inspect
 import json
 import math
-from typing import Any, get_args, get_origin
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
-from penstock.config.docs import bounds_of, choices_of, item_of, kind_of
 from penstock.config.explain import nested
 from penstock.config.model import Settings
 from penstock.config.sections.section import Section
+from penstock.config.values import ValueKind
 
 DIALECT = "http://json-schema.org/draft-07/schema#"  # what editors know best
 Schema = dict[str, Any]
@@ -52,7 +52,7 @@ _SPECIAL: dict[str, list[Schema]] = {
     ],
     "`off`, `auto` or `tcp://host:port`": [{"const": False}, {"type": "string"}],
 }
-_BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
+BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
 _SHORT = frozenset({"dns", "file", "fairness", "keys"})  # may be given as a text
 
 
@@ -118,9 +118,36 @@ def _options(field: FieldInfo) -> list[Schema]:
         return [*_SPECIAL[kind.name], *([] if kind.name.startswith("`off`") else [_FILLED])]
     if kind.name in _NUMBERS:
         number, pattern = _NUMBERS[kind.name]
-        limits = {_BOUNDS[name]: value for name, value in bounds_of(field)}
+        limits = {BOUNDS[name]: value for name, value in bounds_of(field)}
         return [{"type": number, **limits}, {"type": "string", "pattern": pattern}, _FILLED]
     return [_TEXT]
+
+
+def bounds_of(field: FieldInfo) -> Iterator[tuple[str, float]]:
+    """Yields the bounds of a number: `gt`, `ge`, `lt` or `le`, and the limit."""
+    for name in BOUNDS:
+        for constraint in field.metadata:
+            if (value := getattr(constraint, name, None)) is not None:
+                yield name, value
+
+
+def kind_of(field: FieldInfo) -> ValueKind | None:
+    return next((item for item in field.metadata if isinstance(item, ValueKind)), None)
+
+
+def item_of(field: FieldInfo) -> str | None:
+    """Returns the word for one item of a list; None if the setting is no list."""
+    if get_origin(field.annotation) is not tuple:
+        return None
+    return next((part.name for part in get_args(get_args(field.annotation)[0]) if isinstance(part, ValueKind)), None)
+
+
+def choices_of(annotation: object) -> Iterator[str]:
+    if get_origin(annotation) is Literal:
+        yield from get_args(annotation)
+    else:
+        for part in get_args(annotation):
+            yield from choices_of(part)
 
 
 def _is_plain(default: object) -> bool:

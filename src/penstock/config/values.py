@@ -452,9 +452,7 @@ Listen = Annotated[str, BeforeValidator(listen_address), ValueKind("`host:port`,
 Url = Annotated[str, BeforeValidator(endpoint_url), ValueKind("URL")]
 Slots = Annotated[int | Literal["auto"], PlainValidator(slots), ValueKind("`auto` or a whole number ≥ 1")]
 Workers = Annotated[
-    int | Literal["auto"],
-    PlainValidator(workers),
-    ValueKind(f"`auto` or a whole number from 1 to {WORKERS_MAX}"),
+    int | Literal["auto"], PlainValidator(workers), ValueKind(f"`auto` or a whole number from 1 to {WORKERS_MAX}")
 ]
 ServedModels = Annotated[
     tuple[str, ...] | Literal["auto"], PlainValidator(served_models), ValueKind("`auto` or a list of names")

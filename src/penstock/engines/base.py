@@ -194,10 +194,7 @@ class PageReader:
         series = self._series
         slots = self._total(page, series.slots)
         awake = total(self._samples(page, series.awake)) if series.awake else None
-        return Facts(
-            slots=int(slots) if slots else None,
-            sleeping=None if awake is None else awake == 0,
-        )
+        return Facts(slots=int(slots) if slots else None, sleeping=None if awake is None else awake == 0)
 
     def _samples(self, page: bytes, name: str) -> list[Sample] | None:
         samples = self._selectors[name].samples(page)

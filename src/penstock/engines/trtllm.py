@@ -13,23 +13,11 @@ TRTLLM = Engine(
     metrics=("/prometheus/metrics", "/metrics", ":8002/metrics"),
     documents=(version_at("/version"), version_at("/v2")),
     series=Series(
-        running=(
-            "trtllm_num_requests_running",
-            'nv_trt_llm_request_metrics{request_type="scheduled"}',
-        ),
-        waiting=(
-            "trtllm_num_requests_waiting",
-            'nv_trt_llm_request_metrics{request_type="waiting"}',
-        ),
+        running=("trtllm_num_requests_running", 'nv_trt_llm_request_metrics{request_type="scheduled"}'),
+        waiting=("trtllm_num_requests_waiting", 'nv_trt_llm_request_metrics{request_type="waiting"}'),
         waiting_more=("trtllm_num_paused_requests",),
-        kv_usage=(
-            "trtllm_kv_cache_utilization",
-            'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',
-        ),
-        kv_blocks=(
-            "trtllm_kv_cache_max_blocks",
-            'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"}',
-        ),
+        kv_usage=("trtllm_kv_cache_utilization", 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}'),
+        kv_blocks=("trtllm_kv_cache_max_blocks", 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max"}'),
         kv_block_tokens=(
             "trtllm_kv_cache_tokens_per_block",
             'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="tokens_per"}',

@@ -1,1 +1,1 @@
-"""Which settings are there? One file per section of the YAML; `section.py` is what they have in common."""
+"""The settings, one file per section of the YAML; `section.py` is their base class."""

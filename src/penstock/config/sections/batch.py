@@ -1,4 +1,4 @@
-"""Batch: are files and batches served, where are they kept, and how much may each tenant keep?"""
+"""Files and batches: whether they are served, their storage, and each tenant's quota."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ from penstock.config.sections.section import Section, setting
 
 
 class BatchLimits(Section):
-    """What each tenant may keep, and how large one file may be."""
+    """Quotas of each tenant, and bounds of one file."""
 
-    files: values.Whole = setting(1_000, "Files of one tenant, those that batches made included. More: 429.", ge=1)
-    bytes: values.Size = setting(10 * 2**30, "Bytes of all its files together. More: 429.", ge=1)
-    batches: values.Whole = setting(100, "Batches of one tenant that have not ended. More: 429.", ge=1)
-    items: values.Whole = setting(1_000_000, "Requests in all of these together. More: 429.", ge=1)
-    max_file: values.Size = setting(200 * 2**20, "The largest file that can be uploaded.", ge=1)
+    files: values.Whole = setting(1_000, "Files of a tenant, results included. More: 429.", ge=1)
+    bytes: values.Size = setting(10 * 2**30, "Total bytes of its files. More: 429.", ge=1)
+    batches: values.Whole = setting(100, "Unfinished batches of a tenant. More: 429.", ge=1)
+    items: values.Whole = setting(1_000_000, "Requests in its unfinished batches. More: 429.", ge=1)
+    max_file: values.Size = setting(200 * 2**20, "The largest upload.", ge=1)
     max_lines: values.Whole = setting(50_000, "Lines of one file.", ge=1, le=1_000_000)
     max_line: values.Size = setting(4 * 2**20, "The longest line of a file.", ge=1_000, le=64 * 2**20)
 
 
 class BatchSection(Section):
-    """Files and batches, OpenAI's API in front of engines that have none. Their requests run in the lowest band.
+    """OpenAI's files and batches API. Their requests run in the lowest band.
 
-    `data` switches them on, or with `store: postgres` the database's `url`. Made keys (`identity.made_keys`) are kept
-    there, too.
+    `data` enables them, or `url` with `store: postgres`. Issued keys (`identity.made_keys`) are stored there too.
     """
 
     data: values.OptionalFile = setting(
-        None, "The folder that holds them, in one SQLite file. Made if it is not there; one gateway at a time."
+        None, "The folder of the SQLite file; created if missing. For one gateway only."
     )
     store: Literal["sqlite", "postgres"] = setting(
-        "sqlite", "`postgres` keeps them in a database that several gateways may share (extra `postgres`)."
+        "sqlite", "`postgres`: a database that several gateways may share (extra `postgres`)."
     )
     url: values.OptionalSecret = setting(
         None, "With `store: postgres`: `postgresql://user:password@host/database`. Never logged or shown."
     )
     serve: values.Bool = setting(
-        default=True, meaning="`false`: what is kept there is kept for made keys only; there are no files and batches."
+        default=True, meaning="`false`: the store holds issued keys only; no files and batches."
     )
-    keep: values.Duration = setting(30 * 86_400.0, "How long files are kept that say nothing else.", ge=3600)
+    keep: values.Duration = setting(30 * 86_400.0, "Default retention of files.", ge=3600)
     claim_timeout: values.Duration = setting(
-        30.0, "How long a gateway's claims on requests outlive its last word, where several share a store.", ge=1
+        30.0, "With a shared store: how long a silent gateway's claims on requests last.", ge=1
     )
     limits: BatchLimits = BatchLimits()
 
@@ -56,7 +55,7 @@ class BatchSection(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether there are files and batches."""
+        """Whether files and batches are served."""
         return self.serve and self.has_store
 
 
@@ -68,10 +67,10 @@ def batch_checks(document: Mapping[str, object]) -> Iterator[tuple[Location, Pro
     if batch.store == "postgres":
         if batch.url is None:
             yield _problem(
-                "url", "is needed with `store: postgres`", "write `postgresql://user:password@host/database`"
+                "url", "is required with `store: postgres`", "write `postgresql://user:password@host/database`"
             )
         elif not batch.url.get_secret_value().startswith(("postgresql://", "postgres://")):
-            yield _problem("url", "is no PostgreSQL URL", "write `postgresql://user:password@host/database`")
+            yield _problem("url", "is not a PostgreSQL URL", "write `postgresql://user:password@host/database`")
         if batch.data is not None:
             yield _problem("data", "is for `store: sqlite`; with `postgres` everything is in the database", "remove it")
         if importlib.util.find_spec("psycopg") is None:

@@ -1,4 +1,4 @@
-"""Clients: which web pages may use the gateway, and whose address does a request have that comes through others?"""
+"""Clients: allowed web pages (CORS), and the client's address behind proxies."""
 
 from __future__ import annotations
 
@@ -14,40 +14,37 @@ ANY_ORIGIN = "*"
 
 
 class CorsSection(Section):
-    """Which web pages' scripts may call the API from a browser (CORS). None by default, and none may use `/admin`.
+    """Web pages that may call the API from a browser (CORS). None by default; never `/admin`.
 
-    A browser asks first (`OPTIONS`, without the key); the gateway answers that itself. It never allows cookies: a
-    script has to send a key as any other client does, and whoever opens the page can read that key.
+    The gateway answers preflight requests itself and never allows cookies. A script sends a key like any client, and
+    everybody who opens the page can read that key.
     """
 
     origins: Annotated[tuple[values.CorsOrigin, ...], BeforeValidator(values.items(0, HOSTS_MAX))] = setting(
         (),
-        "Origins of these pages, such as `https://chat.example.com`; they count as `identity.allowed_origins`, too. "
-        "`*` for any, only with `identity.require_key`.",
+        "Their origins, such as `https://chat.example.com`; these are `identity.allowed_origins` too. `*` for any, "
+        "only with `identity.require_key`.",
     )
 
 
 class ClientAddress(Section):
-    """Whose address a request has that comes through load balancers or proxies: in the access log, in the events, for
-    `limits.max_connections_per_address`, and where wrong admin tokens are slowed down. Without it, that of whoever
-    has the connection.
+    """The client's address behind load balancers or proxies, for the access log, events,
+    `limits.max_connections_per_address` and the delay after wrong admin tokens. Default: the peer's.
 
-    It grants nothing: which tenant a proxy may name is said by `identity.trusted_proxies`.
+    It grants nothing; `identity.trusted_proxies` lets a proxy name tenants.
     """
 
     proxy_protocol: Annotated[tuple[values.Network, ...], BeforeValidator(values.items(0, PROXIES_MAX))] = setting(
         (),
-        "Addresses or networks of load balancers that begin each connection with a PROXY protocol header (version 1 or "
-        "2, before TLS). They have to: a connection of theirs without one is closed. Nobody else's is read. Does not "
-        "hold for `admin.listen`.",
+        "Addresses or networks of load balancers that must begin each connection with a PROXY protocol header "
+        "(version 1 or 2, before TLS); without one it is closed. Others' headers are ignored. Not for `admin.listen`.",
     )
     proxies: Annotated[tuple[values.Network, ...], BeforeValidator(values.items(0, PROXIES_MAX))] = setting(
         (),
-        "Addresses or networks of HTTP proxies whose `header` is believed: the client is the last address in it that "
-        "is none of these. Their own connections are many clients', so `limits.max_connections_per_address` does not "
-        "count for them.",
+        "Addresses or networks of HTTP proxies whose `header` is trusted: the client is its last address outside "
+        "these. They are exempt from `limits.max_connections_per_address`.",
     )
     header: Literal["x-forwarded-for", "forwarded"] = setting(
         "x-forwarded-for",
-        "The header to which these proxies add. The other one is not looked at, for clients may send it themselves.",
+        "The header that these proxies append to. The other one is ignored, because clients may forge it.",
     )

@@ -1,7 +1,7 @@
-"""Discovery: where do endpoints come from that the file does not list?
+"""Discovery: endpoints that the file does not list.
 
-Each entry of `discovery` names one source. The endpoints that it finds are described like an entry of `endpoints`, but
-their addresses come from the source; so engine, models, slots, credential and labels are the same settings here.
+Each entry of `discovery` is one source. It has the settings of an entry of `endpoints` except the addresses, which come
+from the source.
 """
 
 from __future__ import annotations
@@ -81,71 +81,64 @@ Selector = Annotated[str, BeforeValidator(_selector), values.ValueKind("label se
 
 
 class Template(Section):
-    """What all endpoints of a source have in common."""
+    """Settings of all endpoints of a source."""
 
-    engine: values.EngineName = setting("auto", "What they speak, as in `endpoints[].engine`.")
-    models: values.ServedModels = setting("auto", "The models they serve. `auto` asks each.")
-    slots: values.Slots = setting("auto", "How many requests each is sent at a time. `auto` learns it.")
-    weight: values.Weight = setting(1.0, "The share of the requests that each gets, as in `endpoints[].weight`.")
-    api_key: values.OptionalSecret = setting(None, "The credential sent to them instead of the caller's.")
-    tls: EndpointTls | None = setting(None, "How `https` is spoken with them, as in `endpoints[].tls`.")
+    engine: values.EngineName = setting("auto", "As `endpoints[].engine`.")
+    models: values.ServedModels = setting("auto", "The models they serve; `auto` asks each.")
+    slots: values.Slots = setting("auto", "Concurrent requests of each; `auto` learns the number.")
+    weight: values.Weight = setting(1.0, "As `endpoints[].weight`.")
+    api_key: values.OptionalSecret = setting(None, "The credential sent to them instead of the client's.")
+    tls: EndpointTls | None = setting(None, "As `endpoints[].tls`.")
     labels: Annotated[dict[str, values.Label], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
-        {}, "Labels that each gets."
+        {}, "Labels of each."
     )
-    scheme: Literal["http", "https"] = setting("http", "How they are spoken to.")
-    kv_events: Literal["off", "auto"] = setting("off", "Whether their KV events are followed, where each tells.")
+    scheme: Literal["http", "https"] = setting("http", "HTTP or HTTPS.")
+    kv_events: Literal["off", "auto"] = setting("off", "Whether to follow the KV events that each reports.")
 
 
 class Dns(Template):
-    """Every address that a name has: `dns: NAME:PORT`, or these settings. An answer that fails changes nothing."""
+    """All addresses of a name: `dns: NAME:PORT`, or these settings. A failed lookup changes nothing."""
 
-    name: HostName = setting(..., "The name that is looked up.")
+    name: HostName = setting(..., "The name to look up.")
     type: Literal["address", "srv"] = setting(
-        "address",
-        "`address`: its A and AAAA records, each with `port`. `srv`: its SRV records, which have ports of their own "
-        "(needs the extra `dns`).",
+        "address", "`address`: A and AAAA records with `port`. `srv`: SRV records with their own ports (extra `dns`)."
     )
-    port: OptionalPort = setting(None, "The port of every address. Required with `type: address`.", ge=1, le=PORT_MAX)
-    refresh: values.Duration = setting(10.0, "How often it is looked up; sooner when an answer may be kept less.", ge=1)
-    resolver: OptionalAddress = setting(None, "The name server to ask instead of the system's (needs the extra `dns`).")
+    port: OptionalPort = setting(None, "Required with `type: address`.", ge=1, le=PORT_MAX)
+    refresh: values.Duration = setting(10.0, "Between two lookups; sooner if a record's TTL is shorter.", ge=1)
+    resolver: OptionalAddress = setting(None, "A name server instead of the system's (extra `dns`).")
 
 
 class FileWatch(Section):
-    """A file that lists endpoints and may change: `file: PATH`, or these settings. A bad file changes nothing."""
+    """A file of endpoints that may change: `file: PATH`, or these settings. A bad file changes nothing."""
 
     path: FilePath = setting(..., "A YAML or JSON file: a list of entries as in `endpoints`, or of URLs.")
-    refresh: values.Duration = setting(1.0, "How often it is looked whether it changed.", ge=0.1)
+    refresh: values.Duration = setting(1.0, "Between two looks for changes.", ge=0.1)
     env: Annotated[tuple[values.VariableName, ...], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
-        ("ENGINE_KEY",),
-        "The environment variables that the file may name, as `api_key: ${NAME}`. No other, and nowhere else.",
+        ("ENGINE_KEY",), "Environment variables that the file may use, only as `api_key: ${NAME}`."
     )
 
 
 class Kubernetes(Template):
-    """The pods behind a Service, or those with certain labels. In a cluster nothing more has to be said."""
+    """The pods behind a Service, or those with certain labels. In a cluster, one of these two suffices."""
 
-    namespace: OptionalObjectName = setting(None, "Default: the pod's own, else `default`.")
-    service: OptionalObjectName = setting(None, "The Service whose EndpointSlices are watched.")
-    selector: Selector = setting(
-        "", "Instead of `service`: the labels of the pods that are watched, such as `app=vllm`."
-    )
-    port: PortOrName = setting(
-        "", "The port. Default: the first one that the Service, or the pod's first container, has."
-    )
+    namespace: OptionalObjectName = setting(None, "Default: the pod's own, or `default`.")
+    service: OptionalObjectName = setting(None, "The Service to watch.")
+    selector: Selector = setting("", "Instead of `service`: labels of the pods, such as `app=vllm`.")
+    port: PortOrName = setting("", "Default: the first port of the Service, or of the pod's first container.")
     model_label: OptionalLabelKey = setting(
-        None, "The label or annotation that names the model (several: with commas). Default: the engine is asked."
+        None, "The label or annotation that names the model (several: with commas). Default: ask the engine."
     )
     copy_labels: Annotated[tuple[LabelKey, ...], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
-        (), "Labels of the pod (or of the Service) that the endpoint gets too."
+        (), "Labels of the pod (or the Service) to copy."
     )
-    server: OptionalUrl = setting(None, "The API server. Default: that of the cluster the gateway runs in.")
-    token: values.OptionalSecret = setting(None, "The credential. Default: what `token_file` holds.")
-    token_file: values.OptionalFile = setting(None, "Read again for every connection, because such tokens are renewed.")
-    ca_file: values.OptionalFile = setting(None, "The certificates that the API server's is checked against.")
+    server: OptionalUrl = setting(None, "The API server. Default: the gateway's own cluster.")
+    token: values.OptionalSecret = setting(None, "The credential. Default: from `token_file`.")
+    token_file: values.OptionalFile = setting(None, "Read again for every connection, because tokens are rotated.")
+    ca_file: values.OptionalFile = setting(None, "CA certificates for the API server.")
 
 
 class ClusterAccount(Protocol):
-    """How an API server is reached, and as whom: what sections that name one have in common."""
+    """The address and credential of an API server, in every section that names one."""
 
     @property
     def namespace(self) -> str | None: ...
@@ -172,7 +165,7 @@ def _short_dns(value: object) -> object:
 
 
 class SourceSection(Section):
-    """Where endpoints are found that are not listed. Each entry has one of these."""
+    """Sources of endpoints. Each entry has one of these."""
 
     dns: Annotated[Dns | None, BeforeValidator(_short_dns)] = setting(None, "")
     file: Annotated[FileWatch | None, _short("path")] = setting(None, "")

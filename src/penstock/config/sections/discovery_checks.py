@@ -1,4 +1,4 @@
-"""Checks of `discovery`: does each entry say one thing, and enough of it?"""
+"""Checks of `discovery`: each entry names one source, completely."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _kubernetes(kubernetes: Kubernetes, document: Mapping[str, object], at: Loca
 
 
 def account_checks(kubernetes: ClusterAccount, document: Mapping[str, object], at: Location) -> Found:
-    """Yields what is wrong with how an API server is to be reached."""
+    """Yields the problems of an API server's settings."""
     if kubernetes.token is not None and kubernetes.token_file is not None:
         yield _problem((*at, "token"), "is given twice, by `token_file` too", "give one of them")
     if kubernetes.server is None:
@@ -71,12 +71,12 @@ def account_checks(kubernetes: ClusterAccount, document: Mapping[str, object], a
 
 
 def tls_checks(tls: EndpointTls | None, at: Location, *, is_https: bool) -> Found:
-    """Yields what is wrong with how an endpoint's certificate is checked, and with the one that it is shown."""
+    """Yields the problems of an endpoint's TLS settings."""
     if tls is None:
         return
     at = (*at, "tls")
     if not is_https:
-        yield _problem(at, "is given, but the endpoint is spoken to by `http`", "write `https`")
+        yield _problem(at, "is given, but the endpoint uses `http`", "write `https`")
     if (tls.cert is None) != (tls.key is None):
         missing, given = ("key", "cert") if tls.key is None else ("cert", "key")
         yield _problem((*at, missing), f"is missing, but `{given}` is given", "a client certificate needs both")

@@ -1,4 +1,4 @@
-"""`share.elect`: by what do several gateways elect the one that decides?"""
+"""`share.elect`: the store by which gateways elect their leader."""
 
 from __future__ import annotations
 
@@ -32,41 +32,39 @@ SecretUrl = Annotated[SecretStr, BeforeValidator(values.secret), values.ValueKin
 
 
 class KubernetesElection(Section):
-    """A Lease of `coordination.k8s.io`. In a cluster nothing has to be said but `{}`."""
+    """A Lease of `coordination.k8s.io`. In a cluster `{}` suffices."""
 
-    lease: ObjectName = setting("penstock", "The Lease. Gateways that name the same one share.")
-    namespace: OptionalObjectName = setting(None, "Default: the pod's own, else `default`.")
-    server: OptionalUrl = setting(None, "The API server. Default: that of the cluster the gateway runs in.")
-    token: values.OptionalSecret = setting(None, "The credential. Default: what `token_file` holds.")
-    token_file: values.OptionalFile = setting(None, "Read again for every request, because such tokens are renewed.")
-    ca_file: values.OptionalFile = setting(None, "The certificates that the API server's is checked against.")
+    lease: ObjectName = setting("penstock", "The Lease; gateways with the same one form a group.")
+    namespace: OptionalObjectName = setting(None, "Default: the pod's own, or `default`.")
+    server: OptionalUrl = setting(None, "The API server. Default: the gateway's own cluster.")
+    token: values.OptionalSecret = setting(None, "The credential. Default: from `token_file`.")
+    token_file: values.OptionalFile = setting(None, "Read again for every request, because tokens are rotated.")
+    ca_file: values.OptionalFile = setting(None, "CA certificates for the API server.")
 
 
 class ValkeyElection(Section):
-    """A key in Valkey, or in Redis (needs the extra `valkey`)."""
+    """A key in Valkey or Redis (extra `valkey`)."""
 
-    url: SecretUrl = setting(..., "`valkey://user:password@host:6379/0`; `valkeys` is over TLS. Never shown.")
-    key: RecordName = setting("penstock", "What its keys begin with. Gateways that name the same one share.")
-    ca_file: values.OptionalFile = setting(None, "With `valkeys`: what the server's certificate is checked against.")
+    url: SecretUrl = setting(..., "`valkey://user:password@host:6379/0`; `valkeys` for TLS. Never shown.")
+    key: RecordName = setting("penstock", "The prefix of its keys; gateways with the same one form a group.")
+    ca_file: values.OptionalFile = setting(None, "With `valkeys`: CA certificates for the server.")
 
 
 class BudgetsInValkey(ValkeyElection):
-    """Keys in Valkey, or in Redis, for what several groups have in common (needs the extra `valkey`)."""
+    """Keys in Valkey or Redis that several groups share (extra `valkey`)."""
 
-    key: RecordName = setting(
-        "penstock", "What its keys begin with. Groups that name the same one have one budget for each tenant."
-    )
+    key: RecordName = setting("penstock", "The prefix of its keys; groups with the same one share budgets.")
 
 
 class PostgresElection(Section):
-    """A row in PostgreSQL (needs the extra `postgres`)."""
+    """A row in PostgreSQL (extra `postgres`)."""
 
     url: SecretUrl = setting(..., "`postgresql://user:password@host/database`. Never shown.")
-    name: RecordName = setting("penstock", "The row. Gateways that name the same one share.")
+    name: RecordName = setting("penstock", "The row; gateways with the same one form a group.")
 
 
 def elect_checks(elect: object, at: Location, document: Mapping[str, object]) -> Iterator[tuple[Location, Problem]]:
-    """What is wrong with the kind of election that `elect`, as it is written at `at`, has, beyond its keys."""
+    """Yields the problems of an election, written at `at`, that its types do not show."""
     raw = elect if isinstance(elect, Mapping) else {}
     try:
         if raw.get("kubernetes") is not None:
@@ -85,7 +83,7 @@ def elect_checks(elect: object, at: Location, document: Mapping[str, object]) ->
             yield from _url((*at, "postgres", "url"), postgres.url, POSTGRES_SCHEMES)
             yield from _installed((*at, "postgres"), "psycopg", "postgres")
     except ValidationError:
-        return  # that is told elsewhere
+        return  # reported elsewhere
 
 
 def _url(at: Location, url: SecretStr, schemes: tuple[str, ...]) -> Iterator[tuple[Location, Problem]]:

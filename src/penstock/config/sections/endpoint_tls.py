@@ -1,8 +1,8 @@
-"""How does the gateway check an engine's certificate, and which one does it show to the engine?
+"""TLS to engines: checking their certificates, and the gateway's own.
 
-Engines inside a cluster often have certificates of a private authority, for a name that is not their address, and some
-want a certificate of the gateway (mutual TLS). The files are read at the start and at each reload, so a certificate
-that was renewed under its old name is used after `penstock reload`.
+Engines often have certificates of a private authority, for a name other than their address, and some require a client
+certificate (mutual TLS). The files are read at start and at each reload, so a certificate renewed in place is used
+after `penstock reload`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,17 @@ from penstock.config.sections.section import Section, setting
 
 
 class EndpointTls(Section):
-    """How `https` is spoken with an endpoint. Without it its certificate is checked by the system's authorities."""
+    """TLS to an endpoint. Without it the system's authorities check its certificate."""
 
-    ca: values.OptionalFile = setting(
-        None, "The authorities that may sign its certificate, as a PEM file, instead of the system's."
-    )
-    cert: values.OptionalFile = setting(
-        None, "The certificate chain that the gateway shows to it, as a PEM file. With `key`."
-    )
-    key: values.OptionalFile = setting(None, "The private key of `cert`, as a PEM file without a password.")
+    ca: values.OptionalFile = setting(None, "Authorities (PEM) instead of the system's.")
+    cert: values.OptionalFile = setting(None, "The gateway's client certificate chain (PEM). With `key`.")
+    key: values.OptionalFile = setting(None, "The private key of `cert` (PEM), without a passphrase.")
     server_name: values.OptionalHost = setting(
-        None, "The name that its certificate has to be for, and that it is asked for (SNI). Default: the host of `url`."
+        None, "The name expected in its certificate and sent as SNI. Default: the host of `url`."
     )
     verify: values.Bool = setting(
         default=True,
-        meaning="`false`: any certificate will do, so whoever is between can read and change everything. For tests.",
+        meaning="`false`: accept any certificate, so traffic can be read and changed in transit. For tests.",
     )
 
 
@@ -43,7 +39,7 @@ class TlsFileError(Exception):
 
 
 def client_context(tls: EndpointTls) -> ssl.SSLContext:
-    """Returns what connections to an endpoint are made with. Raises `TlsFileError`."""
+    """Returns the TLS context for an endpoint. Raises `TlsFileError`."""
     for key in ("ca", "cert", "key"):
         path = getattr(tls, key)
         if path is not None:
@@ -54,7 +50,7 @@ def client_context(tls: EndpointTls) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca)
     except (OSError, ValueError):  # ssl.SSLError is an OSError
-        raise TlsFileError("ca", "is no PEM file of certificates") from None
+        raise TlsFileError("ca", "is not a PEM file of certificates") from None
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -62,18 +58,18 @@ def client_context(tls: EndpointTls) -> ssl.SSLContext:
         try:
             context.load_cert_chain(tls.cert, tls.key, password=asked_for_password)
         except HasPasswordError:
-            raise TlsFileError("key", "has a password, which nobody is there to type") from None
+            raise TlsFileError("key", "is encrypted; use a key without a passphrase") from None
         except (OSError, ValueError) as error:
             if "KEY_VALUES_MISMATCH" in str(error):
-                raise TlsFileError("key", "is the key of another certificate") from None
-            raise TlsFileError("cert", "or `key` is no PEM file, or is cut off") from None
+                raise TlsFileError("key", "belongs to another certificate") from None
+            raise TlsFileError("cert", "or `key` is not a PEM file, or is truncated") from None
     return context
 
 
 class HasPasswordError(Exception):
-    """The key is encrypted. Without this, the start would wait for somebody at the terminal."""
+    """The key is encrypted. Without this, OpenSSL would prompt at the terminal."""
 
 
 def asked_for_password() -> str:
-    """Raise `HasPasswordError`: OpenSSL asks for the password of a key."""
+    """Raise `HasPasswordError`: OpenSSL asks for a passphrase."""
     raise HasPasswordError

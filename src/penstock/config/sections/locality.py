@@ -1,4 +1,4 @@
-"""Locality: what tells which endpoint holds the prefix of a prompt, and where is it asked?"""
+"""Locality: the source of knowledge about cached prefixes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TCP = re.compile(r"tcp://([^/\s]+)", re.ASCII)
 
 
 def kv_events(value: object) -> str:
-    """Returns `off`, `auto`, or the address where KV events are published, in one normal form."""
+    """Returns `off`, `auto`, or the normalised address of KV events."""
     if value in ("off", "auto") or value is False:
         return str(value or "off")
     match = _TCP.fullmatch(value) if isinstance(value, str) else None
@@ -40,7 +40,7 @@ OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url
 
 
 class LmCacheSection(Section):
-    """LMCache's services, with `locality: lmcache`. One is enough; of two, the longer match counts."""
+    """LMCache's services, for `locality: lmcache`. One suffices; of two, the longer match counts."""
 
     coordinator: OptionalUrl = setting(None, "Its coordinator, which lists every holder of a chunk.")
     controller: OptionalUrl = setting(None, "Its older controller, which names one holder of each chunk.")
@@ -51,7 +51,7 @@ Found = Iterator[tuple[Place, str, str | None]]
 
 
 def contradictions(document: Mapping[str, object]) -> Found:
-    """Yields settings that are fine one by one but would do nothing together: where, what, what instead (or None)."""
+    """Yields contradictions: location, message, suggestion (or None)."""
     routing = _mapping(document.get("routing"))
     locality = routing.get("locality") or "history"
     if locality not in ("history", "kv_events", "lmcache"):
@@ -65,7 +65,7 @@ def contradictions(document: Mapping[str, object]) -> Found:
             yield ("routing", "locality"), "is `kv_events`, but no endpoint has any", "give endpoints `kv_events: auto`"
     else:
         for place in published:
-            yield place, f"are not listened to with `locality: {locality}`", "write `locality: kv_events`"
+            yield place, f"are not used with `locality: {locality}`", "write `locality: kv_events`"
     services = _mapping(routing.get("lmcache"))
     asked = [key for key in LmCacheSection.model_fields if services.get(key) not in (None, "")]
     if locality == "lmcache":
@@ -74,15 +74,15 @@ def contradictions(document: Mapping[str, object]) -> Found:
             yield ("routing", "lmcache"), message, "`locality: lmcache` asks one of them"
         return
     for key in asked:
-        yield ("routing", "lmcache", key), f"is not asked with `locality: {locality}`", "write `locality: lmcache`"
+        yield ("routing", "lmcache", key), f"is not used with `locality: {locality}`", "write `locality: lmcache`"
     for index, endpoint in enumerate(endpoints):
         if endpoint.get("lmcache_instance"):
-            message = f"means nothing with `locality: {locality}`"
+            message = f"has no effect with `locality: {locality}`"
             yield ("endpoints", index, "lmcache_instance"), message, "write `locality: lmcache`"
 
 
 def _published(document: Mapping[str, object]) -> Iterator[Place]:
-    """Yields the places where KV events are asked for."""
+    """Yields the settings that ask for KV events."""
     for index, endpoint in enumerate(_items(document.get("endpoints"))):
         if _mapping(endpoint).get("kv_events") not in (None, "off", False):
             yield "endpoints", index, "kv_events"

@@ -1,4 +1,4 @@
-"""Operation: who may look at the gateway and change it while it runs, and what does it tell of itself?"""
+"""Operation: admin access, autoscaling signals, logs and traces."""
 
 from __future__ import annotations
 
@@ -15,26 +15,25 @@ OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url
 
 
 class Admin(Section):
-    """The tokens for looking at `/admin` and changing things there, and where it is.
+    """The address and tokens of `/admin`.
 
-    Where neither token is set, the gateway makes one of its own at each start, and keeps it in `state_dir` for the
-    commands on the same machine. Without a token `/admin` then shows itself to this machine only, where it is served
-    at a loopback address, and changes nothing.
+    If no token is set, the gateway generates one at each start and stores it in `state_dir` for commands on the same
+    machine. Without a token, `/admin` is then readable from a loopback address only, and changes nothing.
     """
 
     listen: values.OptionalListen = setting(
         None,
-        "An address of its own for `/admin`, `/metrics`, `/autoscale`, `/sleep` and `/wake_up`, such as "
-        "`127.0.0.1:9090`: at `listen` these are 404 then. `/health`, `/ready` and `/version` are at both. The same "
-        "`tls`. Commands are given its URL (`--url`, `PENSTOCK_URL`).",
+        "A separate address for `/admin`, `/metrics`, `/autoscale`, `/sleep` and `/wake_up`, such as "
+        "`127.0.0.1:9090`; at `listen` these are then 404. `/health`, `/ready` and `/version` are at both. Uses the "
+        "same `tls`. Commands need its URL (`--url`, `PENSTOCK_URL`).",
     )
 
     token: values.OptionalAdminToken = setting(
         None,
-        "The token for everything under `/admin`, of at least 8 characters. Sent as `Authorization: Bearer …`. Never "
-        "logged or shown.",
+        "The token for all of `/admin`, at least 8 characters, sent as `Authorization: Bearer …`. Never logged or "
+        "shown.",
     )
-    read_token: values.OptionalAdminToken = setting(None, "A token that may look, but change nothing.")
+    read_token: values.OptionalAdminToken = setting(None, "A read-only token.")
 
     @property
     def has_token(self) -> bool:
@@ -43,48 +42,46 @@ class Admin(Section):
 
 
 class AutoscaleSection(Section):
-    """How many endpoints `/autoscale` wants for a model (docs/autoscaling.md)."""
+    """The number of endpoints that `/autoscale` asks for (docs/autoscaling.md)."""
 
     target_wait: values.Duration = setting(
-        60.0, "The queue that stands when new endpoints begin to serve is to be gone within this.", gt=0
+        60.0, "The queue at the time new endpoints begin to serve should be gone within this.", gt=0
     )
-    saturation: values.Number = setting(0.85, "The share of the slots that is to be in use.", gt=0, le=1)
-    start: values.Duration = setting(
-        60.0,
-        "How long an engine takes from being asked for to its first request: load is looked at so far ahead.",
-        ge=0,
-    )
-    keep: values.Duration = setting(300.0, "What was wanted so recently is wanted still.", ge=0)
+    saturation: values.Number = setting(0.85, "The target share of slots in use.", gt=0, le=1)
+    start: values.Duration = setting(60.0, "The start time of an engine: load is forecast this far ahead.", ge=0)
+    keep: values.Duration = setting(300.0, "How long a higher number is kept.", ge=0)
 
 
 class Log(Section):
-    """What is logged, on standard error. Prompts, answers, keys and tokens never are."""
+    """The log on standard error. It never contains prompts, answers, keys or tokens."""
 
-    format: Literal["text", "json"] = setting("text", "Lines for people, or a JSON object per line.")
+    format: Literal["text", "json"] = setting("text", "Plain lines, or a JSON object per line.")
     access: values.Bool = setting(
-        default=False, meaning="A line per request that reached the queue, when it is over: caller, model, times, end."
+        default=False, meaning="A line per finished request that reached the queue: client, model, times, outcome."
     )
     routing: values.Bool = setting(
         default=False,
-        meaning="A line per request that is sent to an engine, as production-stack's router writes it: `Routing "
-        "request …`. Names sessions.",
+        meaning=(
+            "A line per request sent to an engine, as production-stack's router logs it: `Routing request …`. Names "
+            "sessions."
+        ),
     )
 
 
 class Tracing(Section):
-    """Traces by OpenTelemetry (needs the extra `otel`): the wait in the queue, and the calls to engines.
+    """OpenTelemetry traces of queueing and engine calls (extra `otel`).
 
-    Whatever else the exporter needs (headers, certificates, resource attributes), it reads of its `OTEL_…` variables.
+    The exporter's other options (headers, certificates, resource attributes) come from its `OTEL_…` variables.
     """
 
     endpoint: OptionalUrl = setting(None, "The collector's base URL, for OTLP over HTTP, such as `http://otel:4318`.")
     sample: values.Number = setting(
-        1.0, "The share of requests that are traced, where the caller's `traceparent` does not say.", ge=0, le=1
+        1.0, "The share of requests to trace, unless the client's `traceparent` decides.", ge=0, le=1
     )
 
 
 def tracing_problem(endpoint: str | None) -> str | None:
-    """Returns what is missing for traces; None if nothing is."""
+    """Returns what traces need and lack, or None."""
     if endpoint is not None and not all(
         map(_is_there, ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
     ):

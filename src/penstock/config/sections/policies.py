@@ -1,8 +1,8 @@
-"""Policies: which are there, our own and those of other packages, and can the one that is named be used?
+"""Policies, built in and from other packages.
 
-A package offers a policy as an entry point in the group of its decision (`GROUPS`). Only a policy that the settings
-name is imported, when the settings are read; whatever is wrong with it is told like any other wrong setting.
-docs/policies says how to write one, and `python -m penstock.conformance` tries it.
+A package offers a policy as an entry point in the group of its decision (`GROUPS`). A policy is imported only if the
+settings name it; its faults are reported like any wrong setting. docs/policies describes how to write one; `python -m
+penstock.conformance` tests it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CHOICES_SHOWN_MAX = 20
 
 @cache
 def offered(decision: str) -> Mapping[str, tuple[EntryPoint, ...]]:
-    """Returns the policies that other packages offer, by name; more than one for a name if packages clash."""
+    """Returns other packages' policies by name; several for a name if packages clash."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
     for point in entry_points(group=GROUPS[decision]):
         same = found.get(point.name, ())
@@ -40,7 +40,7 @@ def offered(decision: str) -> Mapping[str, tuple[EntryPoint, ...]]:
 
 
 def policy_name(decision: str) -> Callable[[object], str]:
-    """Returns a reader for the name of a policy. It raises `Refused` unless the policy is there, once, and usable."""
+    """Returns a reader for a policy's name. It raises `Refused` unless exactly one usable policy has it."""
 
     def read(value: object) -> str:
         own, others = OWN[decision], offered(decision)
@@ -50,9 +50,9 @@ def policy_name(decision: str) -> Callable[[object], str]:
             hint = did_you_mean(value, known) if isinstance(value, str) else None
             raise Refused(f"{show(value)}: expected {listing(known)}", hint)
         if value in own and points:
-            raise Refused(f"`{value}` is one of ours, and {_package(points[0])} offers another under this name")
+            raise Refused(f"`{value}` is built in, and {_package(points[0])} offers another under this name")
         if len(points) > 1:
-            raise Refused(f"`{value}` is offered by {listing([_package(point) for point in points])}: which is meant?")
+            raise Refused(f"`{value}` is offered by {listing([_package(point) for point in points])}; remove one")
         if points:
             use(decision, value, points[0])
         return str(value)
@@ -61,13 +61,13 @@ def policy_name(decision: str) -> Callable[[object], str]:
 
 
 def names(decision: str) -> tuple[str, ...]:
-    """Returns the names of all policies for a `decision`, our own first."""
+    """Returns the names of all policies for a `decision`, built-in ones first."""
     own = OWN[decision]
     return (*own, *sorted(set(offered(decision)) - set(own)))
 
 
 def use(decision: str, name: str, point: EntryPoint) -> None:
-    """Import another package's policy, check it, and make it known by its `name`. Raises `Refused`."""
+    """Import, check and register another package's policy as `name`. Raises `Refused`."""
     where = f"`{name}` ({point.value}, of {_package(point)})"
     try:
         found = point.load()
@@ -76,16 +76,16 @@ def use(decision: str, name: str, point: EntryPoint) -> None:
     try:
         enlist(decision, name, found, TROUBLES.setdefault((decision, name), Trouble(decision, name)))
     except ShapeError as error:
-        raise Refused(f"{where} is no {decision} policy: {error}", "see docs/policies") from None
+        raise Refused(f"{where} is not a {decision} policy: {error}", "see docs/policies") from None
 
 
 def enlist(decision: str, name: str, found: object, trouble: Trouble) -> None:
-    """Make a policy, as an entry point gives it, known to the core by a `name`. Raises `ShapeError` if it is none."""
+    """Register a policy with the core as `name`. Raises `ShapeError` if it is none."""
     _ENLIST[decision](name, found, trouble)
 
 
 def traits(routing: str) -> tuple[bool, bool]:
-    """Returns whether a routing policy looks at prefixes, and whether at sessions."""
+    """Returns whether a routing policy uses prefixes, and whether it uses sessions."""
     if routing not in ROUTING:
         return False, False
     made = ROUTING[routing](RoutingSettings(), lambda: 0.0)
@@ -93,7 +93,7 @@ def traits(routing: str) -> tuple[bool, bool]:
 
 
 class ShapeError(ValueError):
-    """An object is no policy; the text says what it lacks."""
+    """An object is not a policy; the text names what it lacks."""
 
 
 def _fairness(name: str, factory: Any, trouble: Trouble) -> None:
@@ -104,13 +104,13 @@ def _fairness(name: str, factory: Any, trouble: Trouble) -> None:
     except Exception as error:  # noqa: BLE001
         raise ShapeError(f"`cost` raised {error!r}") from None
     if isinstance(cost, bool) or not isinstance(cost, int | float) or not cost >= 0:
-        raise ShapeError(f"`cost` returned {cost!r}, and no number of at least 0")
+        raise ShapeError(f"`cost` returned {cost!r}, not a number of at least 0")
     FAIRNESS[name] = lambda prices: OutsideFairness(factory(prices), prices, trouble)
 
 
 def _ordering(name: str, key: Any, trouble: Trouble) -> None:
     if not callable(key):
-        raise ShapeError("it can't be called")
+        raise ShapeError("it is not callable")
     ORDERINGS[name] = outside_order(key, trouble)
 
 
@@ -130,7 +130,7 @@ _ENLIST: dict[str, Callable[[str, Any, Trouble], None]] = {
 
 def _made(factory: Any, *told: object) -> Any:
     if not callable(factory):
-        raise ShapeError("it can't be called")
+        raise ShapeError("it is not callable")
     try:
         return factory(*told)
     except Exception as error:  # noqa: BLE001
@@ -138,9 +138,9 @@ def _made(factory: Any, *told: object) -> Any:
 
 
 def _needs(made: object, *methods: str) -> None:
-    """Raise `ShapeError` if it has none of the methods, each of which would do."""
+    """Raise `ShapeError` if it has none of the methods; one suffices."""
     if not any(callable(getattr(made, method, None)) for method in methods):
-        raise ShapeError(f"what it makes has no method {' or '.join([f'`{method}`' for method in methods])}")
+        raise ShapeError(f"its result has no method {' or '.join([f'`{method}`' for method in methods])}")
 
 
 def _package(point: EntryPoint) -> str:

@@ -1,6 +1,6 @@
-"""Roles of endpoints in the settings: do prefill and decode endpoints come together?
+"""Roles of endpoints in the settings: prefill and decode endpoints come in pairs.
 
-Labels are free, and endpoints may still be found or added, so whatever looks wrong here is a warning, and no error.
+Labels are free and endpoints may be added later, so these are warnings, not errors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _ANY = ""  # the models that endpoints are asked for
 
 
 def role_warnings(settings: Settings) -> list[str]:
-    """Returns the warnings about roles, for `penstock check` and at start; the doctor has its own."""
+    """Returns warnings about roles, for `penstock check` and at start."""
     warnings = []
     roles: dict[str, list[Role]] = {}
     for index, endpoint in enumerate(settings.endpoints):

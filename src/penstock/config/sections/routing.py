@@ -1,4 +1,4 @@
-"""Routing: which endpoint gets a request, what ties requests together, and how long is an endpoint waited for?"""
+"""Routing: the choice of an endpoint, sessions, and waiting for a preferred endpoint."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FIELD = re.compile(r"[^\"\\\x00-\x1f]{1,128}")
 
 
 def by_session(policy: str) -> bool:
-    """Returns True if a routing policy wants to know which endpoint a session belongs to."""
+    """Returns True if a routing policy uses sessions."""
     return traits(policy)[1]
 
 
 def by_cache(policy: str) -> bool:
-    """Returns True if a routing policy wants to know where prompts are cached."""
+    """Returns True if a routing policy uses cached prefixes."""
     return traits(policy)[0]
 
 
@@ -52,7 +52,7 @@ def cookie_name(value: object) -> str:
 
 def field_name(value: object) -> str:
     if not isinstance(value, str) or not _FIELD.fullmatch(value):
-        raise Refused(f"{show(value)} is not the name of a field of a body")
+        raise Refused(f"{show(value)} is not a field's name")
     return value
 
 
@@ -79,22 +79,24 @@ OptionalField = Annotated[str | None, BeforeValidator(values.optional(field_name
 
 
 class SessionSection(Section):
-    """What tells which session a request belongs to: the first of these that it has."""
+    """How a request names its session: the first of these that it has."""
 
-    header: OptionalHeader = setting("x-session-id", "The header that names it.")
-    cookie: OptionalCookie = setting(None, "The cookie that names it.")
-    body: OptionalField = setting(None, "The top-level field of the body that names it, a text or a number.")
+    header: OptionalHeader = setting("x-session-id", "A header.")
+    cookie: OptionalCookie = setting(None, "A cookie.")
+    body: OptionalField = setting(None, "A top-level field of the body, text or number.")
     strict: values.Bool = setting(
         default=False,
-        meaning="With `policy: session`: a session waits for its endpoint as long as that is alive, and goes nowhere "
-        "else. With `false` it waits for `affinity_wait`, then moves.",
+        meaning=(
+            "With `policy: session`: a session stays with its endpoint as long as that is alive. `false`: it moves "
+            "after `affinity_wait`."
+        ),
     )
 
 
 class RoutingSection(Section):
-    """Which of the endpoints that may be sent a request gets it."""
+    """The choice among endpoints with room."""
 
-    policy: RoutingName = setting("predicted_ttft", "How it is chosen: see docs/policies.")
+    policy: RoutingName = setting("predicted_ttft", "The routing policy; see docs/policies.")
     session: SessionSection = SessionSection()
     affinity_escape: values.Duration = setting(
         2.0,

@@ -1,8 +1,7 @@
-"""Section: what is common to all parts of the settings?
+"""Section: the base class of all settings.
 
-Each section is frozen, refuses keys it does not know, and explains each of its settings in a sentence, which ends up in
-docs/configuration.md. A setting that is planned but not there yet is named in its section's `later`, so that it is
-refused with that reason; a change that adds the setting takes the name out.
+Each section is frozen, refuses unknown keys, and describes each setting for docs/configuration.md. `later` names
+planned settings, which are refused with that reason.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ def setting(default: object, meaning: str, **bounds: Any) -> Any:
 
 
 class Section(BaseModel):
-    """A part of the settings: frozen, and closed to keys it does not know."""
+    """A part of the settings: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     later: ClassVar[frozenset[str]] = frozenset()
@@ -27,7 +26,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _nothing_written_means_defaults(cls, data: object) -> object:
-        """Accepts `queue:`, or `endpoints:`, with nothing under it: the defaults are meant."""
+        """Accepts an empty `queue:` or `endpoints:` as the defaults."""
         if not isinstance(data, Mapping):
             return {} if data is None else data
         return {key: value for key, value in data.items() if value is not None or not cls._is_collection(key)}

@@ -1,7 +1,6 @@
-"""Share: how do several gateways, each on a machine of its own, become one queue?
+"""Share: several gateways on several machines with one queue.
 
-Every gateway of a group has the same settings but for what is its own: where it listens, its name, its certificates,
-how many workers it has, how it logs (`OWN`). What the others have to share is told apart by a hash of the rest.
+The gateways of a group have equal settings except those in `OWN`; a hash of the rest is compared.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from penstock.config.sections.elect import (
 )
 from penstock.config.sections.section import Section, setting
 
-SECRET_CHARACTERS_MIN = 16  # who hears a challenge and its answer may guess as fast as a machine can
+SECRET_CHARACTERS_MIN = 16  # an eavesdropper on the handshake can guess offline
 ALONE_AFTER_S_MAX = 600.0
 #: What may differ between gateways of one group.
 OWN = frozenset({"listen", "root_path", "workers", "tls", "state_dir", "log", "tracing", "share"})
@@ -31,7 +30,7 @@ _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 def place(value: object) -> str:
-    """An address that others can dial: a host, and a port that is not 0."""
+    """Returns an address that others can dial: a host, and a port other than 0."""
     address = listen_address(value)
     host, port = split_listen(address)
     if host in _EVERYWHERE or port == 0:
@@ -40,7 +39,7 @@ def place(value: object) -> str:
 
 
 def shared_secret(value: object) -> SecretStr:
-    """The secret that gateways of one group have in common. A short one could be guessed from what passes."""
+    """Returns the group's secret. A short one could be guessed from the handshake."""
     result = values.secret(value)
     written = result.get_secret_value()
     if len(written) < SECRET_CHARACTERS_MIN or len(set(written)) < values.TOKEN_DIFFERENT_MIN:
@@ -62,13 +61,11 @@ OptionalSharedSecret = Annotated[
 
 
 class ShareTls(Section):
-    """Certificates with which gateways prove to each other who they are, and hide what they say. All three, or none."""
+    """Mutual TLS between gateways. All three files, or none."""
 
-    cert: values.OptionalFile = setting(None, "This gateway's certificate chain, as a PEM file.")
-    key: values.OptionalFile = setting(None, "Its private key, as a PEM file.")
-    ca: values.OptionalFile = setting(
-        None, "The authority that signed the certificates of the group, and nothing else, as a PEM file."
-    )
+    cert: values.OptionalFile = setting(None, "This gateway's certificate chain (PEM).")
+    key: values.OptionalFile = setting(None, "Its private key (PEM).")
+    ca: values.OptionalFile = setting(None, "An authority (PEM) that signed the group's certificates and no others.")
 
     @property
     def given(self) -> bool:
@@ -76,10 +73,10 @@ class ShareTls(Section):
 
 
 class ElectSection(Section):
-    """Who says which gateway of the group decides. One of these."""
+    """How the group elects its leader. One of these."""
 
     static: OptionalPlace = setting(
-        None, "The one whose `share.advertise` this is. While it is away, each of the others decides alone."
+        None, "The `share.advertise` of a fixed leader. While it is away, each gateway schedules alone."
     )
     kubernetes: KubernetesElection | None = setting(None, "")
     valkey: ValkeyElection | None = setting(None, "")
@@ -87,45 +84,43 @@ class ElectSection(Section):
 
     @classmethod
     def given(cls, raw: object) -> list[str]:
-        """Returns the ways of electing that are written; it should be one."""
+        """Returns the elections that are given; it should be one."""
         return [key for key in cls.model_fields if isinstance(raw, Mapping) and raw.get(key) is not None]
 
 
 class BudgetsSection(Section):
-    """Where tenants' `tokens_per_minute` and `tokens_per_day` are kept for several groups, as in several clusters.
+    """Shared `tokens_per_minute` and `tokens_per_day` of tenants for several groups (clusters).
 
-    Each group tells once a second what was used there; no request waits for it.
+    Each group reports its use once a second; no request waits for it.
     """
 
     valkey: BudgetsInValkey | None = setting(None, "")
 
 
 class ShareSection(Section):
-    """Several gateways, on several machines, with one queue: one of them decides, all carry bytes (docs/scale.md).
+    """Several gateways with one queue: the leader schedules, all carry bytes (docs/scale.md).
 
-    `listen` switches it on. The gateways of a group have equal settings, but for `listen`, `root_path`, `workers`,
-    `tls`, `state_dir`, `log`, `tracing` and what stands here.
+    `listen` enables it. The gateways of a group have equal settings, except `listen`, `root_path`, `workers`, `tls`,
+    `state_dir`, `log`, `tracing` and this section.
     """
 
-    listen: OptionalListen = setting(None, "Where the other gateways of the group reach this one. `:8081`.")
+    listen: OptionalListen = setting(None, "The address for the other gateways of the group, such as `:8081`.")
     advertise: OptionalPlace = setting(
-        None, "The same, as the others have to write it. Default: `share.listen`, where that names one address."
+        None, "That address as the others dial it. Default: `share.listen`, if it is a single address."
     )
     secret: OptionalSharedSecret = setting(
-        None,
-        "What gateways of the group prove to each other that they know; it does not pass between them. Needed without "
-        "`share.tls`. Never logged or shown.",
+        None, "The group's secret, which is never sent. Required without `share.tls`. Never logged or shown."
     )
     tls: ShareTls = ShareTls()
     elect: ElectSection = ElectSection()
     alone_after: values.Duration = setting(
         5.0,
-        "A gateway that has reached no one who decides for so long decides alone, with its part of slots and limits.",
+        "A gateway without a leader for this long schedules alone, with its part of slots and limits.",
         ge=1,
         le=ALONE_AFTER_S_MAX,
     )
     budgets: BudgetsSection = BudgetsSection()
-    name: values.Name = setting("", "What people call this gateway. Default: `share.advertise`.")
+    name: values.Name = setting("", "This gateway's name. Default: `share.advertise`.")
 
     @property
     def enabled(self) -> bool:
@@ -133,7 +128,7 @@ class ShareSection(Section):
 
     @property
     def place(self) -> str:
-        """Where the others reach this one."""
+        """The address for the other gateways."""
         return self.advertise or self.listen or ""
 
     @property
@@ -148,7 +143,7 @@ _TLS_KEYS: tuple[_TlsKey, ...] = ("cert", "key", "ca")
 
 
 def share_checks(document: Mapping[str, object]) -> Found:
-    """What is fine one by one and does not fit together, or beside the rest."""
+    """Yields contradictions within `share`, and with the rest."""
     raw = document.get("share")
     try:
         share = ShareSection.model_validate(raw)
@@ -156,7 +151,7 @@ def share_checks(document: Mapping[str, object]) -> Found:
         return
     if not share.enabled:
         if share != ShareSection():
-            yield _problem(("listen",), "is needed: without it nothing is shared", "write `:8081`")
+            yield _problem(("listen",), "is required: it enables sharing", "write `:8081`")
         return
     yield from _reached(share, document)
     yield from _proved(share, document)
@@ -167,26 +162,28 @@ def share_checks(document: Mapping[str, object]) -> Found:
 def _reached(share: ShareSection, document: Mapping[str, object]) -> Found:
     host, port = split_listen(share.listen or "")
     if share.advertise is None and (host in _EVERYWHERE or port == 0):
-        yield _problem(("advertise",), "is needed, for `share.listen` names no single address that others can dial")
+        yield _problem(
+            ("advertise",), "is required, because `share.listen` is not a single address that others can dial"
+        )
     if "/" in share.name:
-        yield _problem(("name",), "has a slash, which stands between a gateway's name and its workers'")
+        yield _problem(("name",), "contains a slash, which separates a gateway's name from its workers'")
     listen = document.get("listen")
     if port and isinstance(listen, str) and listen.rpartition(":")[2] == str(port):
-        yield _problem(("listen",), "has the port of `listen`: callers and gateways each need one of their own")
+        yield _problem(("listen",), "has the port of `listen`: clients and gateways need separate ports")
 
 
 def _proved(share: ShareSection, document: Mapping[str, object]) -> Found:
     some = [key for key in _TLS_KEYS if getattr(share.tls, key) is not None]
     if some and not share.tls.given:
         missing = next(key for key in _TLS_KEYS if key not in some)
-        yield _problem(("tls", missing), "is missing: both ends show a certificate, and check the other's")
+        yield _problem(("tls", missing), "is missing: mutual TLS needs all three files")
     for key in some:
         if (problem := unreadable(document, ("share", "tls", key), getattr(share.tls, key))) is not None:
             yield ("share", "tls", key), problem
     if share.secret is None and not some:
         yield _problem(
             ("secret",),
-            "is needed, or `share.tls`: whoever reached the port would have a say in the queue",
+            "is required, or `share.tls`: otherwise anybody on the network could join the group",
             "`openssl rand -hex 32` makes a good one",
         )
 
@@ -205,8 +202,8 @@ def _beside(document: Mapping[str, object]) -> Found:
     batch = document.get("batch")
     if isinstance(batch, Mapping) and batch.get("data") and batch.get("store", "sqlite") == "sqlite":
         location: Location = ("batch", "store")
-        message = "is `sqlite`, which one gateway alone can have; gateways that share need one store for all"
-        yield location, Problem(write_path(location), message, "write `store: postgres`, or leave batches to a gateway")
+        message = "is `sqlite`, which is for one gateway; gateways that share need one store"
+        yield location, Problem(write_path(location), message, "write `store: postgres`, or serve batches elsewhere")
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:

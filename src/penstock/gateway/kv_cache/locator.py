@@ -90,11 +90,7 @@ class Locator:
         self._tell = tell
         self._names_of = names_of  # a model's names inside the engines
         self._targets: dict[str, Target] = {}
-        self.tokenizer = Tokenizer(
-            self._targets,
-            choose=self._able,
-            now=driver.now,
-        )
+        self.tokenizer = Tokenizer(self._targets, choose=self._able, now=driver.now)
         self.sources: dict[str, KvSource] = {}
         self._cuts: dict[str, BlockCut] = {}  # as another process was told by events
         self._following: dict[str, asyncio.Task[None]] = {}

@@ -227,10 +227,7 @@ def refusal(
 
     `retry_after_s`: None: the header is left out.
     """
-    headers: Headers = [
-        (b"content-type", b"application/json"),
-        (b"x-penstock-reason", reason.encode()),
-    ]
+    headers: Headers = [(b"content-type", b"application/json"), (b"x-penstock-reason", reason.encode())]
     if retry_after_s is not None:
         headers.append(retry_after(retry_after_s))
     if reason in (Reason.UNAUTHORIZED, Reason.FORBIDDEN):

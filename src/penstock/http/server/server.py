@@ -36,11 +36,7 @@ class HttpServer:
     """Listens for clients and owns their connections, from the accept to the last close."""
 
     def __init__(
-        self,
-        handler: Handler,
-        limits: ServerLimits | None = None,
-        *,
-        wall_clock: Callable[[], float] = clock.wall,
+        self, handler: Handler, limits: ServerLimits | None = None, *, wall_clock: Callable[[], float] = clock.wall
     ) -> None:
         self.handler = handler
         self.limits = limits or ServerLimits()

@@ -141,13 +141,7 @@ class ResponsesAnswer(Answer):
 
     def _item(self, text: str | None, status: str) -> dict[str, Any]:
         content = [] if text is None else [self._part(text)]
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
+        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": []}
@@ -188,11 +182,7 @@ class ResponsesAnswer(Answer):
             0,
             {"type": "response.created", "response": response},
             {"type": "response.in_progress", "response": response},
-            {
-                "type": "response.output_item.added",
-                "output_index": 0,
-                "item": self._item(None, "in_progress"),
-            },
+            {"type": "response.output_item.added", "output_index": 0, "item": self._item(None, "in_progress")},
             {"type": "response.content_part.added", "part": self._part("")} | self._place,
         )
 

@@ -45,16 +45,7 @@ class CallError(Exception):
     def body(self, path: str = "") -> bytes:
         if path.startswith("/v1/messages"):
             return encode({"type": "error", "error": {"type": self.kind, "message": self.message}})
-        return encode(
-            {
-                "error": {
-                    "message": self.message,
-                    "type": self.kind,
-                    "param": self.param,
-                    "code": self.status,
-                }
-            }
-        )
+        return encode({"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}})
 
 
 def bad_request(message: str, param: str | None = None) -> CallError:

@@ -76,7 +76,4 @@ class LeastRequests(Rival):
 
 
 MakeRival = Callable[[Sequence[EngineNode]], Rival]
-RIVALS: Mapping[str, MakeRival] = {
-    "round_robin_passthrough": RoundRobinPassthrough,
-    "least_requests": LeastRequests,
-}
+RIVALS: Mapping[str, MakeRival] = {"round_robin_passthrough": RoundRobinPassthrough, "least_requests": LeastRequests}

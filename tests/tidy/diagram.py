@@ -1,6 +1,6 @@
 """What becomes of a request, in one picture? The picture is drawn from the code's own tables.
 
-`python -m penstock.cli.diagram > docs/diagram.md` writes the page; a test holds it to this, and every word of the
+`python -m tests.tidy.diagram > docs/diagram.md` writes the page; a test holds it to this, and every word of the
 closed lists (reasons, causes, failures, states, policies, engines) has to be on it. Boxes name the file that answers
 for them.
 """
@@ -23,7 +23,7 @@ from penstock.gateway.openai.routes import ROUTES, PathKind
 INTRODUCTION = """\
 # The whole in one picture
 
-<!-- Generated: python -m penstock.cli.diagram > docs/diagram.md -->
+<!-- Generated: python -m tests.tidy.diagram > docs/diagram.md -->
 
 What becomes of a request, from the client to an engine and back. Solid arrows are the way of a request, dotted ones are
 facts that the scheduler is told. Each box names the file that answers for it, below `src/penstock`.
