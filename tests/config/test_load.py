@@ -539,7 +539,7 @@ WRONG_VALUES = {
     ),
     "tenants: [{name: a, keys: [sesame]}]": (
         "tenants[0].keys[0]: is not a key's hash: expected `sha256:` and 64 hexadecimal digits "
-        "(`penstock keys hash` tells the hash of a key)"
+        "(`penstock keys hash` prints the hash of a key)"
     ),
     "admission: {slots_initial: 0}": "admission.slots_initial: `0`: expected at least 1",
     "admission: {max_kv_usage: 0}": "admission.max_kv_usage: `0`: expected more than 0",
@@ -701,7 +701,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 def test_of_very_many_problems_some_are_told_and_the_number_of_the_others(tmp_path: Path) -> None:
     told = lines(tmp_path, "queue:\n" + "".join(f"  setting-{at}: 1\n" for at in range(500)))
     assert len(told) == TOLD_MAX + 1
-    assert told[-1] == f"settings: {500 - TOLD_MAX} more problems, not told"
+    assert told[-1] == f"settings: {500 - TOLD_MAX} more problems, not shown"
 
 
 def test_too_many_bands_are_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Addresses: can we listen there, can an engine be reached there, and what is a network?
+"""Addresses: reading and normalising `host:port`, URLs, paths and networks.
 
-All addresses are kept as text in one normal form: `host:port`, `10.0.0.0/8`, and `scheme://host[:port][/prefix]` with
-the host in lower case and no trailing slash, so that two spellings of one engine are recognised as one.
+Addresses are text in one normal form: `host:port`, `10.0.0.0/8`, and `scheme://host[:port][/prefix]` with the host in
+lower case and no trailing slash, so that two spellings of one engine are recognised as one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def listen_address(value: object) -> str:
     if ":" in host and not host.startswith("["):
         raise Refused(f"{show(value)}: an IPv6 address needs brackets", f"write {show(f'[{host}]:{port}')}")
     if re.fullmatch(r"\[[0-9.]+\]", host):
-        host = host[1:-1]  # who fills an address in, as a pod's, does not know of which family it is
+        host = host[1:-1]  # a templated address, such as a pod's, may be of either family
     if host and not _is_host(host):
         raise Refused(f"{show(value)}: expected a host name or an IP address before the port")
     return f"{host}:{int(port)}"
@@ -83,7 +83,7 @@ def root_path(value: object) -> str:
 
 
 def network(value: object) -> str:
-    """Returns an IP address or a network in its normal form. Raises `Refused` for anything else."""
+    """Returns an IP address or network in normal form. Raises `Refused`."""
     if not isinstance(value, str):
         raise Refused(f"expected an IP address or a network such as 10.0.0.0/8, found {show(value)}")
     try:
@@ -97,13 +97,13 @@ def network(value: object) -> str:
 
 
 def host_and_port(url: str) -> str:
-    """Returns `gpu-0:80` for `http://gpu-0`: the name of an endpoint that the settings give none."""
+    """Returns `gpu-0:80` for `http://gpu-0`: the default name of an endpoint."""
     parts = urlsplit(url)
     return f"{_bracketed(parts.hostname or '')}:{parts.port or _DEFAULT_PORT[parts.scheme]}"
 
 
 def same_place(url: str) -> tuple[str, str, str]:
-    """Returns a value that is equal for two URLs of one engine, whether or not they spell out the default port."""
+    """Returns a value that is equal for two URLs of one engine, with or without the default port."""
     parts = urlsplit(url)
     return parts.scheme, host_and_port(url), parts.path
 

@@ -1,13 +1,12 @@
-"""Checks: do values that are fine one by one also fit together?
+"""Checks for contradictions between valid settings.
 
-Each check looks at the parts it needs and runs if those are valid, whatever is wrong elsewhere, so that a person
-sees everything at once. Values in messages come from the document as it was written, because the document still
-knows which text came out of a variable.
+Each check runs if the parts it needs are valid, so that all errors are reported at once. Messages show values of the
+document as written, because it still knows which text came out of a variable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,11 +25,16 @@ from penstock.config.model import (
     Tls,
 )
 from penstock.config.problems import (
+    Document,
     Filled,
+    Found,
     Location,
     Problem,
     Refused,
     did_you_mean,
+    items_of,
+    mapping_of,
+    problem,
     show,
     unreadable,
     write_path,
@@ -39,11 +43,10 @@ from penstock.config.problems import (
 from penstock.config.sections.batch import BatchSection, batch_checks
 from penstock.config.sections.clients import ANY_ORIGIN, CorsSection
 from penstock.config.sections.discovery_checks import discovery_checks, tls_checks
-from penstock.config.sections.locality import contradictions
+from penstock.config.sections.locality import locality_checks
 from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
 from penstock.config.sections.operation import Admin, Tracing, tracing_problem
-from penstock.config.sections.routing import RoutingSection
-from penstock.config.sections.routing import contradictions as routing_contradictions
+from penstock.config.sections.routing import RoutingSection, routing_checks
 from penstock.config.sections.section import Section
 from penstock.config.sections.share import share_checks
 from penstock.config.sections.tenancy import (
@@ -56,38 +59,14 @@ from penstock.config.sections.tenancy import (
 )
 from penstock.config.sections.tokens import tokens_problem
 
-Found = Iterator[tuple[Location, Problem]]
-Document = Mapping[str, object]
 S = TypeVar("S", bound=Section)
 LISTEN = Settings.model_fields["listen"].default
 _BAND_NAME: TypeAdapter[str] = TypeAdapter(values.BandName)
 
 
 def cross_checks(document: Document) -> Found:
-    yield from _tls(document)
-    yield from _endpoints(document)
-    yield from discovery_checks(document)
-    yield from _models(document)
-    yield from _bands(document)
-    yield from _min_shares(document)
-    yield from _fairness(document)
-    yield from _identity(document)
-    yield from _tokens(document)
-    yield from _tenants(document)
-    yield from _routing(document)
-    yield from _health(document)
-    yield from _observe(document)
-    yield from _locality(document)
-    yield from batch_checks(document)
-    yield from share_checks(document)
-    yield from _tracing(document)
-    yield from _admin(document)
-    yield from _cors(document)
-    yield from _beyond_others(document)
-
-
-def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
-    return location, Problem(write_path(location), message, suggestion)
+    for check in _CHECKS:
+        yield from check(document)
 
 
 def _valid(section: type[S], raw: object) -> S | None:
@@ -98,13 +77,13 @@ def _valid(section: type[S], raw: object) -> S | None:
 
 
 def _items(section: type[S], raw: object) -> list[S | None]:
-    return [_valid(section, item) for item in raw] if isinstance(raw, list | tuple) else []
+    return [_valid(section, item) for item in items_of(raw)]
 
 
 def _admin(document: Document) -> Found:
     admin = _valid(Admin, document.get("admin") or {})
     if admin is not None and admin.read_token is not None and admin.read_token == admin.token:
-        yield _problem(("admin", "read_token"), "is the same as `admin.token`: who may look could change everything")
+        yield problem(("admin", "read_token"), "is the same as `admin.token`: who may look could change everything")
     if admin is not None and admin.listen is not None:
         host, port = split_listen(admin.listen)
         try:
@@ -113,11 +92,11 @@ def _admin(document: Document) -> Found:
             return
         everywhere = ("", "0.0.0.0", "::")
         if port == other != 0 and (host == other_host or host in everywhere or other_host in everywhere):
-            yield _problem(("admin", "listen"), "is where `listen` is", "give it a port of its own")
+            yield problem(("admin", "listen"), "is where `listen` is", "give it a port of its own")
 
 
 def _beyond_others(document: Document) -> Found:
-    """Settings that another one makes meaningless: whoever wrote both meant something else."""
+    """Settings that another one makes pointless, so one of them is a mistake."""
     queue, limits = _valid(Queue, document.get("queue")), _valid(LimitsSection, document.get("limits"))
     batch = _valid(BatchSection, document.get("batch"))
     raw = document.get("bands")
@@ -127,24 +106,24 @@ def _beyond_others(document: Document) -> Found:
         max_wait, setting = (queue.max_wait, "queue.max_wait") if band.max_wait is None else (band.max_wait, "max_wait")
         if band.deadline > max_wait:
             message = f"is longer than `{setting}` (`{values.write_duration(max_wait)}`), so no request waits for it"
-            yield _problem(("bands", index, "deadline"), message, "shorten it, or raise `max_wait` of the band")
+            yield problem(("bands", index, "deadline"), message, "shorten it, or raise `max_wait` of the band")
     if limits is None:
         return
     if batch is not None and batch.has_store and batch.serve and batch.limits.max_line > limits.max_body:
         line: Location = ("batch", "limits", "max_line")
         if written_at(document, line) is not None or written_at(document, ("limits", "max_body")) is not None:
             message = "is more than `limits.max_body`, so such a line would be taken and its request refused"
-            yield _problem(line, message, "lower it, or raise `limits.max_body`")
+            yield problem(line, message, "lower it, or raise `limits.max_body`")
     if (one := limits.max_connections_per_address) is not None and one > limits.max_connections:
         message = f"is more than `limits.max_connections` ({limits.max_connections})"
-        yield _problem(("limits", "max_connections_per_address"), message, "lower it, or leave it out")
+        yield problem(("limits", "max_connections_per_address"), message, "lower it, or leave it out")
     for index, tenant in enumerate(_items(Tenant, document.get("tenants"))):
         rates = None if tenant is None else tenant.limits
         if rates is None or rates.tokens_per_minute is None or rates.tokens_per_day is None:
             continue
         if rates.tokens_per_minute > rates.tokens_per_day:
             at: Location = ("tenants", index, "limits", "tokens_per_minute")
-            yield _problem(at, "is more than `tokens_per_day`", "lower it, or leave it out")
+            yield problem(at, "is more than `tokens_per_day`", "lower it, or leave it out")
 
 
 def _cors(document: Document) -> Found:
@@ -154,22 +133,17 @@ def _cors(document: Document) -> Found:
     at: Location = ("cors", "origins", cors.origins.index(ANY_ORIGIN))
     if not identity.require_key:
         message = "lets every web page use the gateway, which asks for no key"
-        yield _problem(at, message, "list the origins, or set `identity.require_key`")
+        yield problem(at, message, "list the origins, or set `identity.require_key`")
     elif len(cors.origins) > 1:
-        yield _problem(at, "says nothing beside other origins", "give `*` alone, or leave it out")
+        yield problem(at, "says nothing beside other origins", "give `*` alone, or leave it out")
 
 
-def _tokens(document: Document) -> Found:
-    missing = tokens_problem() if written_at(document, ("identity", "jwt")) is not None else None
-    if missing is not None:
-        yield _problem(("identity", "jwt"), missing, "pip install 'penstock-gateway[jwt]'")
-
-
-def _tracing(document: Document) -> Found:
+def _extras(document: Document) -> Found:
+    if written_at(document, ("identity", "jwt")) is not None and (missing := tokens_problem()) is not None:
+        yield problem(("identity", "jwt"), missing, "pip install 'penstock-gateway[jwt]'")
     tracing = _valid(Tracing, document.get("tracing") or {})
-    missing = None if tracing is None else tracing_problem(tracing.endpoint)
-    if missing is not None:
-        yield _problem(("tracing", "endpoint"), missing, "pip install 'penstock-gateway[otel]'")
+    if tracing is not None and (missing := tracing_problem(tracing.endpoint)) is not None:
+        yield problem(("tracing", "endpoint"), missing, "pip install 'penstock-gateway[otel]'")
 
 
 def _tls(document: Document) -> Found:
@@ -177,12 +151,9 @@ def _tls(document: Document) -> Found:
     if tls is None:
         return
     for key, other, path in (("cert", "key", tls.cert), ("key", "cert", tls.key)):
-        if path is None:
-            if getattr(tls, other) is not None:
-                yield _problem(("tls", key), f"is missing, but `tls.{other}` is given", "HTTPS needs both")
-            continue
-        if (problem := unreadable(document, ("tls", key), path)) is not None:
-            yield ("tls", key), problem
+        if path is None and getattr(tls, other) is not None:
+            yield problem(("tls", key), f"is missing, but `tls.{other}` is given", "HTTPS needs both")
+        yield from unreadable(document, ("tls", key), path)
 
 
 def _endpoints(document: Document) -> Found:
@@ -193,19 +164,17 @@ def _endpoints(document: Document) -> Found:
             continue
         place = same_place(endpoint.url)
         if place in urls:
-            yield _problem(("endpoints", index, "url"), f"is the same as that of endpoints[{urls[place]}]")
+            yield problem(("endpoints", index, "url"), f"is the same as that of endpoints[{urls[place]}]")
         elif endpoint.name in names:
             message = f"is the same as that of endpoints[{names[endpoint.name]}]"
-            yield _problem(("endpoints", index, "name"), message, "give each a `name` of its own")
+            yield problem(("endpoints", index, "name"), message, "give each a `name` of its own")
         yield from tls_checks(endpoint.tls, ("endpoints", index), is_https=endpoint.url.startswith("https:"))
         urls.setdefault(place, index)
         names.setdefault(endpoint.name, index)
 
 
 def _models(document: Document) -> Found:
-    models = document.get("models")
-    if not isinstance(models, Mapping):
-        return
+    models = mapping_of(document.get("models"))
     listed: dict[str, int] = {}
     for index, endpoint in enumerate(_items(EndpointSection, document.get("endpoints"))):
         if endpoint is not None and endpoint.models != "auto":
@@ -214,28 +183,28 @@ def _models(document: Document) -> Found:
     known = {name: model for name, raw in models.items() if (model := _valid(ModelSection, raw)) is not None}
     for name, model in known.items():
         if model.says_nothing:
-            yield _problem(("models", name), "says nothing", "give `to`, `band`, `weight`, `prices` or `fallback`")
+            yield problem(("models", name), "says nothing", "give `to`, `band`, `weight`, `prices` or `fallback`")
         if model.to is not None and name in listed:
             message = f"an alias cannot have the name of a model that endpoints[{listed[name]}] lists"
-            yield _problem(("models", name), message)
+            yield problem(("models", name), message)
         if model.to is not None and (other := known.get(model.to)) is not None and other.to is not None:
             shown = show(written_at(models[name], ("to",)))
-            yield _problem(("models", name, "to"), f"{shown} is itself an alias", "name the engine's model")
+            yield problem(("models", name, "to"), f"{shown} is itself an alias", "name the engine's model")
         yield from _fallback(name, known, listed if _all_listed(document) else None)
         if model.weight is not None and fairness is not None and "model" not in fairness.levels:
             message = "divides nothing: `fairness.levels` does not name `model`"
-            yield _problem(("models", name, "weight"), message, "write `levels: [tenant, model]`")
+            yield problem(("models", name, "weight"), message, "write `levels: [tenant, model]`")
         if fairness is None or model.prices == ModelPrices():
             continue
-        if not _counts_tokens(document):
+        if _policies(document) in ({"round_robin"}, {"fcfs"}, {"round_robin", "fcfs"}):
             message = f"mean nothing with `fairness.policy: {fairness.policy}`, which counts no tokens"
-            yield _problem(("models", name, "prices"), message, "write `policy: weighted_tokens`")
+            yield problem(("models", name, "prices"), message, "write `policy: weighted_tokens`")
         if not any(model_prices(model, fairness.prices).values()):
-            yield _problem(("models", name, "prices"), "are all 0: at least one kind of token has to cost something")
+            yield problem(("models", name, "prices"), "are all 0: at least one kind of token has to cost something")
 
 
 def _fallback(name: str, known: Mapping[str, ModelSection], served: Mapping[str, int] | None) -> Found:
-    """What is wrong with the fallbacks of a model. `served`: what endpoints list; None where some have yet to tell."""
+    """`served`: the models that endpoints list; None if some are only known at runtime."""
 
     def meant(model: str) -> str:
         return (known[model].to or model) if model in known else model
@@ -244,17 +213,17 @@ def _fallback(name: str, known: Mapping[str, ModelSection], served: Mapping[str,
     for n, other in enumerate(known[name].fallback):
         location = ("models", name, "fallback", n)
         if meant(other) == meant(name):
-            yield _problem(location, f"{show(other)} is the model itself", "name another one")
+            yield problem(location, f"{show(other)} is the model itself", "name another one")
         elif meant(other) in asked:
-            yield _problem(location, f"{show(other)} is asked before already, as {show(asked[meant(other)])}")
+            yield problem(location, f"{show(other)} is asked before already, as {show(asked[meant(other)])}")
         elif served is not None and meant(other) not in served:
             hint = did_you_mean(other, [*served, *known])
-            yield _problem(location, f"{show(other)} is no model that an endpoint lists, and no alias of one", hint)
+            yield problem(location, f"{show(other)} is no model that an endpoint lists, and no alias of one", hint)
         asked.setdefault(meant(other), other)
 
 
 def _all_listed(document: Document) -> bool:
-    """Whether the settings say of all endpoints what these serve, so that no other model can come."""
+    """Whether the settings list the models of all endpoints, so that no other can appear."""
     endpoints = _items(EndpointSection, document.get("endpoints"))
     listed = all(endpoint is not None and endpoint.models != "auto" for endpoint in endpoints)
     return bool(endpoints) and listed and not document.get("discovery")
@@ -268,18 +237,16 @@ def _bands(document: Document) -> Found:
         if band is None:
             continue
         if band.name in names:
-            yield _problem(("bands", index, "name"), f"is the same as that of bands[{names[band.name]}]")
+            yield problem(("bands", index, "name"), f"is the same as that of bands[{names[band.name]}]")
         if band.shed_target is not None and not band.best_effort:
             message = "sheds requests, and this band is not for best effort"
-            yield _problem(("bands", index, "shed_target"), message, "set `best_effort: true` too, or leave it out")
+            yield problem(("bands", index, "shed_target"), message, "set `best_effort: true` too, or leave it out")
         names.setdefault(band.name, index)
     if not bands or None in bands:
-        return  # what is unknown there may be a misspelled name
-    tenants = document.get("tenants")
+        return  # an invalid band may have a misspelled name
     locations: list[Location] = [("default_band",), ("identity", "max_band")]
-    locations += [("tenants", n, "max_band") for n in range(len(tenants) if isinstance(tenants, list | tuple) else 0)]
-    models = document.get("models")
-    locations += [("models", name, "band") for name in (models if isinstance(models, Mapping) else ())]
+    locations += [("tenants", n, "max_band") for n in range(len(items_of(document.get("tenants"))))]
+    locations += [("models", name, "band") for name in mapping_of(document.get("models"))]
     for location in locations:
         written = written_at(document, location)
         if written in (None, "") and location != ("default_band",):
@@ -289,9 +256,7 @@ def _bands(document: Document) -> Found:
             continue
         hint = None if isinstance(wanted, Filled) else did_you_mean(wanted, list(names))
         by_default = "by default " if written is None else ""
-        yield _problem(
-            location, f"is {by_default}{show(wanted)}, which is none of the bands ({', '.join(names)})", hint
-        )
+        yield problem(location, f"is {by_default}{show(wanted)}, which is none of the bands ({', '.join(names)})", hint)
 
 
 def _min_shares(document: Document) -> Found:
@@ -299,11 +264,11 @@ def _min_shares(document: Document) -> Found:
     for index, band in enumerate(_items(BandSection, document.get("bands"))):
         if band is not None and band.min_share > band.ceiling:
             message = f"is more than the band's `ceiling` ({band.ceiling:g}) lets it have of any endpoint"
-            yield _problem(("bands", index, "min_share"), message, "lower it, or raise `ceiling`")
+            yield problem(("bands", index, "min_share"), message, "lower it, or raise `ceiling`")
         total += 0.0 if band is None else band.min_share
         if total >= 1:
             message = "with those before it, the minimum shares reach 1; expected less than 1 over all bands"
-            yield _problem(("bands", index, "min_share"), message)
+            yield problem(("bands", index, "min_share"), message)
             return
 
 
@@ -314,35 +279,24 @@ def _fairness(document: Document) -> Found:
     for index, level in enumerate(levels):
         if levels.index(level) < index:
             message = f"is the same as fairness.levels[{levels.index(level)}]"
-            yield _problem(("fairness", "levels", index), message, "name each level once")
+            yield problem(("fairness", "levels", index), message, "name each level once")
     policy = _valid(FairnessSection, raw)
-    if policy is not None and written_at(raw, ("levels",)) is not None and not _has_flows(document):
+    if policy is not None and written_at(raw, ("levels",)) is not None and _policies(document) == {"fcfs"}:
         message = "divides nothing: with `policy: fcfs` all requests stand in one line"
-        yield _problem(("fairness", "levels"), message, "write `policy: weighted_tokens`, or leave it out")
+        yield problem(("fairness", "levels"), message, "write `policy: weighted_tokens`, or leave it out")
     prices = _valid(PricesSection, written_at(raw, ("prices",)))
     if prices is not None and not any((prices.prompt, prices.cached_prompt, prices.completion)):
-        yield _problem(("fairness", "prices"), "are all 0: at least one kind of token has to cost something")
+        yield problem(("fairness", "prices"), "are all 0: at least one kind of token has to cost something")
 
 
-def _counts_tokens(document: Document) -> bool:
-    """Returns True if the cost of tokens may decide anything in any band; another package's policy may look at it."""
+def _policies(document: Document) -> set[str] | None:
+    """Returns the fairness policies in use; None if some are invalid, which another check reports."""
     fairness = _valid(FairnessSection, document.get("fairness"))
     raw = document.get("bands")
     bands = list(DEFAULT_BANDS) if raw is None else _items(BandSection, raw)
     if fairness is None or None in bands:
-        return True  # another check tells what is wrong with them
-    policies = {band.fairness.policy or fairness.policy for band in bands if band is not None}
-    return not policies <= {"round_robin", "fcfs"}
-
-
-def _has_flows(document: Document) -> bool:
-    """Returns True unless every band serves its requests first come, first served."""
-    fairness = _valid(FairnessSection, document.get("fairness"))
-    raw = document.get("bands")
-    bands = list(DEFAULT_BANDS) if raw is None else _items(BandSection, raw)
-    if fairness is None or None in bands:
-        return True  # another check tells what is wrong with them
-    return {band.fairness.policy or fairness.policy for band in bands if band is not None} != {"fcfs"}
+        return None
+    return {band.fairness.policy or fairness.policy for band in bands if band is not None}
 
 
 def _tenants(document: Document) -> Found:
@@ -354,26 +308,26 @@ def _tenants(document: Document) -> Found:
         if tenant is None:
             continue
         if tenant.name in names:
-            yield _problem(("tenants", index, "name"), f"is the same as that of tenants[{names[tenant.name]}]")
+            yield problem(("tenants", index, "name"), f"is the same as that of tenants[{names[tenant.name]}]")
         names.setdefault(tenant.name, index)
         if tenant.keys and tenant.name in NAMES_WITHOUT_KEYS:
-            yield _problem(("tenants", index, "keys"), f"`{tenant.name}` stands for callers without a key")
+            yield problem(("tenants", index, "keys"), f"`{tenant.name}` stands for callers without a key")
         for n, key in enumerate(tenant.keys):
             at = ("tenants", index, "keys", n)
             if key.hash in keys:
-                yield _problem(at, f"is the same as {keys[key.hash]}", "a key has one tenant")
+                yield problem(at, f"is the same as {keys[key.hash]}", "a key has one tenant")
             keys.setdefault(key.hash, write_path(at))
             if key.name and key.name in key_names:
-                yield _problem((*at, "name"), f"is the same as that of {key_names[key.name]}")
+                yield problem((*at, "name"), f"is the same as that of {key_names[key.name]}")
             key_names.setdefault(key.name, write_path(at))
     if ANONYMOUS in names and written_at(document, ("identity", "anonymous")) is not None:
         message = f"is given twice, as tenants[{names[ANONYMOUS]}] too"
-        yield _problem(("identity", "anonymous"), message, "give it once")
+        yield problem(("identity", "anonymous"), message, "give it once")
     identity = _valid(Identity, document.get("identity"))
     other_keys = identity is not None and (identity.made_keys or identity.jwt is not None)
     if identity is not None and identity.require_key and not keys and not other_keys and None not in tenants:
         message = "no tenant has a key, so nobody could be served"
-        yield _problem(("identity", "require_key"), message, "`penstock keys new NAME` makes one")
+        yield problem(("identity", "require_key"), message, "`penstock keys new NAME` makes one")
 
 
 def _identity(document: Document) -> Found:
@@ -384,11 +338,11 @@ def _identity(document: Document) -> Found:
     if identity.made_keys and batch is not None and not batch.has_store:
         message = "needs a place to keep them"
         hint = "write `batch: {data: FOLDER}`, with `serve: false` if there are to be no batches"
-        yield _problem(("identity", "made_keys"), message, hint)
+        yield problem(("identity", "made_keys"), message, hint)
     for key in ("tenant_header", "user_header", "band_header"):
         if getattr(identity, key) in ("authorization", "x-api-key", "cookie"):
             shown = show(written_at(document, ("identity", key)))
-            yield _problem(("identity", key), f"{shown} carries secrets, and names are shown and logged")
+            yield problem(("identity", key), f"{shown} carries secrets, and names are shown and logged")
 
 
 def _is_band_name(value: object) -> bool:
@@ -401,35 +355,30 @@ def _is_band_name(value: object) -> bool:
 
 def _routing(document: Document) -> Found:
     routing, queue = _valid(RoutingSection, document.get("routing")), _valid(Queue, document.get("queue"))
-    if routing is None or queue is None:
-        return
-    for location, message, suggestion in routing_contradictions(routing, queue.max_wait):
-        yield _problem(("routing", *location), message, suggestion)
+    if routing is not None and queue is not None:
+        yield from routing_checks(routing, queue.max_wait)
 
 
-def _health(document: Document) -> Found:
-    health = _valid(HealthSection, document.get("health"))
+def _intervals(document: Document) -> Found:
+    health, observe = _valid(HealthSection, document.get("health")), _valid(Observe, document.get("observe"))
     if health is not None and health.eject_for > health.eject_for_max:
         yield _longer(document, "health", "eject_for", "eject_for_max", health)
-
-
-def _observe(document: Document) -> Found:
-    observe = _valid(Observe, document.get("observe"))
     if observe is not None and observe.fast_interval > observe.interval:
         yield _longer(document, "observe", "fast_interval", "interval", observe)
 
 
-def _locality(document: Document) -> Found:
-    for location, message, suggestion in contradictions(document):
-        yield _problem(location, message, suggestion)
-
-
 def _longer(document: Document, section: str, key: str, limit: str, parts: Section) -> tuple[Location, Problem]:
-    """The problem, at the one of the two settings that was written. A default is shown as a duration."""
+    """Returns the problem, at whichever of the two settings was written. A default is shown as a duration."""
 
     def shown(name: str) -> str:
         raw = written_at(document, (section, name))
         return show(values.write_duration(getattr(parts, name)) if raw is None else raw)
 
     at = key if written_at(document, (section, key)) is not None else limit
-    return _problem((section, at), f"`{key}` ({shown(key)}) is longer than `{limit}` ({shown(limit)})")
+    return problem((section, at), f"`{key}` ({shown(key)}) is longer than `{limit}` ({shown(limit)})")
+
+
+_CHECKS = (
+    *(_tls, _endpoints, discovery_checks, _models, _bands, _min_shares, _fairness, _identity, _extras, _tenants),
+    *(_routing, _intervals, locality_checks, batch_checks, share_checks, _admin, _cors, _beyond_others),
+)

@@ -1,8 +1,7 @@
-"""Settings without effect: which of the written settings do nothing because of the others?
+"""Warnings about settings without effect, or with a dangerous one.
 
-Such a setting does no harm, and may be there for another day (queueing may be switched off for an hour). So each is
-only a warning of `penstock check` and at start. Contradictions are refused instead (`checks.py`, `routing.py`). Beside
-them stands what has more effect than one may think: a gateway that is open to every page.
+A setting without effect is harmless and may be kept for later (queueing may be off for an hour), so it is only a
+warning of `penstock check` and at start. Contradictions are refused instead (`checks.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _OF_BANDS_QUEUES = (
     *("max_engine_waiting", "ceiling", "min_share", "deadline", "shed_target", "ordering", "max_wait"),
     *("max_requests", "max_bytes", "max_tokens"),
 )
-WAIT_S_USUAL = 3600.0  # nobody at a screen waits longer; batches do, in a band for best effort
+WAIT_S_USUAL = 3600.0  # interactive clients wait less; batches are in a best-effort band
 # Variables that Penstock reads itself.
 _OWN_VARIABLES = frozenset(
     f"PENSTOCK_{name}"
@@ -30,7 +29,7 @@ _OF_WAITING_TENANTS = ("queued", "queued_bytes", "queued_tokens")
 
 
 def effect_warnings(settings: Settings) -> list[str]:
-    """Returns a sentence for each setting that does nothing, or much; empty if there is none."""
+    """Returns a sentence per setting without effect, or with a dangerous one."""
     return [
         *_without_queue(settings),
         *_bands(settings),
@@ -42,7 +41,7 @@ def effect_warnings(settings: Settings) -> list[str]:
 
 
 def variable_warnings(env: Mapping[str, str]) -> list[str]:
-    """Returns a sentence for each variable that looks like a setting and is none, because of one underscore."""
+    """Returns a sentence per variable that lacks the second underscore of a setting."""
     found: list[str] = []
     for variable in sorted(env):
         name = variable.upper()
@@ -131,7 +130,7 @@ def _fairness(settings: Settings) -> Iterator[str]:
 
 
 def open_warnings(settings: Settings) -> Iterator[str]:
-    """Yields a sentence if anybody on the network may use the gateway without a key."""
+    """Yields a warning if anybody on the network may use the gateway without a key."""
     host = settings.listen_address[0]
     if is_everywhere(host) and not settings.identity.require_key:
         yield (
@@ -154,7 +153,7 @@ def _waits(settings: Settings) -> Iterator[str]:
 
 
 def is_everywhere(host: str) -> bool:
-    """Returns True unless an address to listen on can be reached from this machine alone."""
+    """Returns True if an address to listen on is reachable from other machines."""
     if host == "localhost":
         return False
     try:

@@ -1,10 +1,10 @@
-"""Explain: how is a validation error told to the person who wrote the setting?
+"""Explain: pydantic's validation errors in the words of the settings file.
 
-pydantic finds every wrong value at once. Each of its errors becomes one `Problem` here: the path as it is written in
-the file, what was found, what is expected, and for an unknown key the key that was probably meant.
+Each error becomes one `Problem`: the path as written in the file, the value found and expected, and a suggestion for an
+unknown key.
 
-Settings also come while the gateway runs, from files that others write and through /admin, so the work is bounded:
-beyond `TOLD_MAX` problems only their number is told.
+Settings also arrive at runtime, from files and through /admin, so the work is bounded: beyond `TOLD_MAX` problems only
+their number is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.config.problems import (
 from penstock.config.sections.section import Section
 
 NOT_YET = "not supported in this version"
-TOLD_MAX = 50  # more than anybody reads at once; guessing what was meant takes up to a tenth of a millisecond each
+TOLD_MAX = 50  # more than anybody reads at once; a suggestion takes up to a tenth of a millisecond
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -50,10 +50,10 @@ def explain(error: ValidationError, document: object) -> Iterator[tuple[Location
         written = written_at(document, location)
         message, suggestion = _sentence(detail, location, written)
         if isinstance(written, Filled):
-            suggestion = None  # a suggestion may quote what a variable holds
+            suggestion = None  # a suggestion may quote the variable's content
         yield location, Problem(write_path(location), message, suggestion)
     if error.error_count() > TOLD_MAX:
-        yield (), Problem(write_path(()), f"{error.error_count() - TOLD_MAX} more problems, not told")
+        yield (), Problem(write_path(()), f"{error.error_count() - TOLD_MAX} more problems, not shown")
 
 
 def _sentence(detail: ErrorDetails, location: Location, written: object) -> tuple[str, str | None]:

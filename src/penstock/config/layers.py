@@ -1,8 +1,7 @@
-"""Layers: where does each value come from, when several places give one?
+"""Layers: merging defaults, file, environment and flags.
 
-Later wins: defaults, the file, the environment, flags. Mappings merge key by key; a list replaces a list as a
-whole, except that an environment variable may name one item by its number. What the environment and the flags
-gave is remembered, so that a message can name the variable or the flag that has to be changed.
+Later wins. Mappings merge key by key; a list replaces a list, except that an environment variable may name one item by
+its number. Origins are kept, so that a message can name the variable or flag to change.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _INDEX_DIGITS_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the command line says. `endpoints` replace those of the file; `slots` counts where one has `auto`."""
+    """The command line's settings. `endpoints` replace those of the file; `slots` is for those with `auto`."""
 
     endpoints: tuple[str, ...] = ()
     listen: str | None = None
@@ -39,7 +38,7 @@ class Merged:
     problems: list[Problem] = field(default_factory=list)
     unresolved: set[Location] = field(default_factory=set)
     origins: dict[Location, str] = field(default_factory=dict)
-    path: str | None = None  #: the file, where there is one
+    path: str | None = None  #: of the file, if any
 
     def origin(self, location: Location) -> str | None:
         """Returns the variable or flag that gave the value at `location`, or a value around it; None: neither did."""
@@ -69,7 +68,7 @@ def merge(path: str | None, env: Mapping[str, str], flags: Flags) -> Merged:
 
 
 def merge_texts(below: str, above: str, origins: Mapping[Location, str], env: Mapping[str, str]) -> Merged:
-    """Two texts that were made of something else, with the environment between; parts of them have these origins."""
+    """Merge two generated texts with the environment between them. `origins`: of parts of `above`."""
     usual, said = parse(below, "settings", env), parse(above, "settings", env)
     merged = Merged(document=_mapping(usual.value), problems=usual.problems + said.problems)
     _apply_variables(merged, env)
@@ -122,7 +121,7 @@ def _apply_variable(merged: Merged, location: Location, variable: str, text: str
 
 
 def _put(merged: Merged, old: object, here: Location, rest: Location, *, value: object, origin: str) -> object:
-    """Returns what stands at `here` after `value` was put at `rest` below it."""
+    """Returns the new value at `here` after putting `value` at `rest` below it."""
     if not rest:
         return _merge_values(merged, old, value, here, origin)
     part, below = rest[0], rest[1:]
@@ -140,7 +139,7 @@ def _put(merged: Merged, old: object, here: Location, rest: Location, *, value: 
 
 
 def _variable_value(variable: str, text: str) -> object:
-    """Returns a list or a mapping, read as YAML; anything else stays text, which every scalar setting can read."""
+    """Returns a list or mapping read as YAML; anything else stays text."""
     if text in {"", "~", "null"}:
         return None
     if text.lstrip().startswith(("[", "{", "- ")) or ": " in text or ":\n" in text:

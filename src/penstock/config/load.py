@@ -1,7 +1,7 @@
-"""Configuration: what did the operator decide, and can it be trusted?
+"""Loading and checking the settings.
 
-`load` reads defaults, file, environment and flags (later wins), checks everything, and gives one frozen `Settings`,
-or raises one `ConfigError` that lists every problem. It runs once, at start; nothing here touches the network.
+`load` reads defaults, file, environment and flags (later wins), checks everything, and gives one frozen `Settings`, or
+raises one `ConfigError` that lists every problem. It runs once, at start; nothing here touches the network.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ __all__ = [
     "summary",
 ]
 
-HASH_CHARACTERS = 12  # enough to tell two configurations apart, short enough for a label
+HASH_CHARACTERS = 12  # enough to distinguish configurations, short enough for a label
 
 
 def load(path: str | None, env: Mapping[str, str], flags: Flags | None = None) -> Settings:
@@ -85,8 +85,8 @@ def load(path: str | None, env: Mapping[str, str], flags: Flags | None = None) -
 
 
 def load_router(router: RouterFlags, env: Mapping[str, str]) -> Settings:
-    """The settings that production-stack's flags give, above the environment, and what stands below both where they say
-    nothing. Raises `ConfigError` with all problems, the flags' own first.
+    """Returns the settings of production-stack's flags above the environment above its defaults. Raises `ConfigError`
+    with all problems, the flags' own first.
     """
     problems = list(router.problems)
     settings = None
@@ -107,15 +107,15 @@ def from_mapping(document: Mapping[str, object]) -> Settings:
 def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple[EndpointSection, ...]:
     """Returns the endpoints that a YAML or JSON text lists, as entries of `endpoints` or as URLs. Raises `ConfigError`.
 
-    `env` holds the variables that the text's writer may use, and only for credentials: a variable in an address would
-    be sent to whatever listens there. `origin` names the text in messages.
+    `env` holds the variables that the text may use, only for credentials: a variable in an address would leak to that
+    address. `origin` names the text in messages.
     """
     found = parse(text, origin, env)
     value: object = found.value
     above: Location = ("endpoints",)
     if isinstance(value, dict) and list(value) == ["endpoints"]:
         value, above = value["endpoints"], ()
-    if not isinstance(value, list):  # an empty file was cut off on its way
+    if not isinstance(value, list):  # an empty file was truncated
         raise ConfigError([Problem(origin, "expected a list of endpoints", "write `[]` for none")])
     entries = [{"url": item} if isinstance(item, str) else item for item in value]
     elsewhere = [
@@ -140,7 +140,7 @@ def _is_filled(value: object) -> bool:
 
 
 def check(path: str | None, env: Mapping[str, str]) -> list[str]:
-    """Returns what `penstock check` prints: a line per problem, or one line that says all is well."""
+    """Returns a line per problem, or a one-line summary if there is none."""
     try:
         return [summary(load(path, env))]
     except ConfigError as error:

@@ -234,7 +234,7 @@ class Timeouts(Section):
 
 
 class LimitsSection(Section):
-    """What a client may send."""
+    """Bounds of clients' requests and connections."""
 
     max_body: values.Size = setting(64 * 2**20, "The largest body, after inflating.", gt=0)
     max_header: values.Size = setting(64 * 2**10, "The largest request head.", gt=0)

@@ -1,8 +1,7 @@
-"""Other programs' words for settings: what is ours for it?
+"""Other programs' names for settings, and ours.
 
-Somebody who comes from another gateway or a load balancer writes what it was called there. Such a word is refused like
-any other setting that is unknown, and the message says what to write instead. Only words that are no setting of ours
-stand here, so a misspelled setting is never taken for one of them.
+Such a name is refused like any unknown setting, with our name as suggestion. Names that are settings of ours are not
+listed.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ _OURS = {word: (whose, ours) for whose, words in WORDS.items() for word, ours in
 
 
 def ours_for(key: str) -> str | None:
-    """Returns what to write instead of another program's word for a setting; None: nobody's word is known."""
+    """Returns a suggestion for another program's name for a setting; None if it is unknown."""
     found = _OURS.get(key) or _OURS.get(key.replace("-", "_"))
     if found is None:
         return None

@@ -1,15 +1,15 @@
-"""Problems: how is a wrong setting told to the person who wrote it?
+"""Problems: wrong settings, in words.
 
-A `Problem` has the setting's path, a sentence, and, if we can guess, a suggestion. A `ConfigError` carries all problems
-at once. A value gets into a sentence only through `show`, which never prints what came out of an environment variable
-(a `Filled`), an API key, the credentials in a URL, or the inside of a mapping.
+A `Problem` has the setting's path, a sentence and maybe a suggestion. A `ConfigError` carries all problems at once.
+Values are printed only through `show`, which hides the content of environment variables (`Filled`), API keys,
+credentials in URLs, and the inside of mappings.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +17,13 @@ Location = tuple[str | int, ...]
 
 SHOWN_CHARACTERS_MAX = 60  # enough to recognise a value, short enough for one line
 _CREDENTIALS = re.compile(r":.*@", re.DOTALL)  # wider than a URL's, so that a mistyped one is covered too
-_API_KEY = re.compile(r"\bpk-[\w-]{8,}", re.ASCII)  # one of our own, written where it does not belong
+_API_KEY = re.compile(r"\bpk-[\w-]{8,}", re.ASCII)  # one of our own, in the wrong place
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,79}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where, what, and what to write instead (`suggestion`, if we have one)."""
+    """One wrong setting: its path, a message, and a suggestion if we have one."""
 
     path: str
     message: str
@@ -32,6 +32,10 @@ class Problem:
     def line(self) -> str:
         hint = f" ({self.suggestion})" if self.suggestion else ""
         return f"{self.path}: {self.message}{hint}"
+
+
+Found = Iterator[tuple[Location, Problem]]
+Document = Mapping[str, object]
 
 
 class ConfigError(Exception):
@@ -45,7 +49,7 @@ class ConfigError(Exception):
 
 
 class Refused(ValueError):  # noqa: N818 (raised for the caller to explain; ConfigError is the error)
-    """A single value is not acceptable. Raised by validators, turned into a `Problem` by `explain`."""
+    """A single value is not acceptable. Raised by validators, converted by `explain`."""
 
     def __init__(self, message: str, suggestion: str | None = None) -> None:
         super().__init__(message)
@@ -53,7 +57,7 @@ class Refused(ValueError):  # noqa: N818 (raised for the caller to explain; Conf
 
 
 class Filled(str):
-    """Text in which `${VAR}` was replaced. It remembers what was written, and only that is ever shown."""
+    """Text in which `${VAR}` was replaced. Only its `template`, as written, is ever shown."""
 
     __slots__ = ("template",)
     template: str
@@ -65,7 +69,7 @@ class Filled(str):
 
 
 def show(value: object) -> str:
-    """Returns a value as a person may see it in a message: short, on one line, without secrets."""
+    """Returns a value for a message: short, on one line, without secrets."""
     match value:
         case None:
             return "nothing"
@@ -107,7 +111,7 @@ def write_path(location: Location) -> str:
 
 
 def written_at(document: object, location: Location) -> object:
-    """Returns what was written at a path, before it was read as anything; None if nothing was."""
+    """Returns the value at a path as written; None if there is none."""
     for part in location:
         if isinstance(document, Mapping):
             document = document.get(part)
@@ -118,14 +122,33 @@ def written_at(document: object, location: Location) -> object:
     return document
 
 
-def unreadable(document: object, location: Location, path: str) -> Problem | None:
-    """Returns why the file that a value names can't be read; None if it can. The value is shown as written."""
+def problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
+    return location, Problem(write_path(location), message, suggestion)
+
+
+def unreadable(document: object, location: Location, path: str | None) -> Found:
+    """Yields a problem if the file that a setting names, if any, can't be read. The value is shown as written."""
     try:
-        with Path(path).open("rb"):
-            return None
+        if path is not None:
+            Path(path).open("rb").close()
     except OSError as error:
         shown, why = show(written_at(document, location)), (error.strerror or str(error)).lower()
-        return Problem(write_path(location), f"cannot read {shown}: {why}")
+        yield problem(location, f"cannot read {shown}: {why}")
+
+
+def items_of(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()
+
+
+def mapping_of(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def one_of(kinds: Sequence[str], known: Iterable[str], at: Location) -> Found:
+    """Yields a problem unless exactly one of the known kinds is given."""
+    if len(kinds) != 1:
+        found = f"has {listing(kinds).replace(' or ', ' and ')}" if kinds else "is empty"
+        yield problem(at, f"{found}: expected one of {listing(list(known))}")
 
 
 def did_you_mean(wrong: str, known: Sequence[str]) -> str | None:

@@ -1,7 +1,7 @@
-"""Reloading: which settings follow a reload at once, which need a restart, and what changed?
+"""Reloading: when each setting takes effect, and how two versions of the settings differ.
 
-Every setting stands under exactly one row of `RULES`, by the longest path that it begins with; the same table is in
-docs/reload.md. Items of lists are told apart by their names, so a tenant that only moved in the file did not change.
+Every setting belongs to one row of `RULES`, by its longest prefix; docs/reload.md has the same table. List items are
+matched by name, so a tenant that only moved in the file did not change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HIDDEN = frozenset({"keys"})  # hashes of keys: no secret, but no need to show 
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What happens at a reload when a setting has changed."""
+    """The effect of a reload on a changed setting."""
 
     effect: str
     restarts: bool = False
@@ -75,7 +75,7 @@ RULES: dict[str, Rule] = {
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One setting that has changed. Values are given only if they are short and no secret, else None.
+    """A changed setting. Values are None if they are long or secret.
 
     An item that is new or gone has no value in `before`, and `added` or `removed` in `after`.
     """
@@ -141,21 +141,21 @@ def _items(path: str, old: Mapping[str, object], new: Mapping[str, object]) -> I
             yield Change(inner, after="added" if name in new else "removed")
         elif old[name] != new[name]:
             yield from _values(inner, old[name], new[name])
-    if path == "bands":  # the only list whose order means something
+    if path == "bands":  # the only list whose order matters
         was, now = ([name for name in names if name in old and name in new] for names in (old, new))
         if was != now:
             yield Change(path, ", ".join(was), ", ".join(now))
 
 
 def _named(value: object) -> dict[str, object] | None:
-    """Returns a list's items by their names, or else by their numbers; None if `value` is no list of mappings."""
+    """Returns a list's items by name or number; None if `value` is not a list of mappings."""
     if not isinstance(value, Sequence) or not all(isinstance(item, Mapping) for item in value):
         return None
     return {str(item.get("name", index)): item for index, item in enumerate(value)}
 
 
 def _shown(value: object) -> str | None:
-    """Returns a value as people may see it; None if it is long or secret."""
+    """Returns a value as text; None if it is long or secret."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:

@@ -20,7 +20,7 @@ from penstock.config.model import Settings
 from penstock.config.sections.section import Section
 from penstock.config.values import ValueKind
 
-DIALECT = "http://json-schema.org/draft-07/schema#"  # what editors know best
+DIALECT = "http://json-schema.org/draft-07/schema#"  # the best supported by editors
 Schema = dict[str, Any]
 
 _FILLED: Schema = {"type": "string", "pattern": r"\$\{"}  # the value comes out of the environment
@@ -136,7 +136,7 @@ def kind_of(field: FieldInfo) -> ValueKind | None:
 
 
 def item_of(field: FieldInfo) -> str | None:
-    """Returns the word for one item of a list; None if the setting is no list."""
+    """Returns the kind of a list's items; None if the setting is not a list."""
     if get_origin(field.annotation) is not tuple:
         return None
     return next((part.name for part in get_args(get_args(field.annotation)[0]) if isinstance(part, ValueKind)), None)

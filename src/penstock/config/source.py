@@ -1,11 +1,11 @@
-"""Source: what does a YAML text say, before anything is known about settings?
+"""Source: parsing the YAML of a settings file.
 
-PyYAML parses, and we walk its node graph ourselves, because its own constructor silently keeps the last of two equal
-keys, expands aliases without bound, and reads `no` as false and `1:30` as 90. In our walk duplicate keys are problems,
-the number of nodes is bounded, only `true`, `false`, `null` and decimal numbers are not text, and keys are always text.
+PyYAML parses, and we walk its node graph ourselves, because its constructor keeps the last of two equal keys, expands
+aliases without bound, and reads `no` as false and `1:30` as 90. Here duplicate keys are problems, the number of nodes
+is bounded, and only `true`, `false`, `null` and decimal numbers are not text.
 
-`${VAR}`, `${VAR:-default}` and `$$` are taken out before parsing, so that they may stand anywhere, also inside `{…}`,
-and so that the content of a variable can never be read as YAML.
+`${VAR}`, `${VAR:-default}` and `$$` are replaced by marks before parsing, so that they may stand anywhere, and the
+content of a variable is never parsed as YAML.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLAIN_VALUES = {"": None, "~": None, "null": None, "true": True, "false": False
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only. Without implicit resolvers every scalar is text; `style` tells whether it was quoted."""
+    """Composes nodes only. Without implicit resolvers every scalar is text; `style` is set if it was quoted."""
 
     n_nodes = 0
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's name)
@@ -51,7 +51,7 @@ def _bound(n_nodes: int, depth: int, mark: yaml.Mark) -> None:
 
 @dataclass(slots=True)
 class SettingsText:
-    """What a text says (`value`), what is wrong with it, and at which places a variable could not be filled in."""
+    """A text's value and problems, and the locations with unset variables."""
 
     value: object = None
     problems: list[Problem] = field(default_factory=list)
@@ -108,7 +108,7 @@ def _unreadable(path: str, message: str) -> ConfigError:
 
 
 def _describe(error: yaml.YAMLError) -> str:
-    """The parser's complaint, without any of the file's text, which may be a secret."""
+    """Returns the parser's message without text of the file, which may be secret."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"is not YAML: it has a control character at position {error.position}"
     assert isinstance(error, yaml.MarkedYAMLError), "PyYAML has no third kind"

@@ -1,9 +1,8 @@
-"""Values: how are a number, a duration, a size, a name or an address written in the settings?
+"""Values: the types of settings, such as numbers, durations, sizes, names and secrets.
 
-Each type here is `Annotated` with the function that reads it and a `ValueKind` that names it in the reference. A
-reading function returns the value, or raises `Refused` with a sentence for the operator. Every scalar may also be given
-as text, because text is all that an environment variable or `${VAR}` can hold. Booleans are never numbers, numbers are
-never booleans, and nothing is infinite.
+Each type is `Annotated` with its reader and a `ValueKind`, its name in the reference. A reader returns the value or
+raises `Refused`. Every scalar may be given as text, because environment variables are text. Booleans are never numbers,
+numbers never booleans, and nothing is infinite.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from penstock.config.problems import Refused, show
 
 T = TypeVar("T")
 
-WHOLE_MAX = 2**53  # what JSON readers keep exactly
-MOMENT_S_MIN = 1e9  # the year 2001: a smaller number is none that people meant as a moment, but a year
+WHOLE_MAX = 2**53  # exact in JSON
+MOMENT_S_MIN = 1e9  # the year 2001: a smaller number was meant as a year
 MOMENT_S_MAX = 253_402_300_799.0  # the year 9999
-DURATION_S_MAX = 10 * 365 * 86_400.0  # ten years: beyond that somebody mistook a unit
+DURATION_S_MAX = 10 * 365 * 86_400.0  # ten years: more is a wrong unit
 CLAIM_CHARACTERS_MAX = 256  # some are URLs
 NAME_CHARACTERS_MAX = 128
 MODEL_CHARACTERS_MAX = 256
@@ -62,7 +61,7 @@ _BAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ValueKind:
-    """What the reference calls a type, and how the reference writes a default of that type."""
+    """A type's name in the reference, and how its defaults are written there."""
 
     name: str
     write: Callable[[float], str] = lambda value: f"{value:g}"
@@ -164,7 +163,7 @@ def text(value: object) -> str:
 
 
 def name(value: object) -> str:
-    """Returns an endpoint's name, which must fit into headers, metric labels, query strings and command lines."""
+    """Returns an endpoint's name, which must fit headers, metric labels, query strings and command lines."""
     result = text(value)
     if result and not _NAME.fullmatch(result):
         raise Refused(
@@ -182,7 +181,7 @@ def model_name(value: object) -> str:
 
 
 def key_name(value: object) -> str:
-    """Returns a key's name, which must fit into a path, a command line and a metric's neighbourhood."""
+    """Returns a key's name, which must fit a path and a command line."""
     result = name(value)
     if not result:
         raise Refused("a key's name is empty")
@@ -210,7 +209,7 @@ def header_name(value: object) -> str:
 
 
 def claim_name(value: object) -> str:
-    """Returns the name of a claim in a token, or of those that a token may be for."""
+    """Returns the name of a token's claim or audience."""
     result = text(value)
     if not result or len(result) > CLAIM_CHARACTERS_MAX:
         raise Refused(f"{show(value)}: expected 1 to {CLAIM_CHARACTERS_MAX} printable characters")
@@ -218,7 +217,7 @@ def claim_name(value: object) -> str:
 
 
 def tenant_name(value: object) -> str:
-    """Returns a tenant's name, which must fit into a request's header, metric labels and pages."""
+    """Returns a tenant's name, which must fit headers and metric labels."""
     result = text(value)
     if not result or len(result) > NAME_CHARACTERS_MAX or result != result.strip():
         raise Refused(
@@ -238,25 +237,25 @@ def weight(value: object) -> float:
 
 
 def key_hash(value: object) -> str:
-    """Returns the hash of an API key. The value is never shown in a message: it may be the key itself."""
+    """Returns the hash of an API key. The value is never shown: it may be the key itself."""
     written = value.strip().lower() if isinstance(value, str) else ""
     if not _KEY_HASH.fullmatch(written):
         raise Refused(
             "is not a key's hash: expected `sha256:` and 64 hexadecimal digits",
-            "`penstock keys hash` tells the hash of a key",
+            "`penstock keys hash` prints the hash of a key",
         )
     return written
 
 
 def key_hashes(value: object) -> object:
-    """Refuses one key in the place of a list, because pydantic's own message would show it."""
+    """Refuses a key in place of a list; pydantic's own message would show it."""
     if isinstance(value, str):
         raise Refused("expected a list of keys' hashes", 'write it as a list: ["sha256:…"]')
     return value
 
 
 def key(value: object) -> object:
-    """Returns the section that a key's hash alone stands for; a section as it is. Nothing of it is shown."""
+    """Returns the section for a key's hash; a section unchanged. Nothing of it is shown."""
     if isinstance(value, str):
         return {"hash": key_hash(value)}
     return value if isinstance(value, Mapping | BaseModel) else key_hash(value)
@@ -288,7 +287,7 @@ def label(value: object) -> str:
 
 
 def secret(value: object) -> SecretStr:
-    """Returns a credential, which is never shown in a message. Line breaks around it (mounted files) are dropped."""
+    """Returns a credential, which is never shown. Line breaks around it (mounted files) are dropped."""
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
     if not isinstance(value, str):
@@ -299,7 +298,7 @@ def secret(value: object) -> SecretStr:
 
 
 def admin_token(value: object) -> SecretStr:
-    """Returns a token that opens `/admin`. A short or well-known one is refused: it can be guessed in few tries."""
+    """Returns a token for `/admin`. A short or well-known one is refused, because it is easily guessed."""
     result = secret(value)
     written = result.get_secret_value()
     if len(written) < TOKEN_CHARACTERS_MIN or len(set(written)) < TOKEN_DIFFERENT_MIN:
@@ -349,12 +348,12 @@ def slots(value: object) -> int | Literal["auto"]:
 
 
 def workers(value: object) -> int | Literal["auto"]:
-    """Between 1 and `WORKERS_MAX` processes, or `auto`."""
+    """Returns a number from 1 to `WORKERS_MAX`, or `auto`."""
     return _auto_or_whole(value, WORKERS_MAX, f"from 1 to {WORKERS_MAX}")
 
 
 def _auto_or_whole(value: object, most: float, numbers: str) -> int | Literal["auto"]:
-    """`auto`, or a whole number between 1 and `most`; `numbers` says which in words. Raises `Refused`."""
+    """Returns `auto` or a whole number from 1 to `most`, in words `numbers`. Raises `Refused`."""
     if isinstance(value, str) and value == "auto":
         return "auto"
     try:
@@ -379,12 +378,12 @@ def served_models(value: object) -> tuple[str, ...] | Literal["auto"]:
 
 
 def optional(read: Callable[[object], T]) -> Callable[[object], T | None]:
-    """Returns a reader that gives None for nothing and for an empty text (`${VAR:-}`), else what `read` returns."""
+    """Returns a reader that gives None for nothing or an empty text (`${VAR:-}`)."""
     return lambda value: None if value is None or value == "" else read(value)
 
 
 def items(at_least: int, at_most: int) -> Callable[[object], object]:
-    """Returns a check that a list or mapping, as written, has `at_least` to `at_most` items.
+    """Returns a check that a list or mapping has `at_least` to `at_most` items as written.
 
     pydantic's own bound counts only the valid items.
     """

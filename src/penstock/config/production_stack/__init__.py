@@ -1,6 +1,6 @@
-"""What do the flags of production-stack's router (`vllm-router`) say, in settings of ours?
+"""Translates the flags of production-stack's router (`vllm-router`) into settings.
 
-`flags.py` is the table: every flag, what becomes of it, and why. `command_line.py` reads words into flags, `files.py`
-the files that flags name, `document.py` makes settings of them, `text.py` writes these as YAML. Both ways of use, to
-serve and to print for a migration, go through that YAML, so what is printed is what would run.
+`flags.py` is the table of all flags. `command_line.py` parses flags, `files.py` the files they name, `document.py`
+makes settings of them, `text.py` writes these as YAML. Serving and printing both use that YAML, so the printed settings
+are the ones that would run.
 """

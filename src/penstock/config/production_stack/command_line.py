@@ -1,7 +1,7 @@
-"""Which flags were given, and what is wrong with how they were?
+"""Parses the flags and collects everything wrong with them.
 
-Read by hand and not with argparse, because all that is wrong is told at once, a flag that is given twice is told as
-such (there the last one silently wins), and an unknown one comes with a suggestion.
+Not by argparse, because it reports only the first error, silently takes the last of two equal flags, and suggests
+nothing for an unknown one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Given(msgspec.Struct, frozen=True):
 
     flag: Flag
     text: str
-    origin: str  #: as the person knows it: the flag, or the file and its key
+    origin: str  #: the flag, or the file and its key
 
 
 class Words(msgspec.Struct):
-    """What a command line says."""
+    """A parsed command line."""
 
     given: dict[str, Given] = {}
     own: set[str] = set()
@@ -34,7 +34,7 @@ class Words(msgspec.Struct):
 
 
 def read(words: Sequence[str]) -> Words:
-    """Every flag with its value, and all that is wrong with them one by one."""
+    """Returns every flag with its value, and the problems of each."""
     found = Words()
     left = list(reversed(words))
     while left:
@@ -44,7 +44,7 @@ def read(words: Sequence[str]) -> Words:
             found.own.add(word)
             continue
         if not name.startswith("--"):
-            found.problems.append(Problem(show(word), "is no flag, nor a flag's value"))
+            found.problems.append(Problem(show(word), "is neither a flag nor a flag's value"))
             continue
         flag = BY_NAME.get(name)
         if flag is None:
@@ -69,7 +69,7 @@ def read(words: Sequence[str]) -> Words:
 
 
 def from_file(document: Mapping[str, object], path: str) -> Words:
-    """The same of a file whose keys are flags' names with underscores."""
+    """The same for a file whose keys are the flags' names with underscores."""
     found = Words()
     for key, value in document.items():
         name, origin = "--" + str(key).replace("_", "-"), f"{path}: {key}"

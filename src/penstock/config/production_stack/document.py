@@ -1,6 +1,6 @@
-"""From flags to settings: which of ours says what a flag says, and which flags do not go together?
+"""From flags to settings.
 
-Everything that is wrong is collected, never raised, so that it is told at once with what the settings themselves find.
+Problems are collected, not raised, so that they are reported together with those of the settings.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from penstock.config.production_stack.flags import BY_NAME, DIVIDED, LOG_LEVELS,
 from penstock.config.production_stack.text import FromEnvironment
 
 ENGINE_KEY = "VLLM_API_KEY"
-TENANT = "vllm"  # whoever shows that key
-MODEL_LABEL = "model"  # of pods, by which their chart tells engines apart
-PREFIX_BYTES = 128  # what theirs compares at a time, in characters
-AFFINITY_WAIT = "2s"  # for a session's endpoint, or a prefix's: as long as computing a long prompt anew takes
+TENANT = "vllm"  # of clients with that key
+MODEL_LABEL = "model"  # of pods, by which their chart distinguishes engines
+PREFIX_BYTES = 128  # their chunk size, in characters
+AFFINITY_WAIT = "2s"  # for the endpoint of a session or prefix: about the time to recompute a long prompt
 GRPC_PORT, HTTP_PORT = 4317, 4318  # OTLP's
 _GATES = ("SemanticCache", "PIIDetection")
 
 
 class RouterFlags(msgspec.Struct):
-    """What a command line of theirs means here."""
+    """A command line of theirs as settings."""
 
-    said: dict[str, object] = {}  #: by flags: stands above the environment, as flags do
-    usual: dict[str, object] = {}  #: where nothing is said: stands below it
+    said: dict[str, object] = {}  #: by flags; above the environment
+    usual: dict[str, object] = {}  #: defaults; below the environment
     origins: dict[Location, str] = {}
     problems: list[Problem] = []
     warnings: list[str] = []
-    environment: dict[str, str] = {}  #: what has to stand there, where nothing does
+    environment: dict[str, str] = {}  #: variables to set, if unset
     log_level: str = "info"
     follows: str | None = None  #: a file that is read again when it changes
     own: set[str] = set()
 
     @property
     def document(self) -> dict[str, object]:
-        """Both in one."""
+        """Both, merged."""
         return _over(self.usual, self.said)
 
 
 def router(words: Sequence[str], env: Mapping[str, str]) -> RouterFlags:
-    """Settings for `words`, with all that is wrong and all that means nothing."""
+    """Returns settings for `words`, with problems and warnings."""
     line = read(words)
     made = RouterFlags(own=line.own, problems=list(line.problems))
     _Making(made, _with_file(made, line), env).make()
@@ -54,7 +54,7 @@ def router(words: Sequence[str], env: Mapping[str, str]) -> RouterFlags:
 
 
 def _with_file(made: RouterFlags, line: Words) -> dict[str, Given]:
-    """What flags say, and below them what the dynamic config does."""
+    """Returns the flags, merged over those of the dynamic config."""
     named = [line.given[name] for name in ("--dynamic-config-yaml", "--dynamic-config-json") if name in line.given]
     if len(named) > 1:
         made.problems.append(Problem("--dynamic-config-json", "is given, and --dynamic-config-yaml too", "give one"))
@@ -96,7 +96,7 @@ class _Making:
         return None if given is None else given.text
 
     def _whole(self, name: str) -> int | None:
-        """None also where it is no number, which was told."""
+        """Returns a flag's number; None if it is unset or, as reported, not a number."""
         text = self._said(name)
         return int(text) if text is not None and text.strip().isdecimal() else None
 
@@ -105,7 +105,7 @@ class _Making:
         return name if given is None else given.origin
 
     def _put(self, location: tuple[str, ...], *flags: str, value: object) -> None:
-        """Set one setting; the first of the flags that was given is where it came from. None was: it is the usual."""
+        """Set one setting. Its origin is the first of the flags that was given; if none was, it is a default."""
         given = [self._origin(flag) for flag in flags if flag in self._given or flag == ENGINE_KEY]
         at = self._made.said if given else self._made.usual
         for key in location[:-1]:
@@ -149,7 +149,7 @@ class _Making:
         self._put(("metrics", "aliases"), value=["vllm_router", "production_stack"])
         self._made.log_level = LOG_LEVELS.get(self._said("--log-level") or "info", "info")
 
-    # --- where the engines are ------------------------------------------------------------------------------------
+    # --- engines --------------------------------------------------------------------------------------------------
 
     def _endpoints(self) -> None:
         external = self._said("--external-providers-config")
@@ -196,7 +196,7 @@ class _Making:
 
     @property
     def _key(self) -> dict[str, object]:
-        """The engines' credential. Callers have to show it, too: else everybody would be lent it."""
+        """The engines' credential. Clients have to present it too; otherwise it would serve everybody."""
         return {"api_key": FromEnvironment(ENGINE_KEY)} if self._env.get(ENGINE_KEY) else {}
 
     @property
@@ -233,12 +233,12 @@ class _Making:
         elif self._routing in DIVIDED:
             self._wrong("--static-model-labels", f"is required with --routing-logic {self._routing}")
         for endpoint in endpoints.values():
-            endpoint["models"] = endpoint["models"] or "auto"  # that one has none was told
+            endpoint["models"] = endpoint["models"] or "auto"  # a missing one was reported
             endpoint.update(self._slots)
         return list(endpoints.values())
 
     def _roles(self) -> dict[str, str]:
-        """Which label is which role, where prompts are computed apart."""
+        """Returns the role of each label, with disaggregated prefill."""
         if self._routing not in DIVIDED:
             return {}
         prefill, decode = self._list("--prefill-model-labels"), self._list("--decode-model-labels")
@@ -280,7 +280,7 @@ class _Making:
             for alias, model in provider.aliases.items():
                 self._put(("models", alias), "--external-providers-config", value={"to": model})
 
-    # --- where a request goes -------------------------------------------------------------------------------------
+    # --- routing --------------------------------------------------------------------------------------------------
 
     def _where(self) -> None:
         logic = self._routing
@@ -288,7 +288,7 @@ class _Making:
             self._wrong("--routing-logic", "is required", listing(list(ROUTING)))
             return
         if logic not in ROUTING:
-            return  # which was told
+            return  # already reported
         limit = self._said("--imbalanced-threshold")
         even = logic == "load_balanced_kvaware" and limit is not None and _is_zero(limit)
         self._put(("routing", "policy"), "--routing-logic", value="least_loaded" if even else ROUTING[logic])
@@ -323,7 +323,7 @@ class _Making:
         if logic in DIVIDED and both:
             self._wrong("--decode-model-labels", f"{show(min(both))} is one of --prefill-model-labels too")
 
-    # --- the queue, and what is beside ----------------------------------------------------------------------------
+    # --- the queue and the rest -----------------------------------------------------------------------------------
 
     def _queue(self) -> None:
         if "--enable_queue" in self._given and "--no-enable_queue" in self._given:
@@ -352,7 +352,7 @@ class _Making:
         try:
             percent = float(text)
         except ValueError:
-            return  # which was told
+            return  # already reported
         if not 1 < percent <= 100:
             self._wrong("--max-gpu-perc", f"{show(text)}: expected a percentage above 1, at most 100", "95 for 95 %")
             return
@@ -400,7 +400,7 @@ class _Making:
 
 
 def _is_zero(text: str) -> bool:
-    """Any difference reaches a threshold of 0, so caches are never looked at."""
+    """Any difference reaches a threshold of 0, so caches are never used."""
     try:
         return float(text) == 0
     except ValueError:

@@ -1,6 +1,6 @@
-"""What do the files say that flags name: the dynamic config, and the external providers?
+"""Reads the files that flags name: the dynamic config and the external providers.
 
-Read as our own settings are (`source.parse`): keys given twice are told, and nothing in a file is expanded.
+They are parsed like our settings (`source.parse`): duplicate keys are problems, and nothing is expanded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.config.problems import ConfigError, Problem, show
 from penstock.config.production_stack.command_line import Words, from_file
 from penstock.config.source import FILE_BYTES_MAX, parse
 
-OPENAI_KEY = "OPENAI_API_KEY"  # theirs where a provider names none
+OPENAI_KEY = "OPENAI_API_KEY"  # their default
 _PROVIDER = ("name", "type", "api_base", "models", "api_key_env_var", "timeout", "max_retries", "custom_headers")
 
 
@@ -29,7 +29,7 @@ class Provider(msgspec.Struct, frozen=True):
 
 
 def dynamic_config(path: str) -> Words:
-    """The flags that a dynamic config gives."""
+    """Returns the flags of a dynamic config."""
     document, problems = _mapping(path)
     found = Words() if document is None else from_file(_flat(document), path)
     found.problems[:0] = problems
@@ -37,7 +37,7 @@ def dynamic_config(path: str) -> Words:
 
 
 def _flat(document: Mapping[str, object]) -> dict[str, object]:
-    """Models and aliases may be mappings there; as flags they are lists of equal length."""
+    """Turns mappings of models and aliases into the flags' lists."""
     flat = dict(document)
     models, aliases = flat.get("static_models"), flat.get("static_aliases")
     if isinstance(models, Mapping):
@@ -51,7 +51,7 @@ def _flat(document: Mapping[str, object]) -> dict[str, object]:
 
 
 def providers(path: str) -> tuple[list[Provider], list[str], list[Problem]]:
-    """The providers that a file lists, what is left out of them, and what is wrong."""
+    """Returns a file's providers, warnings and problems."""
     document, problems = _mapping(path)
     warnings: list[str] = []
     if document is None:

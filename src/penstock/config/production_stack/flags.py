@@ -1,7 +1,7 @@
-"""Which flags does production-stack's router have, and what becomes of each here?
+"""The flags of production-stack's router and their meaning here.
 
-One row per flag. The table is the parser's, the warnings' and the page's (docs/coming-from-production-stack.md); a test
-holds all of them against a list of the flags that their parser, their chart and their proposals name.
+The parser, the warnings and docs/coming-from-production-stack.md use this table; a test compares it with the flags of
+their parser, chart and proposals.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ NUMBER = "number"
 
 
 class Fate(Enum):
-    """What becomes of a flag."""
+    """The effect of a flag."""
 
     SETTING = "setting"  #: it becomes settings
-    COMMAND = "command"  #: it is the command's own: what is logged, which file is read
-    NOTHING = "nothing"  #: it is taken, and means nothing here: a warning says why
-    REFUSED = "refused"  #: what it asks for is not done, and leaving it out would be worse than not to start
+    COMMAND = "command"  #: it is for the command itself, such as the log level
+    NOTHING = "nothing"  #: it has no effect here; a warning explains why
+    REFUSED = "refused"  #: it is unsupported, and ignoring it would be worse than not starting
 
 
 class Flag(msgspec.Struct, frozen=True):
     """One flag."""
 
     name: str
-    value: str | tuple[str, ...]  #: what it takes: a kind, or one of these
-    becomes: str  #: the settings; empty where it becomes none
+    value: str | tuple[str, ...]  #: its kind of value, or its choices
+    becomes: str  #: the settings, if any
     why: str  #: a sentence for the page, and for the warning or the refusal
     fate: Fate = Fate.SETTING
     least: float | None = None  #: of a number
@@ -47,8 +47,8 @@ ROUTING = {
     "disaggregated_prefill_orchestrated": "predicted_ttft",
 }
 DIVIDED = ("disaggregated_prefill", "disaggregated_prefill_orchestrated")
-SESSIONS = ("session", "kvaware", "load_balanced_kvaware")  # that look at where a session is at home
-PREFER = (*SESSIONS, "prefixaware")  # that would rather wait a little for one endpoint than take another
+SESSIONS = ("session", "kvaware", "load_balanced_kvaware")  # that use sessions
+PREFER = (*SESSIONS, "prefixaware")  # that wait a little for one endpoint
 MODEL_TYPES = ("chat", "completion", "embeddings", "rerank", "score", "transcription", "vision", "messages")
 LOG_LEVELS = {
     "critical": "error",
@@ -66,7 +66,7 @@ _LMCACHE = (
 _PRIORITY = (
     "bands order what waits, by tenant, header or service tier; `admission.engine_priority` tells engines of them"
 )
-NOT_HERE = {"priority": _PRIORITY}  # values that theirs takes: what does it here
+NOT_HERE = {"priority": _PRIORITY}  # choices of theirs that have another name here
 _SEMANTIC = "there is no semantic cache, and without its feature gate it does nothing there either"
 
 
@@ -96,7 +96,7 @@ FLAGS = (
     _command("--log-level", tuple(LOG_LEVELS), "`critical` logs what `error` does, `trace` what `debug` does"),
     _setting("--log-format", ("text", "json"), "log.format"),
     _command("--version", SWITCH, "prints Penstock's version"),
-    # where the engines are
+    # engines
     _setting(
         "--service-discovery",
         ("static", "k8s", "external-only"),
@@ -137,7 +137,7 @@ FLAGS = (
     _setting(
         "--external-providers-config", TEXT, "endpoints, models", "their keys stay in the environment, as `${NAME}`"
     ),
-    # where a request goes
+    # routing
     _setting("--routing-logic", tuple(ROUTING), "routing.policy", "required; see above"),
     _setting("--session-key", TEXT, "routing.session", "a header, and a field of the body of the same name"),
     _setting(
@@ -187,12 +187,12 @@ FLAGS = (
         least=1,
     ),
     _setting("--router-admission-scrape-interval-seconds", NUMBER, "observe.interval", "without it 1", least=0.001),
-    # what is counted
+    # statistics
     _nothing("--engine-stats-interval", WHOLE, _GAUGES),
     _nothing("--request-stats-window", WHOLE, "`vllm:current_qps` is the rate of the last minute, whatever this says"),
     _nothing("--log-stats", SWITCH, "`penstock status` and `penstock top` say it when asked, /metrics always"),
     _nothing("--log-stats-interval", WHOLE, "`penstock status` and `penstock top` say it when asked, /metrics always"),
-    # what is beside
+    # the rest
     _refused(
         "--callbacks",
         TEXT,
@@ -210,7 +210,7 @@ FLAGS = (
     _nothing("--batch-processor", ("local",), "batches run in the lowest band"),
     _command("--dynamic-config-yaml", TEXT, "read at the start and followed; flags stand above it"),
     _command("--dynamic-config-json", TEXT, "the same, as JSON"),
-    # who is told
+    # telemetry
     _nothing("--sentry-dsn", TEXT, "nothing is sent to Sentry: errors are in the log and in /metrics"),
     _nothing("--sentry-traces-sample-rate", NUMBER, "nothing is sent to Sentry"),
     _nothing("--sentry-profile-session-sample-rate", NUMBER, "nothing is sent to Sentry"),

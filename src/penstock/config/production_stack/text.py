@@ -1,4 +1,4 @@
-"""How are settings written that were made of flags? As a file of ours, with what a reader has to know above them."""
+"""Writes the settings made of flags as a file, with notes above them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import yaml
 
 
 class FromEnvironment(str):
-    """The name of a variable whose value stands there, in the file as `${NAME}`."""
+    """A variable's name, written as `${NAME}`."""
 
     __slots__ = ()
 
 
 class _Dumper(yaml.SafeDumper):
-    """Ours knows references, and writes each list item by item."""
+    """Writes references, and no YAML aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 (PyYAML's name)
         return True
@@ -33,6 +33,6 @@ _Dumper.add_representer(FromEnvironment, _reference)
 
 
 def write(document: Mapping[str, object], notes: Sequence[str] = ()) -> str:
-    """A file that `penstock check` and `penstock serve -c` take."""
+    """Returns a file for `penstock check` and `penstock serve -c`."""
     above = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
     return above + yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from pydantic import ValidationError
 
 from penstock.config import values
-from penstock.config.problems import Location, Problem
+from penstock.config.problems import Document, Found, problem
 from penstock.config.sections.section import Section, setting
 
 
@@ -59,27 +58,31 @@ class BatchSection(Section):
         return self.serve and self.has_store
 
 
-def batch_checks(document: Mapping[str, object]) -> Iterator[tuple[Location, Problem]]:
+def batch_checks(document: Document) -> Found:
     try:
         batch = BatchSection.model_validate(document.get("batch"))
     except ValidationError:
         return
     if batch.store == "postgres":
         if batch.url is None:
-            yield _problem(
-                "url", "is required with `store: postgres`", "write `postgresql://user:password@host/database`"
+            yield problem(
+                ("batch", "url"),
+                "is required with `store: postgres`",
+                "write `postgresql://user:password@host/database`",
             )
         elif not batch.url.get_secret_value().startswith(("postgresql://", "postgres://")):
-            yield _problem("url", "is not a PostgreSQL URL", "write `postgresql://user:password@host/database`")
+            yield problem(
+                ("batch", "url"), "is not a PostgreSQL URL", "write `postgresql://user:password@host/database`"
+            )
         if batch.data is not None:
-            yield _problem("data", "is for `store: sqlite`; with `postgres` everything is in the database", "remove it")
+            yield problem(
+                ("batch", "data"), "is for `store: sqlite`; with `postgres` everything is in the database", "remove it"
+            )
         if importlib.util.find_spec("psycopg") is None:
-            yield _problem("store", "needs psycopg, which is not installed", "pip install 'penstock-gateway[postgres]'")
+            yield problem(
+                ("batch", "store"), "needs psycopg, which is not installed", "pip install 'penstock-gateway[postgres]'"
+            )
     elif batch.url is not None:
-        yield _problem("url", "is for `store: postgres`, and `store` is `sqlite`")
+        yield problem(("batch", "url"), "is for `store: postgres`, and `store` is `sqlite`")
     if batch.limits.max_line > batch.limits.max_file:
-        yield _problem("limits.max_line", "is more than `batch.limits.max_file`")
-
-
-def _problem(key: str, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
-    return ("batch", *key.split(".")), Problem(f"batch.{key}", message, suggestion)
+        yield problem(("batch", "limits", "max_line"), "is more than `batch.limits.max_file`")

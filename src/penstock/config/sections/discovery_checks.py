@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from penstock.config.problems import Location, Problem, listing, unreadable, write_path
+from penstock.config.problems import Document, Found, Location, items_of, one_of, problem, unreadable
 from penstock.config.sections.discovery import ClusterAccount, Dns, Kubernetes, SourceSection
 from penstock.config.sections.endpoint_tls import EndpointTls, TlsFileError, client_context
 
-Found = Iterator[tuple[Location, Problem]]
 
-
-def discovery_checks(document: Mapping[str, object]) -> Found:
-    raw = document.get("discovery")
-    for index, item in enumerate(raw if isinstance(raw, list | tuple) else ()):
+def discovery_checks(document: Document) -> Found:
+    for index, item in enumerate(items_of(document.get("discovery"))):
         if not isinstance(item, Mapping):
             continue
         at: Location = ("discovery", index)
         kinds = SourceSection.given(item)
         if len(kinds) != 1:
-            found = f"has {listing(kinds).replace(' or ', ' and ')}" if kinds else "is empty"
-            yield _problem(at, f"{found}: expected one of {listing(list(SourceSection.model_fields))}")
+            yield from one_of(kinds, SourceSection.model_fields, at)
             continue
         try:
             source = SourceSection.model_validate({kinds[0]: item[kinds[0]]})
@@ -40,34 +36,30 @@ def discovery_checks(document: Mapping[str, object]) -> Found:
 
 def _dns(dns: Dns, at: Location) -> Found:
     if dns.type == "address" and dns.port is None:
-        yield _problem((*at, "port"), "is required with `type: address`", f"write `dns: {dns.name}:8000`")
+        yield problem((*at, "port"), "is required with `type: address`", f"write `dns: {dns.name}:8000`")
     if dns.type == "srv" and dns.port is not None:
-        yield _problem((*at, "port"), "is not used with `type: srv`: the records have ports of their own")
+        yield problem((*at, "port"), "is not used with `type: srv`: the records have ports of their own")
     if (dns.type == "srv" or dns.resolver) and importlib.util.find_spec("dns") is None:
         key = "type" if dns.type == "srv" else "resolver"
-        yield _problem((*at, key), "needs a package that is not installed", "pip install 'penstock-gateway[dns]'")
+        yield problem((*at, key), "needs a package that is not installed", "pip install 'penstock-gateway[dns]'")
 
 
-def _kubernetes(kubernetes: Kubernetes, document: Mapping[str, object], at: Location) -> Found:
+def _kubernetes(kubernetes: Kubernetes, document: Document, at: Location) -> Found:
     if (kubernetes.service is None) == (not kubernetes.selector):
-        yield _problem(at, "expected one of `service` and `selector`")
+        yield problem(at, "expected one of `service` and `selector`")
     yield from account_checks(kubernetes, document, at)
 
 
-def account_checks(kubernetes: ClusterAccount, document: Mapping[str, object], at: Location) -> Found:
+def account_checks(kubernetes: ClusterAccount, document: Document, at: Location) -> Found:
     """Yields the problems of an API server's settings."""
     if kubernetes.token is not None and kubernetes.token_file is not None:
-        yield _problem((*at, "token"), "is given twice, by `token_file` too", "give one of them")
+        yield problem((*at, "token"), "is given twice, by `token_file` too", "give one of them")
     if kubernetes.server is None:
         for key in ("token", "token_file", "ca_file"):
             if getattr(kubernetes, key) is not None:
-                yield _problem((*at, key), "is given, but `server` is not", "in a cluster none of them is needed")
+                yield problem((*at, key), "is given, but `server` is not", "in a cluster none of them is needed")
     for key in ("token_file", "ca_file"):
-        path = getattr(kubernetes, key)
-        if path is None:
-            continue
-        if (problem := unreadable(document, (*at, key), path)) is not None:
-            yield (*at, key), problem
+        yield from unreadable(document, (*at, key), getattr(kubernetes, key))
 
 
 def tls_checks(tls: EndpointTls | None, at: Location, *, is_https: bool) -> Found:
@@ -76,18 +68,14 @@ def tls_checks(tls: EndpointTls | None, at: Location, *, is_https: bool) -> Foun
         return
     at = (*at, "tls")
     if not is_https:
-        yield _problem(at, "is given, but the endpoint uses `http`", "write `https`")
+        yield problem(at, "is given, but the endpoint uses `http`", "write `https`")
     if (tls.cert is None) != (tls.key is None):
         missing, given = ("key", "cert") if tls.key is None else ("cert", "key")
-        yield _problem((*at, missing), f"is missing, but `{given}` is given", "a client certificate needs both")
+        yield problem((*at, missing), f"is missing, but `{given}` is given", "a client certificate needs both")
         return
     if not tls.verify and tls.ca is not None:
-        yield _problem((*at, "verify"), "is false, so `ca` is not used", "leave one of them out")
+        yield problem((*at, "verify"), "is false, so `ca` is not used", "leave one of them out")
     try:
         client_context(tls)
     except TlsFileError as error:
-        yield _problem((*at, error.key), error.why)
-
-
-def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
-    return location, Problem(write_path(location), message, suggestion)
+        yield problem((*at, error.key), error.why)

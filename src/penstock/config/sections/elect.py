@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, SecretStr, ValidationError
 
 from penstock.config import values
-from penstock.config.problems import Location, Problem, Refused, listing, show, unreadable, write_path
+from penstock.config.problems import Document, Found, Location, Refused, listing, mapping_of, problem, show, unreadable
 from penstock.config.sections.discovery import ObjectName, OptionalObjectName, OptionalUrl
 from penstock.config.sections.discovery_checks import account_checks
 from penstock.config.sections.section import Section, setting
@@ -63,9 +62,9 @@ class PostgresElection(Section):
     name: RecordName = setting("penstock", "The row; gateways with the same one form a group.")
 
 
-def elect_checks(elect: object, at: Location, document: Mapping[str, object]) -> Iterator[tuple[Location, Problem]]:
+def elect_checks(elect: object, at: Location, document: Document) -> Found:
     """Yields the problems of an election, written at `at`, that its types do not show."""
-    raw = elect if isinstance(elect, Mapping) else {}
+    raw = mapping_of(elect)
     try:
         if raw.get("kubernetes") is not None:
             kubernetes = KubernetesElection.model_validate(raw["kubernetes"])
@@ -74,10 +73,7 @@ def elect_checks(elect: object, at: Location, document: Mapping[str, object]) ->
             valkey = ValkeyElection.model_validate(raw["valkey"])
             yield from _url((*at, "valkey", "url"), valkey.url, VALKEY_SCHEMES)
             yield from _installed((*at, "valkey"), "redis", "valkey")
-            if valkey.ca_file is not None:
-                location = (*at, "valkey", "ca_file")
-                if (problem := unreadable(document, location, valkey.ca_file)) is not None:
-                    yield location, problem
+            yield from unreadable(document, (*at, "valkey", "ca_file"), valkey.ca_file)
         if raw.get("postgres") is not None:
             postgres = PostgresElection.model_validate(raw["postgres"])
             yield from _url((*at, "postgres", "url"), postgres.url, POSTGRES_SCHEMES)
@@ -86,17 +82,16 @@ def elect_checks(elect: object, at: Location, document: Mapping[str, object]) ->
         return  # reported elsewhere
 
 
-def _url(at: Location, url: SecretStr, schemes: tuple[str, ...]) -> Iterator[tuple[Location, Problem]]:
+def _url(at: Location, url: SecretStr, schemes: tuple[str, ...]) -> Found:
     try:
         scheme = urlsplit(url.get_secret_value()).scheme
     except ValueError:
         scheme = ""
     if scheme not in schemes:
         expected = listing([f"{each}://" for each in schemes])
-        yield at, Problem(write_path(at), f"expected a URL that begins with {expected}")
+        yield problem(at, f"expected a URL that begins with {expected}")
 
 
-def _installed(at: Location, package: str, extra: str) -> Iterator[tuple[Location, Problem]]:
+def _installed(at: Location, package: str, extra: str) -> Found:
     if importlib.util.find_spec(package) is None:
-        message = f"needs {package}, which is not installed"
-        yield at, Problem(write_path(at), message, f"pip install 'penstock-gateway[{extra}]'")
+        yield problem(at, f"needs {package}, which is not installed", f"pip install 'penstock-gateway[{extra}]'")

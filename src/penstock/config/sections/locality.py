@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from pydantic import BeforeValidator
 
 from penstock.config import values
 from penstock.config.address import PORT_MAX, endpoint_url, listen_address
-from penstock.config.problems import Refused, show
+from penstock.config.problems import Document, Found, Location, Refused, items_of, mapping_of, problem, show
 from penstock.config.sections.section import Section, setting
 
 _TCP = re.compile(r"tcp://([^/\s]+)", re.ASCII)
@@ -46,55 +46,46 @@ class LmCacheSection(Section):
     controller: OptionalUrl = setting(None, "Its older controller, which names one holder of each chunk.")
 
 
-Place = tuple[str | int, ...]
-Found = Iterator[tuple[Place, str, str | None]]
-
-
-def contradictions(document: Mapping[str, object]) -> Found:
-    """Yields contradictions: location, message, suggestion (or None)."""
-    routing = _mapping(document.get("routing"))
+def locality_checks(document: Document) -> Found:
+    routing = mapping_of(document.get("routing"))
     locality = routing.get("locality") or "history"
     if locality not in ("history", "kv_events", "lmcache"):
         return
-    endpoints = [_mapping(endpoint) for endpoint in _items(document.get("endpoints"))]
+    endpoints = [mapping_of(endpoint) for endpoint in items_of(document.get("endpoints"))]
     published = list(_published(document))
     if locality == "kv_events":
         if find_spec("zmq") is None:
-            yield ("routing", "locality"), "`kv_events` needs pyzmq", "pip install 'penstock-gateway[kv]'"
+            yield problem(("routing", "locality"), "`kv_events` needs pyzmq", "pip install 'penstock-gateway[kv]'")
         if endpoints and not published and not document.get("discovery"):
-            yield ("routing", "locality"), "is `kv_events`, but no endpoint has any", "give endpoints `kv_events: auto`"
+            yield problem(
+                ("routing", "locality"), "is `kv_events`, but no endpoint has any", "give endpoints `kv_events: auto`"
+            )
     else:
         for place in published:
-            yield place, f"are not used with `locality: {locality}`", "write `locality: kv_events`"
-    services = _mapping(routing.get("lmcache"))
+            yield problem(place, f"are not listened to with `locality: {locality}`", "write `locality: kv_events`")
+    services = mapping_of(routing.get("lmcache"))
     asked = [key for key in LmCacheSection.model_fields if services.get(key) not in (None, "")]
     if locality == "lmcache":
         if not asked:
-            message = "names neither a coordinator nor a controller"
-            yield ("routing", "lmcache"), message, "`locality: lmcache` asks one of them"
+            hint = "`locality: lmcache` asks one of them"
+            yield problem(("routing", "lmcache"), "names neither a coordinator nor a controller", hint)
         return
     for key in asked:
-        yield ("routing", "lmcache", key), f"is not used with `locality: {locality}`", "write `locality: lmcache`"
+        yield problem(
+            ("routing", "lmcache", key), f"is not asked with `locality: {locality}`", "write `locality: lmcache`"
+        )
     for index, endpoint in enumerate(endpoints):
         if endpoint.get("lmcache_instance"):
-            message = f"has no effect with `locality: {locality}`"
-            yield ("endpoints", index, "lmcache_instance"), message, "write `locality: lmcache`"
+            message = f"means nothing with `locality: {locality}`"
+            yield problem(("endpoints", index, "lmcache_instance"), message, "write `locality: lmcache`")
 
 
-def _published(document: Mapping[str, object]) -> Iterator[Place]:
+def _published(document: Document) -> Iterator[Location]:
     """Yields the settings that ask for KV events."""
-    for index, endpoint in enumerate(_items(document.get("endpoints"))):
-        if _mapping(endpoint).get("kv_events") not in (None, "off", False):
+    for index, endpoint in enumerate(items_of(document.get("endpoints"))):
+        if mapping_of(endpoint).get("kv_events") not in (None, "off", False):
             yield "endpoints", index, "kv_events"
-    for index, source in enumerate(_items(document.get("discovery"))):
-        for kind, template in _mapping(source).items():
-            if _mapping(template).get("kv_events") not in (None, "off", False):
+    for index, source in enumerate(items_of(document.get("discovery"))):
+        for kind, template in mapping_of(source).items():
+            if mapping_of(template).get("kv_events") not in (None, "off", False):
                 yield "discovery", index, str(kind), "kv_events"
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _items(value: object) -> Sequence[object]:
-    return value if isinstance(value, list | tuple) else ()

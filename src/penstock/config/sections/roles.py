@@ -26,7 +26,7 @@ def role_warnings(settings: Settings) -> list[str]:
             roles.setdefault(model, []).append(role_of(endpoint.labels))
     if settings.discovery:
         return warnings  # discovered endpoints bring labels of their own
-    if _ANY in roles:  # these may serve any model, so only all of them together tell
+    if _ANY in roles:  # these may serve any model, so all roles count together
         roles = {_ANY: [role for played in roles.values() for role in played]}
     for model, what in one_sided(roles).items():
         warnings.append(f"model `{model}` {what}" if model else f"the model {what}")

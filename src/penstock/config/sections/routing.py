@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, PlainValidator
 
 from penstock.config import values
-from penstock.config.problems import Refused, show
+from penstock.config.problems import Found, Refused, problem, show
 from penstock.config.sections.locality import LmCacheSection
 from penstock.config.sections.policies import RoutingName, traits
 from penstock.config.sections.section import Section, setting
@@ -31,9 +30,13 @@ def by_cache(policy: str) -> bool:
     return traits(policy)[0]
 
 
+def _is_inf(value: object) -> bool:
+    return value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", ".inf", "infinity"))
+
+
 def threshold(value: object) -> float:
     """Returns a number of requests, infinity for `inf`."""
-    if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", ".inf", "infinity")):
+    if _is_inf(value):
         return math.inf
     try:
         result = values.number(value)
@@ -58,9 +61,7 @@ def field_name(value: object) -> str:
 
 def price_weight(value: object) -> float:
     """Returns a duration in seconds, infinity for `inf`."""
-    if value == math.inf or (isinstance(value, str) and value.strip().lower() in ("inf", ".inf", "infinity")):
-        return math.inf
-    return values.duration(value)
+    return math.inf if _is_inf(value) else values.duration(value)
 
 
 def write_price_weight(seconds: float) -> str:
@@ -100,20 +101,19 @@ class RoutingSection(Section):
     session: SessionSection = SessionSection()
     affinity_escape: values.Duration = setting(
         2.0,
-        "With `policy: predicted_ttft`: how much later the first token may come from an endpoint that holds the "
-        "prompt's prefix than from another, before the other one is taken.",
+        "With `policy: predicted_ttft`: how much later the first token of an endpoint with the prompt's prefix may "
+        "come, before another one is chosen.",
         ge=0,
     )
     affinity_wait: values.AffinityWait = setting(
         "auto",
-        "How long a request that could go elsewhere waits for the endpoint of its session, or the one that holds its "
-        "prefix. No open endpoint is kept waiting longer. `auto`: with `policy: predicted_ttft` for as long as that "
-        "costs waiting requests less than to compute its prompt again (docs/policies); with others not at all.",
+        "How long a request waits for the endpoint of its session or prefix while another one is open. `auto`: with "
+        "`policy: predicted_ttft` as long as that costs queued requests less than recomputing its prompt "
+        "(docs/policies); otherwise 0.",
     )
     prefix_chunk: values.Whole = setting(
         PREFIX_CHUNK_BYTES,
-        "The shortest beginning of a prompt that is found again, in bytes. What is longer is compared in steps of "
-        "that, no further than 500 of them.",
+        "Granularity of prefix matching, in bytes. A prompt is compared in chunks of this size, up to 500 chunks.",
         ge=64,
         le=4096,
     )
@@ -129,66 +129,79 @@ class RoutingSection(Section):
     )
     price_weight: PriceWeight = setting(
         math.inf,
-        "Where endpoints have different prices (`endpoints[].price`): how much later a first token may come for each "
-        "unit that an endpoint is cheaper. `inf`: the cheapest of those that are open; others get what these can't "
-        "take. `0`: prices are not looked at. In between: with `policy: predicted_ttft`.",
+        "How much later a first token may come per unit that an endpoint is cheaper (`endpoints[].price`). `inf`: the "
+        "cheapest open endpoint. `0`: ignore prices. Others: only with `policy: predicted_ttft`.",
         ge=0,
     )
     imbalance_threshold: Threshold = setting(
         math.inf,
-        "With `policy: load_balanced_kv`: from this difference on between the longest and the shortest queue of all "
-        "endpoints (running and waiting requests), the least loaded one gets the request. `inf`: never.",
+        "With `policy: load_balanced_kv`: if the longest and the shortest queue (running and waiting requests) differ "
+        "by this, the least loaded endpoint gets the request. `inf`: never.",
     )
     locality: Literal["history", "kv_events", "lmcache"] = setting(
         "history",
-        "The source for which endpoint holds a prompt's prefix: our own history, the engines' KV events, or LMCache. "
-        "History stands in where the others know nothing.",
+        "The source of cached prefixes: our history, the engines' KV events, or LMCache. History is the fallback.",
     )
     divide_from: values.Whole = setting(
         0,
-        "Where endpoints have the labels `role: prefill` and `role: decode`: prompts of at least so many tokens, by "
-        "our estimate, are computed apart from their answers; a decode endpoint computes shorter ones itself.",
+        "With endpoints labelled `role: prefill` and `role: decode`: prompts of at least this many estimated tokens "
+        "use both; shorter ones only a decode endpoint.",
         ge=0,
     )
     lmcache: LmCacheSection = LmCacheSection()
 
 
-Contradiction = tuple[tuple[str | int, ...], str, str | None]
-
-
-def contradictions(routing: RoutingSection, max_wait_s: float) -> Iterator[Contradiction]:
-    """Yields settings that would do nothing, or never end well: where, what, and what instead."""
+def routing_checks(routing: RoutingSection, max_wait_s: float) -> Found:
+    """Yields settings that have no effect, or contradict each other."""
     policy, session, usual = routing.policy, routing.session, RoutingSection()
     if policy == "session" and session.header is None and session.cookie is None and session.body is None:
-        yield ("session",), "names nothing that tells a session", "give a header, a cookie or a field of the body"
+        yield problem(
+            ("routing", "session"),
+            "names nothing that tells a session",
+            "give a header, a cookie or a field of the body",
+        )
     if session.strict and policy != "session":
-        yield ("session", "strict"), f"means nothing with `policy: {policy}`", "write `policy: session`"
+        yield problem(
+            ("routing", "session", "strict"), f"means nothing with `policy: {policy}`", "write `policy: session`"
+        )
     for key in ("cookie", "body", "header"):
         if getattr(session, key) not in (None, getattr(usual.session, key)) and not by_session(policy):
-            yield ("session", key), f"is not looked at with `policy: {policy}`", "write `policy: session`"
+            yield problem(
+                ("routing", "session", key), f"is not looked at with `policy: {policy}`", "write `policy: session`"
+            )
     if routing.affinity_escape != usual.affinity_escape and policy != "predicted_ttft":
-        yield ("affinity_escape",), f"means nothing with `policy: {policy}`", "write `policy: predicted_ttft`"
+        yield problem(
+            ("routing", "affinity_escape"), f"means nothing with `policy: {policy}`", "write `policy: predicted_ttft`"
+        )
     if routing.price_weight not in (0.0, math.inf) and policy != "predicted_ttft":
         message = f"`{policy}` compares no times: with it only `inf` and `0` mean something"
-        yield ("price_weight",), message, "write `policy: predicted_ttft`"
+        yield problem(("routing", "price_weight"), message, "write `policy: predicted_ttft`")
     if routing.imbalance_threshold != math.inf and policy != "load_balanced_kv":
-        yield ("imbalance_threshold",), f"means nothing with `policy: {policy}`", "write `policy: load_balanced_kv`"
+        yield problem(
+            ("routing", "imbalance_threshold"),
+            f"means nothing with `policy: {policy}`",
+            "write `policy: load_balanced_kv`",
+        )
     yield from _of_caches(routing)
     wait_s = 0.0 if routing.affinity_wait == "auto" else routing.affinity_wait
     if wait_s > 0 and (policy in WITHOUT_PREFERENCE or not any(traits(policy))):
-        yield ("affinity_wait",), f"means nothing with `policy: {policy}`, which prefers no endpoint", None
+        yield problem(("routing", "affinity_wait"), f"means nothing with `policy: {policy}`, which prefers no endpoint")
     if wait_s > 0 and session.strict:
-        yield ("affinity_wait",), "means nothing with `session.strict`, which waits for as long as it takes", None
+        yield problem(
+            ("routing", "affinity_wait"), "means nothing with `session.strict`, which waits for as long as it takes"
+        )
     if wait_s > 0 and wait_s >= max_wait_s:
         message = f"is not shorter than `queue.max_wait` (`{values.write_duration(max_wait_s)}`)"
-        yield ("affinity_wait",), message, None
+        yield problem(("routing", "affinity_wait"), message)
 
 
-def _of_caches(routing: RoutingSection) -> Iterator[Contradiction]:
+def _of_caches(routing: RoutingSection) -> Found:
     policy = routing.policy
     if routing.locality != "history" and policy == "prefix":
-        yield ("locality",), "`prefix` goes by our own history alone", "write `policy: kv`"
+        yield problem(("routing", "locality"), "`prefix` goes by our own history alone", "write `policy: kv`")
     elif routing.locality != "history" and not by_cache(policy):
-        yield ("locality",), f"`{policy}` does not ask where prompts are cached", "write `policy: kv`"
+        yield problem(
+            ("routing", "locality"), f"`{policy}` does not ask where prompts are cached", "write `policy: kv`"
+        )
     if routing.prefix_chunk != PREFIX_CHUNK_BYTES and not by_cache(policy):
-        yield ("prefix_chunk",), f"means nothing with `policy: {policy}`, which compares no prompts", None
+        yield problem(("routing", "prefix_chunk"), f"means nothing with `policy: {policy}`, which compares no prompts")

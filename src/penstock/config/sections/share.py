@@ -5,14 +5,25 @@ The gateways of a group have equal settings except those in `OWN`; a hash of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, SecretStr, ValidationError
 
 from penstock.config import values
 from penstock.config.address import listen_address, split_listen
-from penstock.config.problems import Location, Problem, Refused, listing, show, unreadable, write_path
+from penstock.config.problems import (
+    Document,
+    Found,
+    Location,
+    Problem,
+    Refused,
+    mapping_of,
+    one_of,
+    problem,
+    show,
+    unreadable,
+)
 from penstock.config.sections.elect import (
     BudgetsInValkey,
     KubernetesElection,
@@ -24,7 +35,7 @@ from penstock.config.sections.section import Section, setting
 
 SECRET_CHARACTERS_MIN = 16  # an eavesdropper on the handshake can guess offline
 ALONE_AFTER_S_MAX = 600.0
-#: What may differ between gateways of one group.
+#: Settings that may differ between gateways of one group.
 OWN = frozenset({"listen", "root_path", "workers", "tls", "state_dir", "log", "tracing", "share"})
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
@@ -137,12 +148,11 @@ class ShareSection(Section):
         return self.name or self.place
 
 
-Found = Iterator[tuple[Location, Problem]]
 _TlsKey = Literal["cert", "key", "ca"]
 _TLS_KEYS: tuple[_TlsKey, ...] = ("cert", "key", "ca")
 
 
-def share_checks(document: Mapping[str, object]) -> Found:
+def share_checks(document: Document) -> Found:
     """Yields contradictions within `share`, and with the rest."""
     raw = document.get("share")
     try:
@@ -159,7 +169,7 @@ def share_checks(document: Mapping[str, object]) -> Found:
     yield from _beside(document)
 
 
-def _reached(share: ShareSection, document: Mapping[str, object]) -> Found:
+def _reached(share: ShareSection, document: Document) -> Found:
     host, port = split_listen(share.listen or "")
     if share.advertise is None and (host in _EVERYWHERE or port == 0):
         yield _problem(
@@ -172,14 +182,13 @@ def _reached(share: ShareSection, document: Mapping[str, object]) -> Found:
         yield _problem(("listen",), "has the port of `listen`: clients and gateways need separate ports")
 
 
-def _proved(share: ShareSection, document: Mapping[str, object]) -> Found:
+def _proved(share: ShareSection, document: Document) -> Found:
     some = [key for key in _TLS_KEYS if getattr(share.tls, key) is not None]
     if some and not share.tls.given:
         missing = next(key for key in _TLS_KEYS if key not in some)
         yield _problem(("tls", missing), "is missing: mutual TLS needs all three files")
     for key in some:
-        if (problem := unreadable(document, ("share", "tls", key), getattr(share.tls, key))) is not None:
-            yield ("share", "tls", key), problem
+        yield from unreadable(document, ("share", "tls", key), getattr(share.tls, key))
     if share.secret is None and not some:
         yield _problem(
             ("secret",),
@@ -188,24 +197,19 @@ def _proved(share: ShareSection, document: Mapping[str, object]) -> Found:
         )
 
 
-def _elected(raw: object, document: Mapping[str, object]) -> Found:
-    written = raw.get("elect") if isinstance(raw, Mapping) else None
-    kinds = ElectSection.given(written)
-    if len(kinds) != 1:
-        found = f"has {listing(kinds).replace(' or ', ' and ')}" if kinds else "is empty"
-        yield _problem(("elect",), f"{found}: expected one of {listing(list(ElectSection.model_fields))}")
-    yield from elect_checks(written, ("share", "elect"), document)
-    yield from elect_checks(raw.get("budgets") if isinstance(raw, Mapping) else None, ("share", "budgets"), document)
+def _elected(raw: object, document: Document) -> Found:
+    written = mapping_of(raw)
+    yield from one_of(ElectSection.given(written.get("elect")), ElectSection.model_fields, ("share", "elect"))
+    yield from elect_checks(written.get("elect"), ("share", "elect"), document)
+    yield from elect_checks(written.get("budgets"), ("share", "budgets"), document)
 
 
-def _beside(document: Mapping[str, object]) -> Found:
+def _beside(document: Document) -> Found:
     batch = document.get("batch")
     if isinstance(batch, Mapping) and batch.get("data") and batch.get("store", "sqlite") == "sqlite":
-        location: Location = ("batch", "store")
         message = "is `sqlite`, which is for one gateway; gateways that share need one store"
-        yield location, Problem(write_path(location), message, "write `store: postgres`, or serve batches elsewhere")
+        yield problem(("batch", "store"), message, "write `store: postgres`, or serve batches elsewhere")
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
-    at: Location = ("share", *location)
-    return at, Problem(write_path(at), message, suggestion)
+    return problem(("share", *location), message, suggestion)
