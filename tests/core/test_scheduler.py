@@ -10,7 +10,7 @@ from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.pump import WINDOW
 from penstock.core.scheduler import AVOID_S, REFUSED_AVOID_S, Scheduler, SchedulerSettings
-from penstock.core.scheduling.requests import TELLING_S_MAX
+from penstock.core.scheduling.waiting import TELLING_S_MAX
 from penstock.core.values.actions import Abort, Action, Requeue
 from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation

@@ -1,4 +1,4 @@
-"""State holds, transitions change it, facts call them, the facade lists them: the scheduler can be read downwards."""
+"""The record holds, functions change it, the scheduler's facts call them: the scheduler can be read downwards."""
 
 from __future__ import annotations
 
@@ -7,38 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import Scheduler
-from penstock.core.scheduling.endpoints import EndpointFacts
-from penstock.core.scheduling.expiry import TimeFacts
-from penstock.core.scheduling.operators import OperatorFacts
 from penstock.core.scheduling.questions import Questions
-from penstock.core.scheduling.requests import RequestFacts
-from penstock.core.scheduling.takeover import TakeoverFacts
 from tests.tidy.test_imports import imports
 
-CORE = Path(__file__).parents[2] / "src/penstock/core"
-ROOM = CORE / "scheduling"
+ROOM = Path(__file__).parents[2] / "src/penstock/core/scheduling"
 TRANSITIONS = ("ends", "sending", "waiting", "judging", "returning", "recalling")
-FACTS = ("requests", "endpoints", "operators", "takeover", "expiry", "questions")
-LAYERS = ("inspection", "state", *TRANSITIONS, "reconfigure", FACTS)  # from the lowest up; facts don't know each other
+LAYERS = ("state", "questions", *TRANSITIONS, "reconfigure")  # from the lowest up
 LINES_MAX = 350
-
-
-def _layer(stem: str) -> int:
-    return next(at for at, layer in enumerate(LAYERS) if stem == layer or (stem in layer and isinstance(layer, tuple)))
-
-
-def _known(path: Path) -> set[str]:
-    """The files of the room that a file imports."""
-    stems = {path.stem for path in ROOM.glob("*.py")}
-    found = {full.removeprefix("penstock.core.scheduling.").split(".")[0] for full in map(".".join, imports(path))}
-    return found & stems
+SENDS_NOTHING = {
+    *("passed_on", "moved", "kv_stored", "kv_removed", "kv_cleared", "kv_lost"),
+    *("budget_shared", "budget_apart", "credited", "remembered", "drained"),
+}
 
 
 @pytest.mark.parametrize("path", sorted(ROOM.glob("[a-z]*.py")), ids=lambda path: path.stem)
 def test_a_file_knows_only_those_below_it_and_is_short(path: Path) -> None:
-    for known in _known(path):
-        assert _layer(known) < _layer(path.stem), f"{path.stem} knows {known}"
+    found = {full.removeprefix("penstock.core.scheduling.").split(".")[0] for full in map(".".join, imports(path))}
+    for known in found & set(LAYERS):
+        assert LAYERS.index(known) < LAYERS.index(path.stem), f"{path.stem} knows {known}"
     assert len(path.read_text().splitlines()) <= LINES_MAX
 
 
@@ -50,30 +38,18 @@ def test_transitions_are_functions_of_the_state(stem: str) -> None:
             assert node.args.args[0].arg in ("state", "entry"), f"{stem}.{node.name}"
 
 
-def test_the_facade_lists_every_fact_and_every_answer_and_decides_nothing() -> None:
-    (facade,) = [node for node in ast.parse((CORE / "scheduler.py").read_text()).body if isinstance(node, ast.ClassDef)]
-    assert not facade.bases
-    branches = (ast.If, ast.For, ast.While, ast.IfExp, ast.comprehension, ast.Try, ast.Match)
-    assert not [node for node in ast.walk(facade) if isinstance(node, branches)]
-    listed = {
-        ast.unparse(node.targets[0]): ast.unparse(node.value)
-        for node in ast.walk(facade)
-        if isinstance(node, ast.Assign) and len(node.targets) == 1
-    }
-    kinds = {
-        "requests": RequestFacts,
-        "endpoints": EndpointFacts,
-        "operators": OperatorFacts,
-        "takeover": TakeoverFacts,
-        "timing": TimeFacts,
-        "questions": Questions,
-    }
-    for group, kind in kinds.items():
-        for name in vars(kind):
-            if not name.startswith("_"):
-                assert listed.pop(f"self.{name}") == f"{group}.{name}"
-    assert set(listed) == set(kinds), "nothing else"
+def test_every_public_method_of_the_scheduler_is_a_fact_and_is_checked() -> None:
+    facts = {name: method for name, method in vars(Scheduler).items() if not name.startswith("_")}
+    assert len(facts) > 40
+    for name, fact in facts.items():
+        assert fact.__annotations__["return"] == "list[Action]", name
+        assert (name in vars(CheckedScheduler)) != (name in SENDS_NOTHING), f"nothing is checked after {name}"
+    assert Scheduler.__mro__ == (Scheduler, Questions, object)
 
 
-def test_the_scheduler_inherits_nothing() -> None:
-    assert Scheduler.__mro__ == (Scheduler, object)
+def test_a_fact_calls_no_other_fact() -> None:
+    """Its checks would run in the middle of another."""
+    facts = {name for name in vars(Scheduler) if not name.startswith("_")}
+    tree = ast.parse((ROOM.parent / "scheduler.py").read_text())
+    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert not called & {f"self.{name}" for name in facts}

@@ -31,8 +31,7 @@ OWN = {"entry": ("queueing", entry.Entry), "lease": ("endpoints", Lease)}  # wha
 OTHERS = {
     ("queueing/quotas.py", "account.queued_tokens"),
     ("queueing/quotas.py", "held.queued_tokens"),
-    ("scheduling/requests.py", "state.seq"),
-    ("scheduling/takeover.py", "state.seq"),
+    ("scheduler.py", "state.seq"),
     ("explain/recorder.py", "trail.counted"),
     ("explain/recorder.py", "trail.model"),
     ("explain/recorder.py", "model.prompt_tokens"),

@@ -1,4 +1,4 @@
-"""Does the scheduler do the right thing? Invariants, checked after every fact that it is told.
+"""Does the scheduler do the right thing? Invariants, checked after every fact that may send or end something.
 
 `CheckedScheduler` stands wherever a `Scheduler` does. It keeps a second set of books, those an honest driver keeps
 from the actions alone, and after each fact compares them with the scheduler's, recomputes with fresh eyes what the
@@ -15,30 +15,30 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
-from typing import Any
+from typing import Literal
 
 from penstock.conformance.oracle import Oracle
 from penstock.conformance.tree_check import check_tree
 from penstock.core.dispatch.prefix_groups import OVERTAKEN_MAX
 from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import NO_AFFINITY, NO_DISPATCH, NO_RETRY, Entry
-from penstock.core.scheduler import FACTS, Scheduler, SchedulerSettings
-from penstock.core.scheduling.inspection import Inspection
+from penstock.core.scheduler import Scheduler, SchedulerSettings
+from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.catalogue import Cause, Failure, Outcome, Reason
 from penstock.core.values.lifecycle import State
+from penstock.core.values.located import Source
+from penstock.core.values.observation import Glimpse, Observation
 from penstock.core.values.request import Request, Underway, Usage
-from penstock.core.values.settings import Limits, part_of
+from penstock.core.values.settings import EndpointLimits, EndpointSpec, Limits
 
 ROUNDING_S = 1e-6  # what sums of a few times may be off by
 THOROUGH_BELOW = 200  # waiting requests up to which everything is checked after every fact, beyond: now and then
-
-Fact = Callable[..., list[Action]]
 
 
 class Books:
@@ -140,7 +140,7 @@ class Books:
 class DecisionChecks:
     """What must hold of single decisions, as they are made."""
 
-    def __init__(self, state: Inspection, oracle: Oracle) -> None:
+    def __init__(self, state: SchedulerState, oracle: Oracle) -> None:
         self._state = state
         self._oracle = oracle
         self._overtaken: Counter[str] = Counter()  # waiting requests, by those of their flow that followed another
@@ -212,7 +212,7 @@ class DecisionChecks:
 
 
 class CheckedScheduler(Scheduler):
-    """A scheduler that proves itself after every fact."""
+    """A scheduler that checks its invariants after every fact that may send or end something."""
 
     def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
         super().__init__(settings, random=random)
@@ -223,17 +223,10 @@ class CheckedScheduler(Scheduler):
         self._waited: set[str] = set()  # who waited when settings last changed
         self._oracle = Oracle(self.inspect())
         self._state.watcher = DecisionChecks(self.inspect(), self._oracle)
-        for name in FACTS:
-            checked = partial(self._told, getattr(self, name))
-            more = getattr(self, f"_{name}", None)  # what is checked of this fact alone
-            setattr(self, name, checked if more is None else partial(more, checked))
 
     # --- facts --------------------------------------------------------------------------------------------------
 
-    def _told(self, fact: Fact, *about: Any, now: float, **more: Any) -> list[Action]:
-        return self._checked(fact(*about, now=now, **more), now)
-
-    def _arrived(self, fact: Fact, request: Request, *, now: float) -> list[Action]:
+    def arrived(self, request: Request, *, now: float) -> list[Action]:
         before = [entry for band in self._state.queues.bands[request.band + 1 :] for entry in band.entries.values()]
         first_visits = {
             entry.request.id: (entry.request.band, entry.queue.waits_since_s, entry.seq)
@@ -241,21 +234,18 @@ class CheckedScheduler(Scheduler):
             if entry.queue.visit == 1
         }
         self.books.arrived(request)
-        actions = fact(request, now=now)
+        actions = self._checked(super().arrived(request, now=now), now)
         self._check_displaced(request, actions, first_visits)
         if request.id in self.books.waiting:
             self._check_room(request)
         return actions
 
-    def _finished(
-        self, fact: Fact, lease: int, usage: Usage | None = None, *, refused: bool = False, now: float
-    ) -> list[Action]:
+    def finished(self, lease: int, usage: Usage | None = None, *, refused: bool = False, now: float) -> list[Action]:
         self.books.ended(self.books.released(lease), Outcome.COMPLETED)
-        return fact(lease, usage, refused=refused, now=now)
+        return self._checked(super().finished(lease, usage, refused=refused, now=now), now)
 
-    def _failed(
+    def failed(
         self,
-        fact: Fact,
         lease: int,
         failure: Failure,
         *,
@@ -265,30 +255,31 @@ class CheckedScheduler(Scheduler):
     ) -> list[Action]:
         request_id = self.books.released(lease)
         self.books.between.add(request_id)
-        actions = fact(lease, failure, answering=answering, retry_after_s=retry_after_s, now=now)
+        actions = super().failed(lease, failure, answering=answering, retry_after_s=retry_after_s, now=now)
+        self._checked(actions, now)
         assert any(isinstance(a, Requeue | Fail) and a.request_id == request_id for a in actions)
         return actions
 
-    def _prefilled(self, fact: Fact, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         promised = self.books.answering[self.books.leases[lease].request_id]
         was_up = (endpoint := self._state.pool.get(promised)) is not None and endpoint.health.up
         request_id = self.books.released(lease)
         self.books.between.add(request_id)
-        actions = fact(lease, usage, now=now)
+        actions = self._checked(super().prefilled(lease, usage, now=now), now)
         following = [a for a in actions if isinstance(a, Decode)]
         assert [a.request_id for a in following] == [request_id]
         assert following[0].endpoint == promised or not was_up, f"{following} although {promised} was promised"
         return actions
 
-    def _cancelled(self, fact: Fact, request_id: str, *, now: float) -> list[Action]:
+    def cancelled(self, request_id: str, *, now: float) -> list[Action]:
         waits = request_id in self.books.waiting
         if not waits:
             self.books.released(self.books.lease_of[request_id])
         self.books.ended(request_id, Outcome.EVICTED if waits else Outcome.FAILED)
-        return fact(request_id, now=now)
+        return self._checked(super().cancelled(request_id, now=now), now)
 
-    def _endpoint_removed(self, fact: Fact, name: str, *, now: float) -> list[Action]:
-        actions = fact(name, now=now)
+    def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
+        actions = self._checked(super().endpoint_removed(name, now=now), now)
         pool = self._state.pool
         assert pool.get(name) is None
         known = set(pool)
@@ -297,9 +288,8 @@ class CheckedScheduler(Scheduler):
             assert known.issuperset(band.unchecked)
         return actions
 
-    def _adopted(
+    def adopted(
         self,
-        fact: Fact,
         request: Request,
         *,
         came_s: float,
@@ -311,57 +301,63 @@ class CheckedScheduler(Scheduler):
         self.books.adopted(request, underway)
         self._ran = self._runs()
         self._waited.add(request.id)
-        actions = fact(request, came_s=came_s, waited_s=waited_s, underway=underway, now=now)
+        actions = super().adopted(request, came_s=came_s, waited_s=waited_s, underway=underway, now=now)
+        self._checked(actions, now)
         assert not actions
         return actions
 
-    def _forgotten(self, fact: Fact, request_ids: Iterable[str], *, now: float) -> list[Action]:
+    def forgotten(self, request_ids: Iterable[str], *, now: float) -> list[Action]:
         known = [name for name in request_ids if name in self.books.requests]
         for name in known:
             self.books.forgotten(name)
-        actions = fact(known, now=now)
+        actions = self._checked(super().forgotten(known, now=now), now)
         assert not actions
         return actions
 
     def _runs(self) -> Counter[str]:
         return Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
 
-    def _apportioned(self, fact: Fact, gateways: int, *, now: float) -> list[Action]:
-        return self._changed(partial(fact, gateways), self._state.told_settings, gateways, now)
+    def apportioned(self, gateways: int, *, now: float) -> list[Action]:
+        self._before_change()
+        actions = self._checked(super().apportioned(gateways, now=now), now)
+        self._check_changed(actions)
+        return actions
 
-    def _reconfigured(self, fact: Fact, settings: SchedulerSettings, *, now: float) -> list[Action]:
-        return self._changed(partial(fact, settings), settings, self._state.gateways, now)
+    def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
+        self._before_change()
+        actions = self._checked(super().reconfigured(settings, now=now), now)
+        self._check_changed(actions)
+        return actions
 
-    def _changed(
-        self, fact: Callable[..., list[Action]], settings: SchedulerSettings, gateways: int, now: float
-    ) -> list[Action]:
-        """No request is lost, except those now too late; new bounds do not hold for requests from before the change."""
+    def _before_change(self) -> None:
+        """New limits and bounds do not hold for requests from before the change."""
+        self._ran = self._runs()
         self.books.requeued |= self.books.waiting
         self._waited = set(self.books.waiting)
-        self._ran = self._runs()
-        settings = part_of(settings, gateways)
-        actions = fact(now=now)
-        late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
-        assert all(isinstance(a, Dispatch) or a.request_id in late for a in actions), actions
+
+    def _check_changed(self, actions: list[Action]) -> None:
+        """No request is lost by other settings, except those now too late."""
+        self._check_only_late(actions)
         entries, bands = self._state.entries, self._state.queues.bands
         for name in self.books.requests:
             self.books.requests[name] = entries[name].request
-        assert [band.settings for band in bands] == list(settings.bands)
+        assert [band.settings for band in bands] == list(self._state.settings.bands)
         waiting = [entry for entry in entries.values() if entry.state is State.WAITING]
         assert all(entry.seq in bands[entry.request.band].entries for entry in waiting)
-        return actions
 
-    def _tenants_limited(self, fact: Fact, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
-        """Nothing ends by it; new limits do not hold for what came before them."""
-        self._ran = self._runs()
-        self.books.requeued |= self.books.waiting
-        actions = fact(limits, now=now)
+    def _check_only_late(self, actions: list[Action]) -> None:
         late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
         assert all(isinstance(a, Dispatch) or a.request_id in late for a in actions), actions
+
+    def tenants_limited(self, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
+        self._ran = self._runs()
+        self.books.requeued |= self.books.waiting
+        actions = self._checked(super().tenants_limited(limits, now=now), now)
+        self._check_only_late(actions)
         return actions
 
-    def _expire(self, fact: Fact, *, now: float) -> list[Action]:
-        actions = fact(now=now)
+    def expire(self, *, now: float) -> list[Action]:
+        actions = self._checked(super().expire(now=now), now)
         due_s = self.next_deadline()
         assert due_s is None or due_s > now, f"asked to expire({due_s}) again at {now}"
         for band in self._state.queues.bands:
@@ -372,6 +368,107 @@ class CheckedScheduler(Scheduler):
                     f"{entry.request} waits past {entry.queue.deadline_s}"
                 )
         return actions
+
+    # Facts after which nothing is checked but the invariants.
+
+    def first_token(self, lease: int, *, well: bool = True, now: float) -> list[Action]:
+        return self._checked(super().first_token(lease, well=well, now=now), now)
+
+    def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
+        return self._checked(super().progressed(lease, output_tokens, now=now), now)
+
+    def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:
+        return self._checked(super().located(request_id, keys, block_tokens, now=now), now)
+
+    def cached(
+        self, request_id: str, tokens: Mapping[str, int], source: Source = Source.LMCACHE, *, now: float
+    ) -> list[Action]:
+        return self._checked(super().cached(request_id, tokens, source, now=now), now)
+
+    def endpoint_added(self, spec: EndpointSpec, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_added(spec, now=now), now)
+
+    def endpoint_up(self, name: str, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_up(name, now=now), now)
+
+    def endpoint_down(self, name: str, *, presence: Presence = Presence.DOWN, now: float) -> list[Action]:
+        return self._checked(super().endpoint_down(name, presence=presence, now=now), now)
+
+    def endpoint_changed(
+        self,
+        name: str,
+        *,
+        models: Iterable[str] | None = None,
+        tells_models: bool | None = None,
+        vouched: bool | None = None,
+        by_word: bool = False,
+        key_refused: bool | None = None,
+        silent: bool | None = None,
+        slots: int | Literal["auto"] | None = None,
+        told_slots: int | None = None,
+        lingers: bool | None = None,
+        contexts: Mapping[str, int] | None = None,
+        price: float | None = None,
+        weight: float | None = None,
+        limits: EndpointLimits | None = None,
+        now: float,
+    ) -> list[Action]:
+        return self._checked(
+            super().endpoint_changed(
+                name,
+                models=models,
+                tells_models=tells_models,
+                vouched=vouched,
+                by_word=by_word,
+                key_refused=key_refused,
+                silent=silent,
+                slots=slots,
+                told_slots=told_slots,
+                lingers=lingers,
+                contexts=contexts,
+                price=price,
+                weight=weight,
+                limits=limits,
+                now=now,
+            ),
+            now,
+        )
+
+    def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_drained(name, now=now), now)
+
+    def endpoint_resumed(self, name: str, *, now: float) -> list[Action]:
+        return self._checked(super().endpoint_resumed(name, now=now), now)
+
+    def observed(self, name: str, reading: Observation | None, *, answered: bool = False, now: float) -> list[Action]:
+        return self._checked(super().observed(name, reading, answered=answered, now=now), now)
+
+    def glimpsed(self, name: str, part: Glimpse, *, now: float) -> list[Action]:
+        return self._checked(super().glimpsed(name, part, now=now), now)
+
+    def paused(self, model: str | None, *, now: float) -> list[Action]:
+        return self._checked(super().paused(model, now=now), now)
+
+    def resumed(self, model: str | None, *, now: float) -> list[Action]:
+        return self._checked(super().resumed(model, now=now), now)
+
+    def bumped(self, request_id: str, *, now: float) -> list[Action]:
+        return self._checked(super().bumped(request_id, now=now), now)
+
+    def evicted(self, request_id: str, *, now: float) -> list[Action]:
+        return self._checked(super().evicted(request_id, now=now), now)
+
+    def all_evicted(self, request_ids: Iterable[str], *, now: float) -> list[Action]:
+        return self._checked(super().all_evicted(request_ids, now=now), now)
+
+    def halted(self, *, afresh: bool = False, now: float) -> list[Action]:
+        return self._checked(super().halted(afresh=afresh, now=now), now)
+
+    def begun(self, *, lease_from: int = 0, afresh: bool = False, now: float) -> list[Action]:
+        return self._checked(super().begun(lease_from=lease_from, afresh=afresh, now=now), now)
+
+    def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:
+        return self._checked(super().drain(queue_until_s=queue_until_s, stop_at_s=stop_at_s, now=now), now)
 
     # --- invariants ---------------------------------------------------------------------------------------------
 

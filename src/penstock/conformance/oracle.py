@@ -26,7 +26,7 @@ from penstock.core.queueing.estimate import BYTES_PER_TOKEN
 from penstock.core.queueing.fair_tree import Node
 
 if TYPE_CHECKING:
-    from penstock.core.scheduling.inspection import Inspection
+    from penstock.core.scheduling.state import SchedulerState
 
 ROUNDING_S = 1e-6
 ROUNDING = 1e-9  # of costs
@@ -37,7 +37,7 @@ Choice = tuple[Entry, list[Endpoint]]
 class Oracle:
     """Looks at a scheduler's state, and touches nothing."""
 
-    def __init__(self, state: Inspection) -> None:
+    def __init__(self, state: SchedulerState) -> None:
         self._state = state
 
     # --- claims -------------------------------------------------------------------------------------------------

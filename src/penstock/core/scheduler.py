@@ -1,147 +1,823 @@
-"""Facts in, actions out: which request goes next, where, and what becomes of the rest.
+"""Facts in, actions out: which request goes next, to which endpoint, and what happens to the others.
 
-The scheduler is told what happened, each time with `now` (seconds, monotonic, never going back), and answers with a
-list of actions. It never waits, never calls back, reads no clock and draws no randomness but from the generator it is
-handed, so the same facts give the same actions.
+A driver reports each fact with `now` (seconds, monotonic, never decreasing) and carries out the actions returned. The
+scheduler never waits, calls back or reads a clock, and its only randomness is the generator it is given: the same facts
+give the same actions.
 
-Theory of operation. Every request enters the queue tree of its band; then one *pump* hands out whatever can be
-handed out: band by band, in fair order, to endpoints that are open, chosen at that moment. A request that finds
-nothing open simply stays. Everything that may open an endpoint (a lease that ends, a first token, a reading, a
-timer) touches it and pumps again. So there is no "fast path" beside the queue, and none can overtake it: a newcomer
-whom nobody waits before is decided by the same pump with the same questions, and only spared the way in and out.
+Model: every request enters the queue tree of its band, and one *pump* hands out whatever can be handed out: band by
+band, in fair order, to endpoints that are open at that moment. A request that finds none stays queued. Everything that
+may open an endpoint (a lease that ends, a first token, a reading, a timer) touches it and pumps again. There is no fast
+path beside the queue that could overtake it: while nothing is queued, the same pump answers the same questions about a
+new request, and only the way in and out of the tree is spared (`Pump.alone`).
 
-How to read it. This file is the list of what the scheduler is told and asked, and nothing else; each line names the
-method that answers, and where it is written. They all share one state (`scheduling/state.py`), which is changed by
-functions (`ends`, `sending`, `waiting`, `returning`) that the facts call, never the other way round.
+The methods here are all facts; the questions are inherited (`scheduling/questions.py`). Both share one record of state
+(`scheduling/state.py`). The functions in `scheduling/` change it for several facts.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
+from typing import Literal
 
-from penstock.core.scheduling.endpoints import EndpointFacts
-from penstock.core.scheduling.expiry import TimeFacts
-from penstock.core.scheduling.inspection import Inspection
-from penstock.core.scheduling.operators import OperatorFacts
+from msgspec.structs import replace
+
+from penstock.core.dispatch import fit
+from penstock.core.dispatch.disaggregation import whole_usage
+from penstock.core.dispatch.under_share import DEMAND_WINDOW_S
+from penstock.core.endpoints.health import Presence
+from penstock.core.endpoints.movement import Movement
+from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
+from penstock.core.queueing.fair_tree import Node
+from penstock.core.scheduling import ends, judging, recalling, reconfigure, returning, sending, waiting
 from penstock.core.scheduling.questions import Questions
-from penstock.core.scheduling.requests import RequestFacts
 from penstock.core.scheduling.returning import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
 from penstock.core.scheduling.sending import BAND_RANKS
 from penstock.core.scheduling.state import SchedulerState
-from penstock.core.scheduling.takeover import TakeoverFacts
-from penstock.core.values.settings import SchedulerSettings
+from penstock.core.values.actions import Abort, Action, Decode
+from penstock.core.values.catalogue import Failure, Reason
+from penstock.core.values.lifecycle import Event, State
+from penstock.core.values.located import Source
+from penstock.core.values.observation import Glimpse, Observation
+from penstock.core.values.request import SERVICE_S, WORK_PER_OUTPUT_TOKEN, Request, ServiceGot, Underway, Usage
+from penstock.core.values.retry import Verdict
+from penstock.core.values.rows import LimitReached
+from penstock.core.values.settings import EndpointLimits, EndpointSpec, Limits, SchedulerSettings, parts_of
 
-__all__ = ["AVOID_S", "BAND_RANKS", "FACTS", "REFUSED_AVOID_S", "REFUSED_AVOID_S_MAX", "Scheduler", "SchedulerSettings"]
-
-FACTS = [
-    name
-    for kind in (RequestFacts, EndpointFacts, OperatorFacts, TakeoverFacts, TimeFacts)
-    for name in vars(kind)
-    if not name.startswith("_")
-]
+__all__ = ["AVOID_S", "BAND_RANKS", "REFUSED_AVOID_S", "REFUSED_AVOID_S_MAX", "Scheduler", "SchedulerSettings"]
 
 
-class Scheduler:
+class Scheduler(Questions):
     """The one owner of queues, leases and the view of the endpoints."""
 
-    def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:  # noqa: PLR0915  (a list)
-        self._state = state = SchedulerState(settings, random.random)
+    def __init__(self, settings: SchedulerSettings, *, random: Random) -> None:
+        super().__init__(SchedulerState(settings, random.random))
 
-        requests = RequestFacts(state)
-        self.arrived = requests.arrived
-        self.first_token = requests.first_token
-        self.passed_on = requests.passed_on
-        self.progressed = requests.progressed
-        self.prefilled = requests.prefilled
-        self.finished = requests.finished
-        self.failed = requests.failed
-        self.cancelled = requests.cancelled
-        self.located = requests.located
-        self.cached = requests.cached
+    # --- requests ---
 
-        endpoints = EndpointFacts(state)
-        self.endpoint_added = endpoints.endpoint_added
-        self.endpoint_changed = endpoints.endpoint_changed
-        self.endpoint_removed = endpoints.endpoint_removed
-        self.endpoint_up = endpoints.endpoint_up
-        self.endpoint_down = endpoints.endpoint_down
-        self.endpoint_drained = endpoints.endpoint_drained
-        self.endpoint_resumed = endpoints.endpoint_resumed
-        self.observed = endpoints.observed
-        self.glimpsed = endpoints.glimpsed
-        self.moved = endpoints.moved
-        self.kv_stored = endpoints.kv_stored
-        self.kv_removed = endpoints.kv_removed
-        self.kv_cleared = endpoints.kv_cleared
-        self.kv_lost = endpoints.kv_lost
+    def arrived(self, request: Request, *, now: float) -> list[Action]:
+        """A new request: return its dispatch or refusal or, if it is queued, the requests it displaces."""
+        state = self._state
+        assert request.id not in state.entries, "request ids are unique among those that have not ended"
+        state.seq += 1
+        entry = Entry(request, state.seq)
+        state.recorder.arrived(entry, now)
+        admits = not state.draining and state.pauses.admits(request.model)
+        refusal = _unservable(state, request, now) if admits else Reason.DRAINING
+        if refusal is not None:
+            return [ends.refuse(state, entry, refusal, now)]
+        waiting.appraise(state, entry, now, came_s=now)
+        if request.prompt_tokens_max is not None:
+            least = least_prompt_tokens(contents_of(request))
+            if max(least, entry.estimate.prompt_tokens) > request.prompt_tokens_max:
+                return [ends.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
+        limit = state.quotas.admit(entry.account, tokens=entry.estimated_tokens, now=now)
+        if limit is not None:
+            return [ends.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]
+        if state.pool.differ and request.pinned is None:
+            for name in fit.unfit(state.pool, entry):
+                entry.own_retry().excluded[name] = math.inf
+        state.entries[request.id] = entry
+        entry.move(Event.ADMITTED)
+        entry.queue.entered(now)
+        try:
+            return _taken_in(state, entry, now)
+        except BaseException:
+            band = state.queues.bands[entry.request.band]
+            if entry.state is State.WAITING and entry.seq not in band.entries:
+                entry.move(Event.CANCELLED)  # neither queued nor sent: nothing else knows of it
+                ends.end(state, entry, None, now, Reason.CANCELLED)
+            raise
 
-        operators = OperatorFacts(state)
-        self.paused = operators.paused
-        self.drained = operators.drained
-        self.resumed = operators.resumed
-        self.bumped = operators.bumped
-        self.evicted = operators.evicted
-        self.all_evicted = operators.all_evicted
-        self.tenants_limited = operators.tenants_limited
-        self.budget_shared = operators.budget_shared
-        self.budget_apart = operators.budget_apart
-        self.reconfigured = operators.reconfigured
-        self.apportioned = operators.apportioned
+    def first_token(self, lease: int, *, well: bool = True, now: float) -> list[Action]:
+        """The first byte of a streamed answer came, so its prefill is over. `well`: it is not an error."""
+        state = self._state
+        entry = state.leases[lease]
+        entry.move(Event.FIRST_TOKEN)
+        entry.charge.seen(1)
+        held = entry.leased()
+        state.recorder.first_byte(entry, now)
+        state.forecast.first_token(entry.model, held.prompt_tokens, now - held.began_s, now)
+        endpoint = state.pool.holder(held)
+        if endpoint is None:
+            return []
+        endpoint.first_token(held, now)
+        sending.look_at(state, endpoint, now)
+        if well and not endpoint.proof.settled:
+            judging.well(state, endpoint, now)
+        if len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.made_wait:
+            return []  # closed before and after, and no request waits elsewhere for this prompt to be computed
+        return sending.touched(state, endpoint, now)
 
-        takeover = TakeoverFacts(state)
-        self.halted = takeover.halted
-        self.begun = takeover.begun
-        self.adopted = takeover.adopted
-        self.forgotten = takeover.forgotten
-        self.credited = takeover.credited
-        self.remembered = takeover.remembered
+    def passed_on(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
+        """A part of an answer that does not stream has reached the client: it can't be retried any more."""
+        self._state.leases[lease].leased().reached_client()
+        return []
 
-        timing = TimeFacts(state)
-        self.expire = timing.expire
-        self.drain = timing.drain
+    def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
+        """An answer has grown to `output_tokens`. Worth reporting every few dozen tokens, not each."""
+        state = self._state
+        entry = state.leases[lease]
+        held = entry.leased()
+        entry.charge.seen(output_tokens)
+        look = state.charges.progressed(state.tree_of(entry), entry)
+        if look:
+            work = entry.route.uncached_tokens + WORK_PER_OUTPUT_TOKEN * entry.charge.charged_output
+            state.promised.settle(entry, work)
+        endpoint = state.pool.holder(held)
+        if endpoint is not None:
+            endpoint.ledger.progressed(held, output_tokens, now)
+            if state.paced:
+                state.queues.touch(endpoint)
+                look = True
+        return sending.pumped(state, now) if look else []
 
-        questions = Questions(state)
-        self.next_deadline = questions.next_deadline
-        self.room = questions.room
-        self.stopped = questions.stopped
-        self.knows = questions.knows
-        self.serving = questions.serving
-        self.served = questions.served
-        self.least_loaded = questions.least_loaded
-        self.wanted = questions.wanted
-        self.moved_s = questions.moved_s
-        self.requests_of = questions.requests_of
-        self.busy = questions.busy
-        self.proven = questions.proven
-        self.refuses_key = questions.refuses_key
-        self.state_of = questions.state_of
-        self.wait_s = questions.wait_s
-        self.places = questions.places
-        self.limits_of = questions.limits_of
-        self.allowance = questions.allowance
-        self.budgets = questions.budgets
-        self.explain = questions.explain
-        self.snapshot = questions.snapshot
-        self.tokens_under_way = questions.tokens_under_way
-        self.loads = questions.loads
+    def finished(self, lease: int, usage: Usage | None = None, *, refused: bool = False, now: float) -> list[Action]:
+        """The last byte of an answer was read from the engine.
 
-    @property
-    def watches(self) -> bool:
-        """Whether gauges may be worth reading often, `wanted` says whose: requests wait, or an engine is in doubt."""
-        return self._state.queues.waiting > 0 or self._state.doubts
-
-    @property
-    def divides(self) -> bool:
-        """Whether any endpoint only computes prompts, or only answers."""
-        return self._state.pool.roles.any
-
-    @property
-    def paced(self) -> bool:
-        """Whether a limit of time per output token is set anywhere: progress is then worth telling more often."""
-        return self._state.paced
-
-    def inspect(self) -> Inspection:
-        """Returns the state as it is at any time from now on, to look at: for checkers and tests, never to decide
-        by.
+        `usage`: its true cost, if known. `refused`: the answer is an error that blames the request.
         """
-        return self._state
+        state = self._state
+        entry = state.leases[lease]
+        model = entry.model
+        held = entry.leased()
+        if usage is not None:
+            state.router.answered(held, usage, now)
+            if held.transferred_tokens:
+                usage = whole_usage(usage, held.cached_tokens, cached_told=held.cached_told)
+        state.forecast.lease_ended(entry, now - held.began_s, now)
+        streamed = entry.charge.output_seen > 1  # an answer that does not stream reports no progress
+        if (answering := state.pool.holder(held)) is not None:
+            seen = entry.charge.output_seen if streamed else 0
+            answering.ledger.answered(held, usage.completion_tokens if usage is not None else seen, now)
+        endpoint = sending.release(state, entry, now)
+        entry.move(Event.FINISHED)
+        if usage is not None and usage.prompt_tokens > 0:
+            contents = contents_of(entry.request)
+            state.estimator.learn_prompt(entry.tenant, model, contents, usage.prompt_tokens)
+            state.estimator.learn_output(entry.tenant, model, usage.completion_tokens, contents.answers)
+        elif usage is None and streamed:
+            answers = contents_of(entry.request).answers
+            state.estimator.learn_output(entry.tenant, model, entry.charge.output_seen, answers)
+        ends.end(state, entry, usage or entry.presumed_usage(), now)
+        if endpoint is None:
+            return sending.pumped(state, now)
+        if held.first_token_s is None:  # it did not stream, or was empty
+            endpoint.health.answered(endpoint.slots)
+            endpoint.movement.began(held, endpoint.ledger, now)
+        sending.look_at(state, endpoint, now)
+        if refused and endpoint.proof.refused(now - held.began_s, well=state.pool.answered):
+            judging.seen_through(state, endpoint, now)
+        judging.well(state, endpoint, now, refused=refused)
+        return sending.pumped(state, now)
+
+    def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
+        """The prompt of a divided request is computed: its prefill lease ends and its decode lease begins.
+
+        Returns a `Decode` first. If the two engines exchange the KV cache themselves, the decoding one is fixed.
+        """
+        state = self._state
+        entry = state.leases.pop(lease)
+        held = entry.leased()
+        if usage is not None:
+            state.router.answered(held, usage, now)
+        endpoint = state.pool.holder(held)
+        if endpoint is not None:
+            endpoint.first_token(held, now)
+            endpoint.ledger.remove(held, now)
+            judging.well(state, endpoint, now)
+        meets = endpoint is not None and endpoint.meets
+        if not meets and state.pending.lost(entry) and (others := sending.partners(state, entry, now)):
+            state.pending.drop(entry, now)
+            sending.reserve_decode(state, entry, others, now)
+        if (answers := state.pending.answering(entry)) is not None:
+            state.queues.touch(answers)  # its engine hears of the request only now
+        following = state.pending.begin(entry, now)
+        entry.sent(following)
+        cached_tokens = held.cached_tokens if usage is None else usage.cached_tokens
+        following.takes_over(cached_tokens, told=usage is not None and usage.cached_told)
+        state.leases[following.serial] = entry
+        state.recorder.handed_over(entry, following.endpoint, now)
+        actions: list[Action] = [Decode(entry.request.id, following.endpoint, following.serial)]
+        sending.hand_out(state, now, actions)
+        return actions
+
+    def failed(
+        self, lease: int, failure: Failure, *, now: float, answering: bool = False, retry_after_s: float = 0.0
+    ) -> list[Action]:
+        """A dispatch failed. Before its first byte the request may be queued again; otherwise it ends.
+
+        `answering`: of a divided request, the decoding endpoint failed, not the one of this lease.
+        `retry_after_s`: how long the busy endpoint asked to be left alone.
+        """
+        state = self._state
+        entry = state.leases[lease]
+        answers = state.pending.answering(entry) if answering else None
+        state.router.failed(entry, entry.leased())
+        endpoint = sending.release(state, entry, now, abandoned=failure is Failure.FIRST_BYTE_TIMEOUT and not answering)
+        if answering:
+            endpoint = answers
+        if endpoint is not None:
+            if failure is Failure.MODALITY and len(kinds := fit.kinds_of(entry.model, contents_of(entry.request))) == 1:
+                endpoint.refused_kinds |= kinds
+                state.pool.changed()
+            judging.blame(state, endpoint, entry.model, failure, now, retry_after_s=retry_after_s)
+        actions: list[Action] = []
+        assert (entry.state is State.STREAMING) <= (failure is Failure.BROKEN), "a stream that began is not retried"
+        if returning.verdict(state, entry, failure, endpoint, now) is Verdict.FAIL:
+            ends.fail(state, entry, failure, now, actions)
+        else:
+            returning.requeue(state, entry, now, actions, failure=failure, endpoint=endpoint)
+            if entry.request.falls_back:
+                returning.evict_falling_back(state, now, actions)
+        if endpoint is not None and not endpoint.proof.stands:
+            returning.evict_unknown(state, now, actions)
+        sending.hand_out(state, now, actions)
+        return actions
+
+    def cancelled(self, request_id: str, *, now: float) -> list[Action]:
+        """The client is gone: a queued request leaves the queue, a running one returns its lease.
+
+        An unknown request (`arrived` raised) changes nothing.
+        """
+        state = self._state
+        entry = state.entries.get(request_id)
+        if entry is None:
+            return []
+        if entry.state is State.WAITING:
+            ends.unqueue(state, entry, Event.CANCELLED, now)
+            state.forecast.left(entry, now)
+            ends.end(state, entry, None, now, Reason.CANCELLED)
+            return sending.pumped(state, now)  # others may have waited for it
+        endpoint = sending.release(state, entry, now, abandoned=True)
+        entry.move(Event.CANCELLED)
+        ends.end(state, entry, entry.presumed_usage(), now, Reason.CLIENT_GONE)
+        return sending.touched(state, endpoint, now) if endpoint is not None else sending.pumped(state, now)
+
+    def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:
+        """The `keys` of a queued request's token blocks: they show which endpoint caches how much of its prompt."""
+        entry = self._queued(request_id)
+        if entry is None:
+            return []
+        entry.route.told_blocks(tuple(keys), block_tokens)
+        return self._cache_known(entry, now)
+
+    def cached(
+        self, request_id: str, tokens: Mapping[str, int], source: Source = Source.LMCACHE, *, now: float
+    ) -> list[Action]:
+        """A look-up at `source` found so many `tokens` of a queued prompt by endpoint; empty if it failed."""
+        entry = self._queued(request_id)
+        if entry is None:
+            return []
+        if tokens:
+            entry.route.told_holders(source, tokens)
+        return self._cache_known(entry, now)
+
+    def _queued(self, request_id: str) -> Entry | None:
+        entry = self._state.entries.get(request_id)
+        return None if entry is None or entry.state is not State.WAITING else entry
+
+    def _cache_known(self, entry: Entry, now: float) -> list[Action]:
+        state = self._state
+        state.affinity.told(entry)
+        state.look(entry, now)
+        for endpoint in state.pool:
+            if endpoint.serves(entry.model):
+                state.queues.touch(endpoint)
+        return sending.pumped(state, now)
+
+    # --- endpoints ---
+
+    def endpoint_added(self, spec: EndpointSpec, *, now: float) -> list[Action]:
+        """Use an endpoint from now on."""
+        state = self._state
+        endpoint = state.pool.add(spec)
+        state.paced = state.has_pace_limit()
+        state.health_changed(now)
+        return sending.touched(state, endpoint, now)
+
+    def endpoint_up(self, name: str, *, now: float) -> list[Action]:
+        """A probe found the endpoint alive."""
+        return self._probed(name, up=True, now=now)
+
+    def endpoint_down(self, name: str, *, presence: Presence = Presence.DOWN, now: float) -> list[Action]:
+        """A probe found no engine, or one that does not serve (`presence`). Requests that run there go on."""
+        return self._probed(name, up=False, presence=presence, now=now)
+
+    def _probed(self, name: str, *, up: bool, now: float, presence: Presence = Presence.DOWN) -> list[Action]:
+        state = self._state
+        endpoint = state.pool[name]
+        if up and not endpoint.health.up:
+            endpoint.movement = Movement()
+            endpoint.refused_kinds = frozenset()
+            endpoint.proof.returned()
+        elif up:
+            endpoint.proof.chance(now)
+        leases, slots = len(endpoint.ledger.leases), endpoint.slots
+        endpoint.health.probed(up=up, presence=presence, now=now, leases=leases, slots=slots)
+        if up:
+            state.router.answers(endpoint)
+        else:
+            state.router.down(endpoint)
+        state.health_changed(now)
+        state.queues.touch(endpoint)
+        return self._without(now)
+
+    def endpoint_changed(
+        self,
+        name: str,
+        *,
+        models: Iterable[str] | None = None,
+        tells_models: bool | None = None,
+        vouched: bool | None = None,
+        by_word: bool = False,
+        key_refused: bool | None = None,
+        silent: bool | None = None,
+        slots: int | Literal["auto"] | None = None,
+        told_slots: int | None = None,
+        lingers: bool | None = None,
+        contexts: Mapping[str, int] | None = None,
+        price: float | None = None,
+        weight: float | None = None,
+        limits: EndpointLimits | None = None,
+        now: float,
+    ) -> list[Action]:
+        """An endpoint reported something of itself, or an operator set it. None: as before.
+
+        `vouched`: whether there is evidence of an engine before its first answer (`proof.py`); `by_word`: the
+        operator's word only. `key_refused`: whether it refused the gateway's key when listing models. `silent`: whether
+        a question goes unanswered. `slots` set by hand stay; `auto`: as the engine reports, or as measured. `lingers`:
+        its engine goes on with abandoned requests. `contexts`: the most tokens of a request, by model.
+        """
+        state = self._state
+        endpoint = state.pool[name]
+        if models is not None:
+            endpoint.models = frozenset(models)
+        if tells_models is not None:
+            endpoint.tells_models = tells_models
+        if vouched is not None:
+            endpoint.proof.vouch(vouched=vouched, by_word=by_word)
+        if key_refused:
+            endpoint.proof.refuses_key(now)
+        elif key_refused is not None:
+            endpoint.proof.forgive()
+        endpoint.silent = endpoint.silent if silent is None else silent
+        if slots is not None:
+            endpoint.set_slots(slots)
+        if told_slots is not None:
+            endpoint.slots_told(told_slots)
+        if lingers is not None:
+            endpoint.ledger.abandoned.lingers = lingers
+        if contexts is not None:
+            endpoint.contexts = dict(contexts)
+        if price is not None:
+            endpoint.price = price
+        if weight is not None:
+            endpoint.weight = weight
+        if limits is not None:
+            endpoint.set_limits(limits)
+            state.paced = state.has_pace_limit()
+        state.health_changed(now)
+        state.queues.touch(endpoint)
+        actions: list[Action] = []
+        returning.evict_unknown(state, now, actions)
+        returning.evict_falling_back(state, now, actions)
+        sending.hand_out(state, now, actions)
+        return actions
+
+    def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
+        """Remove an endpoint. Requests that run there go on; another of the same name may be added later.
+
+        Requests for models that only it served stay queued until `max_wait`, because it may be replaced, and then get
+        `no_endpoint`.
+        """
+        state = self._state
+        endpoint = state.pool.remove(name, known_until_s=now + state.settings.wait_s_max)
+        state.queues.forget(endpoint)
+        state.router.gone(endpoint)
+        state.affinity.used(endpoint)
+        state.groups.gone(endpoint)
+        state.timers.cancel(name)
+        state.health_changed(now)
+        return self._without(now)
+
+    def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
+        """An operator drains the endpoint: it gets no new requests, those that run there may finish."""
+        return self._drained(name, drained=True, now=now)
+
+    def endpoint_resumed(self, name: str, *, now: float) -> list[Action]:
+        """Use a drained endpoint again."""
+        return self._drained(name, drained=False, now=now)
+
+    def _drained(self, name: str, *, drained: bool, now: float) -> list[Action]:
+        state = self._state
+        endpoint = state.pool[name]
+        endpoint.drained = drained
+        if not drained:
+            endpoint.proof.forgive()
+        state.health_changed(now)
+        state.queues.touch(endpoint)
+        return self._without(now)
+
+    def _without(self, now: float) -> list[Action]:
+        """Evict requests that need not wait for an endpoint now out of service, then pump."""
+        state, actions = self._state, list[Action]()
+        if state.queues.waiting:
+            returning.evict_falling_back(state, now, actions)
+            sending.hand_out(state, now, actions)
+        return actions
+
+    def observed(self, name: str, reading: Observation | None, *, answered: bool = False, now: float) -> list[Action]:
+        """A `reading` of the endpoint's gauges; None: it failed. `answered`: though its process responded."""
+        state = self._state
+        endpoint = state.pool[name]
+        epoch = endpoint.ledger.epoch
+        if reading is not None:
+            wanted = endpoint.adaptive is not None and state.pump.wants_slots(endpoint)
+            if endpoint.observed(reading, now, wanted=wanted):
+                state.pool.changed()
+                if endpoint.overfull:
+                    state.look_again(endpoint, now)
+            state.router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
+        else:
+            endpoint.ledger.missed(answered=answered)
+        return sending.touched(state, endpoint, now)
+
+    def moved(self, names: Iterable[str], *, now: float) -> list[Action]:
+        """Answers of the endpoints `names` made progress, or would have if their clients had read them."""
+        for name in names:
+            if (endpoint := self._state.pool.get(name)) is not None:
+                endpoint.ledger.life_s = now
+        return []
+
+    def glimpsed(self, name: str, part: Glimpse, *, now: float) -> list[Action]:
+        """An answer of the endpoint carried a `part` of its gauges."""
+        state = self._state
+        endpoint = state.pool[name]
+        endpoint.ledger.glimpse(part, now)
+        return sending.touched(state, endpoint, now)
+
+    def kv_stored(self, endpoint: str, keys: Iterable[int], *, now: float) -> list[Action]:  # noqa: ARG002
+        """An endpoint reports that it caches the token blocks with these `keys`."""
+        if (known := self._state.pool.get(endpoint)) is not None:
+            self._state.router.stored(known, keys)
+        return []
+
+    def kv_removed(self, endpoint: str, keys: Iterable[int], *, now: float) -> list[Action]:  # noqa: ARG002
+        """An endpoint reports that it no longer caches the token blocks with these `keys`."""
+        if (known := self._state.pool.get(endpoint)) is not None:
+            self._state.router.removed(known, keys)
+        return []
+
+    def kv_cleared(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
+        """An endpoint reports that its prefix cache is empty."""
+        if (known := self._state.pool.get(endpoint)) is not None:
+            self._state.router.cleared(known)
+        return []
+
+    def kv_lost(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
+        """The KV-event stream of an endpoint broke: assume what was sent there until it reports again."""
+        if (known := self._state.pool.get(endpoint)) is not None:
+            self._state.router.lost(known)
+        return []
+
+    # --- operators ---
+
+    def paused(self, model: str | None, *, now: float) -> list[Action]:
+        """Queue requests for this model (None: for any) and send none until `resumed`."""
+        state = self._state
+        state.pauses.pause(model)
+        state.holds_changed()
+        state.wait_causes.look(now, at_once=True)
+        return []
+
+    def drained(self, model: str | None, *, now: float) -> list[Action]:  # noqa: ARG002
+        """Refuse new requests for this model (None: for any) until `resumed`; serve those that are queued."""
+        self._state.pauses.drain(model)
+        return []
+
+    def resumed(self, model: str | None, *, now: float) -> list[Action]:
+        """End a model's pause and drain; None: all of them."""
+        state = self._state
+        state.pauses.resume(model)
+        state.holds_changed()
+        state.forecast.resumed(model)
+        return sending.pumped(state, now)
+
+    def bumped(self, request_id: str, *, now: float) -> list[Action]:
+        """Let a queued request go next in its band, after earlier bumped ones, as soon as there is room for it."""
+        state = self._state
+        entry = self._queued(request_id)
+        if entry is None:
+            return []
+        state.queues.bands[entry.request.band].bumped.setdefault(entry.seq, entry)
+        state.recorder.bumped(entry)
+        return sending.pumped(state, now)
+
+    def tenants_limited(self, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
+        """New `limits` of all tenants, for requests already here, too. `running=0` pauses a tenant."""
+        state = self._state
+        state.told_settings = replace(state.told_settings, tenants=limits)
+        limits = parts_of(limits, state.gateways)
+        state.settings = replace(state.settings, tenants=limits)
+        state.quotas.reconfigured(limits, state.entries.values(), now)
+        state.capped.uncap_all()
+        state.under_share.judge_again(now)
+        state.recorder.relined([entry for entry in state.entries.values() if entry.state is State.WAITING], now)
+        state.wait_causes.look(now, at_once=True)
+        for endpoint in state.pool:
+            state.queues.touch(endpoint)
+        return sending.pumped(state, now)
+
+    def budget_shared(self, tenant: str, period_s: float, left: float, *, now: float) -> list[Action]:
+        """All gateways that share this budget of `tenant` have so much `left`."""
+        self._state.quotas.shared(tenant, period_s, left, now)
+        return []
+
+    def budget_apart(self, tenant: str, period_s: float, part: float, *, now: float) -> list[Action]:
+        """The other gateways that share this budget can't be reached: go on with `part` of it."""
+        self._state.quotas.apart(tenant, period_s, part, now)
+        return []
+
+    def evicted(self, request_id: str, *, now: float) -> list[Action]:
+        """An operator ends a request: a queued one is refused, a running one aborted. Unknown: nothing happens."""
+        return self._evicted((request_id,), now)
+
+    def all_evicted(self, request_ids: Iterable[str], *, now: float) -> list[Action]:
+        """An operator ends many requests, as `evicted` does each; the pump runs once."""
+        return self._evicted(request_ids, now)
+
+    def _evicted(self, request_ids: Iterable[str], now: float) -> list[Action]:
+        state, actions = self._state, list[Action]()
+        for request_id in request_ids:
+            entry = state.entries.get(request_id)
+            if entry is None:
+                continue
+            if entry.state is State.WAITING:
+                ends.evict(state, entry, Reason.OPERATOR, now, actions)
+            else:
+                state.recorder.blamed(entry, Reason.OPERATOR)
+                actions.append(Abort(request_id, Reason.OPERATOR))
+        sending.hand_out(state, now, actions)
+        return actions
+
+    def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
+        """New settings (`scheduling/reconfigure.py`). No request is lost.
+
+        Raises NeedsRestartError, before anything changes, if queued requests could not follow.
+        """
+        return reconfigure.reconfigured(self._state, settings, now)
+
+    def apportioned(self, gateways: int, *, now: float) -> list[Action]:
+        """So many gateways decide, each for itself: use one part of all slots, bounds and limits."""
+        state = self._state
+        state.gateways = gateways
+        state.pool.apportion(gateways)
+        return reconfigure.reconfigured(state, state.told_settings, now)
+
+    # --- takeover: another scheduler decided before this one ---
+    #
+    # While *halted* a scheduler books facts and sends nothing. Whoever carries the requests reports which are queued
+    # or running, and since when: a lease takes its slot and memory even if that is more than there is, and a queued
+    # request is placed by its age. Lost are a request's failures, bumps, and what was learned of engines.
+
+    def halted(self, *, afresh: bool = False, now: float) -> list[Action]:
+        """Send nothing until `begun`. `afresh`: forget the service of flows, if no request is here."""
+        state = self._state
+        state.pauses.halt(halted=True)
+        state.holds_changed()
+        if afresh and not state.entries:
+            state.capped.uncap_all()
+            for band in state.queues.bands:
+                band.replant()
+            state.reweigh()
+        state.wait_causes.look(now, at_once=True)
+        return []
+
+    def begun(self, *, lease_from: int = 0, afresh: bool = False, now: float) -> list[Action]:
+        """Send again. Leases have numbers above `lease_from`.
+
+        `afresh`: only credited service of flows is known; tags are levelled, so that no flow is behind by more than a
+        request.
+        """
+        state = self._state
+        state.lease_serial = max(state.lease_serial, lease_from)
+        state.pauses.halt(halted=False)
+        state.holds_changed()
+        state.forecast.resumed(None)
+        for band in state.queues.bands:
+            band.by_age()
+            if afresh:
+                band.tree.level(_largest_costs(state, band.entries.values()))
+        for endpoint in state.pool:
+            state.queues.touch(endpoint)
+        actions: list[Action] = []
+        returning.evict_unknown(state, now, actions)
+        sending.hand_out(state, now, actions)
+        return actions
+
+    def adopted(
+        self, request: Request, *, came_s: float, waited_s: float, underway: Underway | None = None, now: float
+    ) -> list[Action]:
+        """While halted, take in a request that another scheduler admitted; bounds and rates do not refuse it.
+
+        It arrived `came_s` ago and was queued for `waited_s`. `underway`: its lease, numbered uniquely; None: it
+        is queued.
+        """
+        state = self._state
+        assert state.pauses.halted, "a scheduler that sends takes nothing over"
+        assert request.id not in state.entries, "request ids are unique among those that have not ended"
+        state.seq += 1
+        entry = Entry(request, state.seq)
+        state.recorder.arrived(entry, now)
+        state.entries[request.id] = entry
+        waiting.appraise(state, entry, now, came_s=now - came_s)
+        state.quotas.reserve(entry.account, tokens=entry.estimated_tokens, now=now)
+        entry.move(Event.ADMITTED)
+        entry.queue.waited_before(waited_s)
+        state.under_share.asked(entry, now)
+        if underway is not None:
+            sending.take_on(state, entry, underway, now)
+            state.recorder.took_over(entry, underway.endpoint, now - came_s, now - underway.running_s, now)
+            endpoint = state.pool.get(underway.endpoint)
+            if underway.begun and endpoint is not None and not endpoint.proof.settled:
+                judging.well(state, endpoint, now)
+            return []
+        state.recorder.came(entry, now - came_s)
+        state.under_share.arrived(entry, now)
+        waiting.wait(state, entry, now)
+        return []
+
+    def forgotten(self, request_ids: Iterable[str], *, now: float) -> list[Action]:
+        """Forget requests that another scheduler decides about, as if they had never arrived."""
+        state = self._state
+        for request_id in request_ids:
+            entry = state.entries.get(request_id)
+            if entry is None:
+                continue
+            if entry.state is State.WAITING:
+                ends.unqueue(state, entry, Event.CANCELLED, now)
+            else:
+                sending.release(state, entry, now)
+                entry.move(Event.CANCELLED)
+            state.promised.settle(entry, 0.0)
+            state.charges.refund(state.tree_of(entry), entry)
+            state.quotas.settle(entry.account, reserved=entry.estimated_tokens, used=0, now=now)
+            state.recorder.forgotten(entry, now)
+            ends.forget(state, entry)
+            if state.watcher is not None:
+                state.watcher.settled(entry, None)
+        return []
+
+    def credited(self, services: Iterable[ServiceGot], *, now: float) -> list[Action]:
+        """Count the service that flows got from another scheduler in the last minute, for turns and limits."""
+        state = self._state
+        for got in services:
+            band = state.queues.bands[got.band]
+            policy = state.charges.policy_at(got.band, got.prices)
+            each = policy.cost(
+                prompt_tokens=round(got.prompt_tokens),
+                cached_tokens=round(got.cached_tokens),
+                completion_tokens=round(got.completion_tokens),
+            )
+            path, weights = (got.flow, got.weights) if policy.uses_flows else ((), ())
+            node = band.tree.node(path, weights)
+            band.tree.charge(node, each * got.requests if policy.by_request else each)
+            work = got.prompt_tokens - got.cached_tokens + WORK_PER_OUTPUT_TOKEN * got.completion_tokens
+            state.under_share.served_before(node, work * DEMAND_WINDOW_S / SERVICE_S, now)
+            tokens = got.prompt_tokens + got.completion_tokens
+            state.quotas.spent(got.account, requests=got.requests, tokens=tokens, now=now)
+        return []
+
+    def remembered(
+        self,
+        sessions: Iterable[tuple[str, str, str]],
+        prefixes: Iterable[tuple[str, Sequence[int]]],
+        *,
+        now: float,  # noqa: ARG002
+    ) -> list[Action]:
+        """Where sessions (model, name, endpoint) live, and which prefixes were sent where, the oldest first."""
+        state = self._state
+        for model, session, name in sessions:
+            state.router.lived(model, session, name)
+        for name, prefix in prefixes:
+            if (endpoint := state.pool.get(name)) is not None:
+                state.router.sent_before(prefix, endpoint)
+        return []
+
+    # --- time ---
+
+    def expire(self, *, now: float) -> list[Action]:
+        """Time has passed: evict what waited too long, look again at endpoints and at which engines make progress."""
+        state, actions = self._state, list[Action]()
+        if now >= state.look_s:
+            recalling.look_who_moves(state, now, actions)
+        for key in state.timers.due(now):
+            if not isinstance(key, str):
+                entry = state.queues.find(key)
+                if entry is not None:
+                    waiting.time_is_up(state, entry, now, actions)
+            elif (endpoint := state.pool.get(key)) is not None:
+                state.queues.touch(endpoint)
+                sending.look(state, endpoint, now)
+                if endpoint.overfull:
+                    recalling.surplus(state, endpoint, now, actions)
+                state.look_again(endpoint, endpoint.looks_s(now))
+        _expire_drain(state, now, actions)
+        sending.hand_out(state, now, actions)
+        return actions
+
+    def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:
+        """Admit nothing more; serve the queue until `queue_until_s`, and running requests until `stop_at_s`."""
+        state, actions = self._state, list[Action]()
+        state.draining = True
+        state.queue_until_s = queue_until_s
+        state.stop_at_s = stop_at_s
+        _expire_drain(state, now, actions)
+        return actions
+
+
+def _unservable(state: SchedulerState, request: Request, now: float) -> Reason | None:
+    if request.pinned is None:
+        if state.pool.knows(request.model, now) is False:
+            return Reason.MODEL_NOT_FOUND
+        return Reason.NO_ENDPOINT if request.falls_back and not state.pool.alive(request.model) else None
+    endpoint = state.pool.get(request.pinned)
+    if endpoint is None:
+        return Reason.ENDPOINT_NOT_FOUND
+    if endpoint.claims(request.model):
+        return None
+    return Reason.NO_ENDPOINT if endpoint.models is None else Reason.MODEL_NOT_FOUND
+
+
+def _taken_in(state: SchedulerState, entry: Entry, now: float) -> list[Action]:
+    """Dispatch an admitted request, let it wait, or refuse it."""
+    actions: list[Action] = []
+    if entry.request.pinned is not None or not state.settings.queue_enabled:
+        _send_or_refuse(state, entry, now, actions)
+        return actions
+    state.under_share.asked(entry, now)
+    if not state.queues.waiting and (endpoints := sending.alone(state, entry, now)):
+        return [sending.dispatch_alone(state, entry, endpoints, now)]
+    state.under_share.arrived(entry, now)
+    waiting.enqueue(state, entry, now)
+    if state.pump.may_go(entry, now):
+        sending.hand_out(state, now, actions)
+    if entry.state is State.WAITING:
+        before = len(actions)
+        waiting.admit_to_wait(state, entry, now, actions)
+        if len(actions) > before:  # a refused or displaced request may have been in another's way
+            sending.hand_out(state, now, actions)
+    return actions
+
+
+def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:
+    """Send a request that never waits, or refuse it. It waits only for endpoints to report their models."""
+    request = entry.request
+    endpoints = [e for e in sending.usable(state, entry, now) if not entry.excludes(e.name, now)]
+    reason = Reason.NO_ENDPOINT
+    limit: LimitReached | None = None
+    if request.pinned is not None and (pinned := state.pool[request.pinned]).health.up:
+        reason = Reason.DRAINING if pinned.drained else Reason.ENDPOINT_OVERLOADED
+    if not state.pauses.sends(request.model):
+        endpoints, reason = [], Reason.NO_ENDPOINT
+    elif (limit := state.quotas.full(entry.account)) is not None:
+        endpoints, reason = [], Reason.TENANT_LIMIT
+    if request.pinned is not None and state.settings.queue_enabled:
+        endpoints = [e for e in endpoints if state.candidates.open_to(e, entry, now)]
+    if endpoints:
+        actions.append(sending.dispatch(state, entry, endpoints, now))
+    elif reason is Reason.NO_ENDPOINT and request.pinned is None and state.pool.telling:
+        entry.queue.allow(min(entry.queue.wait_s_max, waiting.TELLING_S_MAX))
+        waiting.enqueue(state, entry, now)
+        waiting.admit_to_wait(state, entry, now, actions)
+    else:
+        ends.reject(state, entry, reason, now, actions, limit=limit)
+
+
+def _largest_costs(state: SchedulerState, queued: Iterable[Entry]) -> dict[Node, float]:
+    """Returns the cost of the largest queued request below each flow and group."""
+    costs: dict[Node, float] = {}
+    for entry in queued:
+        cost = state.charges.estimated_cost(entry)
+        node: Node | None = entry.node_of()
+        while node is not None and cost > costs.get(node, -1.0):
+            costs[node] = cost
+            node = node.parent
+    return costs
+
+
+def _expire_drain(state: SchedulerState, now: float, actions: list[Action]) -> None:
+    stop = state.stop_at_s is not None and state.stop_at_s <= now
+    if state.queue_until_s is not None and (stop or state.queue_until_s <= now):
+        state.queue_until_s = None
+        for band in state.queues.bands:
+            for entry in list(band.entries.values()):
+                ends.evict(state, entry, Reason.DRAINING, now, actions)
+    if stop:
+        state.stop_at_s = None
+        for entry in state.leases.values():
+            state.recorder.blamed(entry, Reason.DRAINING)
+            actions.append(Abort(entry.request.id, Reason.DRAINING))

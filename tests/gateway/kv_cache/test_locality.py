@@ -100,7 +100,7 @@ async def test_what_is_foretold_is_what_the_engine_then_finds(world: World) -> N
         foretold.append((held.source, held.cached_tokens))
         return finished(lease, *more, **named)
 
-    scheduler.finished = listening
+    scheduler.finished = listening  # type: ignore[method-assign]
     found = []
     for number in range(60):
         found.append(cached(await world.chat(PROMPTS[number * 5 % 8], tokens=2)))

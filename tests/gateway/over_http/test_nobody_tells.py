@@ -23,7 +23,7 @@ async def test_fast_readings_begin_when_somebody_waits_however_long_the_interval
         read.append(gate.driver.now())
         return observed(*args, **more)  # type: ignore[arg-type]
 
-    gate.driver.scheduler.observed = note  # type: ignore[assignment]
+    gate.driver.scheduler.observed = note  # type: ignore[method-assign,assignment]
     begun = await world.streaming(tokens=40)
     await begun.begun()
     assert not read, "nobody waits, so the next look is due in half a minute"

@@ -35,10 +35,27 @@ _SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: what
 class Questions:
     """What the scheduler is asked."""
 
-    __slots__ = ("_state",)
-
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
+
+    @property
+    def watches(self) -> bool:
+        """True if gauges may be worth reading often (`wanted`): requests are queued, or an engine is in doubt."""
+        return self._state.queues.waiting > 0 or self._state.doubts
+
+    @property
+    def divides(self) -> bool:
+        """True if any endpoint only computes prompts, or only answers."""
+        return self._state.pool.roles.any
+
+    @property
+    def paced(self) -> bool:
+        """True if any limit of time per output token is set: progress is then worth reporting more often."""
+        return self._state.paced
+
+    def inspect(self) -> SchedulerState:
+        """Returns the live state, for checkers and tests to read; decide nothing by it."""
+        return self._state
 
     def next_deadline(self) -> float | None:
         """Returns when `expire` must be called next; None for never."""

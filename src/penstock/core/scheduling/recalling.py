@@ -10,6 +10,7 @@ import math
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.movement import CHECK_S, LATE_S
 from penstock.core.queueing.entry import Entry
 from penstock.core.scheduling import returning, sending
 from penstock.core.scheduling.state import SchedulerState
@@ -20,7 +21,30 @@ RECALLS_MAX = 2  # of one request: each time the work of a prompt may be lost
 WAITED_SHARE_MAX = 0.5  # of the longest wait: what has waited that long stays in the engine, where no time-out ends it
 
 
-def from_stuck(state: SchedulerState, endpoint: Endpoint, now: float, actions: list[Action]) -> None:
+def look_who_moves(state: SchedulerState, now: float, actions: list[Action]) -> None:
+    """Find the endpoints that make no progress, and requeue their requests that have no first byte."""
+    stood_still = now - state.look_s > LATE_S
+    state.look_s = now + CHECK_S if state.leases and len(state.pool) > 1 else math.inf
+    for endpoint in state.pool:
+        movement = endpoint.movement
+        if stood_still:
+            movement.forgive(now)
+        was_stuck = movement.stuck_s is not None
+        movement.look(endpoint.ledger, now)
+        if was_stuck and movement.stuck_s is None:
+            state.queues.touch(endpoint)
+    for endpoint in state.pool:
+        movement = endpoint.movement
+        if movement.stuck_s is None and movement.strain > 1.0 and state.pool.others_move(endpoint, now):
+            movement.found_stuck(now)
+            endpoint.failure, endpoint.failed_s = Cause.STUCK, now
+            state.queues.touch(endpoint)
+        if movement.stuck_s is not None:
+            _from_stuck(state, endpoint, now, actions)
+    state.doubts = state.look_s < math.inf and any(endpoint.movement.doubted for endpoint in state.pool)
+
+
+def _from_stuck(state: SchedulerState, endpoint: Endpoint, now: float, actions: list[Action]) -> None:
     """What has no first byte at a stuck endpoint goes back to the queue, where it can be served elsewhere."""
     movement, ledger = endpoint.movement, endpoint.ledger
     for lease in list(ledger.leases.values()):

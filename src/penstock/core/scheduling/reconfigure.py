@@ -15,9 +15,13 @@ from msgspec.structs import replace
 
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.fair_tree import top
 from penstock.core.queueing.queues import Queues
+from penstock.core.scheduling import sending
+from penstock.core.scheduling.state import SchedulerState, account_of, by_arrival, keys_of
+from penstock.core.values.actions import Action
 from penstock.core.values.lifecycle import State
-from penstock.core.values.settings import SchedulerSettings
+from penstock.core.values.settings import SchedulerSettings, part_of
 
 
 class NeedsRestartError(ValueError):
@@ -96,3 +100,75 @@ def resettle(
     for band in queues.bands:
         if band in moved:
             band.adopt(moved[band])
+
+
+def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float) -> list[Action]:
+    """Use other settings from now on. Returns what is sent.
+
+    Raises NeedsRestartError, before anything changes, if queued requests could not follow. These keep their deadline,
+    and their time to wait unless it grows.
+    """
+    if keys := needing_restart(state.settings, settings):
+        raise NeedsRestartError(keys)
+    state.told_settings, settings = settings, part_of(settings, state.gateways)
+    before, state.settings = state.settings, settings
+    state.router.reconfigured(settings.routing, settings.router)
+    _rearrange(state, before)
+    state.groups.reconfigured(
+        settings.router,
+        state.charges,
+        [entry for entry in state.entries.values() if entry.state is State.WAITING],
+        by_arrival=by_arrival(settings),
+    )
+    state.reserved.share = state.reserved_share()
+    state.quotas.reconfigured(settings.tenants, state.entries.values(), now)
+    state.pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
+    state.candidates.settings = settings.admission
+    state.backfill.reconfigured(state.charges)
+    state.promised.reconfigured()
+    state.capped.uncap_all()
+    state.holds_changed()
+    state.under_share.judge_again(now)
+    state.recorder.reconfigured([band.name for band in settings.bands], settings.admission, state.entries.values(), now)
+    state.budget.share = settings.retry_budget
+    state.paced = state.has_pace_limit()
+    for endpoint in state.pool:
+        state.queues.touch(endpoint)
+    return sending.pumped(state, now)
+
+
+def _rearrange(state: SchedulerState, before: SchedulerSettings) -> None:
+    """Other bands, another order and other fairness, for who is here and who comes."""
+    settings, entries, bands = state.settings, state.entries.values(), state.queues.bands
+    heirs = state.queues.rearrange(settings.bands, settings.bounds)
+    changed = compared(before, settings, bands, heirs)
+    state.charges = account_of(settings)
+    state.forecast.reconfigured(by_request=state.charges.by_request)
+    state.order_keys = keys_of(settings)
+    for entry in entries:
+        old = bands[entry.request.band]
+        rank = heirs.get(old, old).rank
+        if old in changed.recounted:
+            state.charges.recounted(entry, rank)
+        if entry.state is State.WAITING:
+            state.affinity.reconfigured(entry)
+            if old in changed.reordered:
+                entry.queue.ordered((entry.request.priority, state.order_keys[rank](entry, entry.queue.waits_since_s)))
+    for band in changed.afresh:
+        band.replant()
+    resettle(
+        entries, state.queues, bands, heirs, afresh=changed.afresh, place=lambda entry, band: _move(state, entry, band)
+    )
+    for entry in entries:
+        allowed_s = state.wait_s_max(state.queues.bands[entry.request.band])
+        entry.queue.allow(max(entry.queue.wait_s_max, allowed_s))
+    for band in changed.reordered:
+        band.tree.rekeyed()
+    state.reweigh()
+
+
+def _move(state: SchedulerState, entry: Entry, band: Band) -> None:
+    """Find its place in another tree, with all that is known of its flow."""
+    before = top(entry.node_of())
+    state.place(entry, band)
+    state.under_share.moved(before, top(entry.node_of()))

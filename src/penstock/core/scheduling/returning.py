@@ -73,10 +73,7 @@ def requeue(
     else:
         state.router.look(entry, now)
         state.under_share.returned(entry, now)
-        waiting.enqueue(state, entry, now)
-        waiting.arm(state, entry, now)
-        state.groups.waits(entry)
-        state.recorder.waits(entry, now)
+        waiting.wait(state, entry, now)
 
 
 def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float) -> Verdict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 from penstock.core.dispatch.backfill import Backfill
 from penstock.core.dispatch.candidates import CandidateFilter
@@ -37,9 +38,10 @@ from penstock.core.queueing.quotas import Quotas
 from penstock.core.queueing.wait_forecast import WaitForecast
 from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.routing.router import Router
-from penstock.core.scheduling.inspection import Watcher
 from penstock.core.util.timers import Timers
 from penstock.core.values import retry
+from penstock.core.values.actions import Dispatch
+from penstock.core.values.request import Usage
 from penstock.core.values.settings import SchedulerSettings
 
 
@@ -56,6 +58,25 @@ def keys_of(settings: SchedulerSettings) -> list[Callable[[Entry, float], float]
 def by_arrival(settings: SchedulerSettings) -> list[bool]:
     """Returns, for each band, True if requests of a flow go in order of arrival."""
     return [settings.ordering_of(band) == "fcfs" for band in settings.bands]
+
+
+class Watcher(Protocol):
+    """Observes single decisions, for checkers and tests."""
+
+    def sends_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """A newcomer is about to be sent to one of `endpoints` without waiting, because nothing waits."""
+
+    def sends(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
+        """A request is about to be sent to one of `endpoints`."""
+
+    def sent(self, entry: Entry, dispatch: Dispatch) -> None:
+        """A request was sent, as `dispatch` says."""
+
+    def reserves(self, entry: Entry, partners: list[Endpoint], now: float) -> None:
+        """A slot is about to be taken at one of `partners`, for the answer to a prompt that is computed elsewhere."""
+
+    def settled(self, entry: Entry, usage: Usage | None) -> None:
+        """An admitted request is over, and was charged for `usage`; None: the charge was refunded."""
 
 
 class SchedulerState:

@@ -18,6 +18,8 @@ from penstock.core.values.catalogue import Reason
 from penstock.core.values.lifecycle import Event
 from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN
 
+TELLING_S_MAX = 5.0  # queueing off, models unknown: two probes that time out, and some; reports take milliseconds
+
 
 def appraise(state: SchedulerState, entry: Entry, now: float, *, came_s: float) -> None:
     """Estimate what a request will cost, and find its flow and its place in there, for one that came at `came_s`."""
@@ -92,6 +94,14 @@ def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
     state.quotas.queued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
     if state.quotas.at_limit(entry.account):
         state.capped.cap(entry)
+
+
+def wait(state: SchedulerState, entry: Entry, now: float) -> None:
+    """Queue a request that may wait, whatever the bounds: it was admitted before."""
+    enqueue(state, entry, now)
+    arm(state, entry, now)
+    state.groups.waits(entry)
+    state.recorder.waits(entry, now)
 
 
 def arm(state: SchedulerState, entry: Entry, now: float) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.config.model import Queue
-from penstock.core.scheduling.requests import TELLING_S_MAX
+from penstock.core.scheduling.waiting import TELLING_S_MAX
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.http.server.server import Exchange
