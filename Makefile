@@ -163,7 +163,6 @@ generated: .venv/dev.stamp
 	$(BIN)/penstock schema > docs/penstock.schema.json
 	$(BIN)/python -m penstock.core.values.lifecycle > docs/states.md
 	$(BIN)/python -m tests.tidy.diagram > docs/diagram.md
-	$(BIN)/python -m tests.tidy.glossary
 	./scripts/deploy/chart_values
 
 # Re-resolve the locked dependencies (needs pip-tools, which it installs beside the project).

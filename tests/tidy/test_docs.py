@@ -126,9 +126,7 @@ def test_a_decision_has_the_form_of_all(page: Path) -> None:
         assert len(page.read_text().split()) <= SUPERSEDED_WORDS, f"{page.name}: a superseded decision is three lines"
         return
     assert set(parts) <= set(PARTS), f"{page.name}: paragraphs may open with {PARTS} in bold; others in italics"
-    assert tuple(part for part in parts if part in sum(NEEDED, ())) in NEEDED, (
-        f"{page.name} has one of {NEEDED}, in order"
-    )
+    assert [part for part in parts if part in NEEDED] == list(NEEDED), f"{page.name} has {NEEDED}, in this order, once"
     assert not [line for line in lines if re.match(r"\*\*(?![^*]+?\.\*\*)", line)], f"{page.name}: `**Part.** Text`"
     assert not [line for line in lines if line.startswith("##")], f"{page.name} has no further headings"
 
