@@ -27,7 +27,7 @@ from penstock.core.dispatch import fit
 from penstock.core.dispatch.disaggregation import whole_usage
 from penstock.core.dispatch.under_share import DEMAND_WINDOW_S
 from penstock.core.endpoints.health import Presence
-from penstock.core.endpoints.movement import Movement
+from penstock.core.endpoints.liveness import Liveness
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
 from penstock.core.queueing.fair_tree import Node
@@ -166,7 +166,7 @@ class Scheduler(Questions):
             return sending.pumped(state, now)
         if held.first_token_s is None:  # it did not stream, or was empty
             endpoint.health.answered(endpoint.slots)
-            endpoint.movement.began(held, endpoint.ledger, now)
+            endpoint.liveness.began(held, endpoint.ledger, now)
         sending.look_at(state, endpoint, now)
         if refused and endpoint.proof.refused(now - held.began_s, well=state.pool.answered):
             judging.seen_through(state, endpoint, now)
@@ -310,7 +310,7 @@ class Scheduler(Questions):
         state = self._state
         endpoint = state.pool[name]
         if up and not endpoint.health.up:
-            endpoint.movement = Movement()
+            endpoint.liveness = Liveness()
             endpoint.refused_kinds = frozenset()
             endpoint.proof.returned()
         elif up:

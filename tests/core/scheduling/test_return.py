@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.endpoints.health import Presence
-from penstock.core.endpoints.ledger import FROZEN_S
 from penstock.core.explain.snapshot import STATES
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject
@@ -94,40 +93,6 @@ def test_who_takes_no_connection_but_still_streams_is_stopping_and_not_gone() ->
     assert state(made, 2.0) == "stopping"
     made.finished(dispatch.lease, now=3.0)
     assert state(made, 3.0) == "down"
-
-
-def still(made: CheckedScheduler, *, until_s: int) -> None:
-    """Readings that never differ."""
-    for second in range(1, until_s):
-        reading = Observation(asked_s=float(second), running=1, waiting=2, progress=7.0)
-        made.observed("a", reading, now=second + 0.1)
-
-
-def test_a_queue_that_does_not_move_gets_nothing_more_until_it_moves() -> None:
-    made = scheduler(SchedulerSettings(stale_after_s=3.0), a=8)
-    (dispatch,) = flood(made, 1, now=0.5, streamed=True)
-    late = int(FROZEN_S) + 5
-    still(made, until_s=late)
-    assert state(made, late) == "stuck"
-    assert flood(made, 2, now=float(late)) == []
-    moved = made.first_token(dispatch.lease, now=late + 1.0)
-    assert len(dispatches(moved)) == 2
-    assert state(made, late + 1.0) == "up"
-
-
-def test_an_answer_that_does_not_stream_shows_nothing_and_is_not_held_against_it() -> None:
-    made = scheduler(SchedulerSettings(stale_after_s=3.0), a=8)
-    assert len(flood(made, 1, now=0.5)) == 1
-    late = int(FROZEN_S) + 5
-    still(made, until_s=late)
-    assert state(made, late) == "up"
-
-
-def test_gauges_that_are_not_to_be_had_say_nothing_of_movement() -> None:
-    made = scheduler(SchedulerSettings(stale_after_s=3.0), a=8)
-    assert len(flood(made, 1, now=0.5, streamed=True)) == 1
-    still(made, until_s=3)
-    assert state(made, FROZEN_S + 5) == "up"
 
 
 # --- a Retry-After ---

@@ -170,8 +170,8 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     if cause in (Cause.NO_BACKEND, Cause.PAUSED):
         return math.inf
     if cause is Cause.STUCK:
-        movement = endpoint.movement
-        return math.inf if movement.stuck_s is None else movement.tried_s(endpoint.ledger)
+        liveness = endpoint.liveness
+        return math.inf if liveness.stuck_s is None else liveness.tried_s(endpoint.ledger)
     if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
         return math.inf  # a lease has to end
     if cause is Cause.UNPROVEN:

@@ -13,7 +13,7 @@ from penstock.core.endpoints.gauge_belief import Standing
 from penstock.core.endpoints.health import Health
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
-from penstock.core.endpoints.movement import Movement, stands_still
+from penstock.core.endpoints.liveness import Liveness
 from penstock.core.endpoints.proof import Proof
 from penstock.core.endpoints.roles import bootstrap_port_of, role_of
 from penstock.core.values.observation import Observation
@@ -61,7 +61,7 @@ class Endpoint:
         self.ledger = Ledger(slots=spec.slots, stale_after_s=stale_after_s, epoch=epoch)
         self.ledger.others.tries_sizes = spec.adaptive_slots
         self.health = Health(health, up=True)
-        self.movement = Movement()
+        self.liveness = Liveness()
         self.proof = Proof(vouched=spec.vouched, by_word=spec.by_word)
         self.left_to_others: frozenset[str] | None = None  # models, where it was seen through; None: nothing is
         self.left_all_to_others = False  # to one that serves any model
@@ -130,11 +130,11 @@ class Endpoint:
 
     def stuck(self, now: float) -> bool:
         """True if the engine shows no movement, so that nothing may go there now."""
-        return self.movement.closed(self.ledger, now) or stands_still(self.ledger, now)
+        return self.liveness.closed(self.ledger, now)
 
     def first_token(self, lease: Lease, now: float) -> None:
         """Note that the engine has taken a request in and computed its prompt."""
-        self.movement.began(lease, self.ledger, now)
+        self.liveness.began(lease, self.ledger, now)
         self.ledger.first_token(lease, now)
         self.health.answered(self.slots)
 
@@ -192,7 +192,7 @@ class Endpoint:
         if ledger.observe(reading):
             self.health.returned(now, slots=self.slots)
             self.proof.returned()
-            self.movement = Movement()
+            self.liveness = Liveness()
         if self.adaptive is None or ledger.base is before or before is None or not ledger.credible(now):
             return False
         sent = self.dispatches_total - self._dispatches_before

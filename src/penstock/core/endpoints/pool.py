@@ -128,7 +128,7 @@ class Pool:
         return any(
             e is not endpoint
             and e.role is endpoint.role
-            and e.movement.strain < OTHERS_STRAIN_MAX
+            and e.liveness.strain < OTHERS_STRAIN_MAX
             and e.shares_models(endpoint)
             and self.unhealthy(e, now) is None
             for e in self

@@ -19,7 +19,6 @@ from penstock.core.dispatch.admission import kv_tokens_free
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.gauge_belief import Standing, why
 from penstock.core.endpoints.health import Presence
-from penstock.core.endpoints.movement import stands_still
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
 from penstock.core.explain.recorder import Recorder
@@ -461,7 +460,7 @@ def _state(endpoint: Endpoint, now: float) -> str:
         return "refused_key"
     if not endpoint.proof.stands:
         return "unproven"
-    if endpoint.movement.stuck_s is not None or stands_still(ledger, now):
+    if endpoint.liveness.stuck_s is not None:
         return "stuck"
     if endpoint.silent:
         return "silent"

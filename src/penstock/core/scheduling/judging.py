@@ -34,7 +34,7 @@ def blame(
     `retry_after_s`: how long its engine asked to be left alone.
     """
     if failure in REQUEST_REFUSED:
-        endpoint.movement.moves(now)
+        endpoint.liveness.moves(now)
         well(state, endpoint, now, refused=True)
         return
     endpoint.failure, endpoint.failed_s = failure, now
@@ -53,7 +53,7 @@ def blame(
     else:  # which says nothing of how it fares
         endpoint.health.failed(now)
     if failure in _ANSWERS:
-        endpoint.movement.moves(now)
+        endpoint.liveness.moves(now)
     state.queues.touch(endpoint)
     state.health_changed(now)
 

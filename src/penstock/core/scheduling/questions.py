@@ -117,7 +117,7 @@ class Questions:
         """
         state = self._state
         endpoint = state.pool[name]
-        if endpoint.movement.doubted:
+        if endpoint.liveness.doubted:
             return True
         return endpoint.near_limit(now) and any(
             endpoint.serves(model) for band in state.queues.bands for model in band.tree.models()

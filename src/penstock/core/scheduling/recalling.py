@@ -10,7 +10,7 @@ import math
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.movement import CHECK_S, LATE_S
+from penstock.core.endpoints.liveness import CHECK_S, LATE_S
 from penstock.core.queueing.entry import Entry
 from penstock.core.scheduling import returning, sending
 from penstock.core.scheduling.state import SchedulerState
@@ -26,33 +26,33 @@ def look_who_moves(state: SchedulerState, now: float, actions: list[Action]) -> 
     stood_still = now - state.look_s > LATE_S
     state.look_s = now + CHECK_S if state.leases and len(state.pool) > 1 else math.inf
     for endpoint in state.pool:
-        movement = endpoint.movement
+        liveness = endpoint.liveness
         if stood_still:
-            movement.forgive(now)
-        was_stuck = movement.stuck_s is not None
-        movement.look(endpoint.ledger, now)
-        if was_stuck and movement.stuck_s is None:
+            liveness.forgive(now)
+        was_stuck = liveness.stuck_s is not None
+        liveness.look(endpoint.ledger, now)
+        if was_stuck and liveness.stuck_s is None:
             state.queues.touch(endpoint)
     for endpoint in state.pool:
-        movement = endpoint.movement
-        if movement.stuck_s is None and movement.strain > 1.0 and state.pool.others_move(endpoint, now):
-            movement.found_stuck(now)
+        liveness = endpoint.liveness
+        if liveness.stuck_s is None and liveness.strain > 1.0 and state.pool.others_move(endpoint, now):
+            liveness.found_stuck(now)
             endpoint.failure, endpoint.failed_s = Cause.STUCK, now
             state.queues.touch(endpoint)
-        if movement.stuck_s is not None:
+        if liveness.stuck_s is not None:
             _from_stuck(state, endpoint, now, actions)
-    state.doubts = state.look_s < math.inf and any(endpoint.movement.doubted for endpoint in state.pool)
+    state.doubts = state.look_s < math.inf and any(endpoint.liveness.doubted for endpoint in state.pool)
 
 
 def _from_stuck(state: SchedulerState, endpoint: Endpoint, now: float, actions: list[Action]) -> None:
     """What has no first byte at a stuck endpoint goes back to the queue, where it can be served elsewhere."""
-    movement, ledger = endpoint.movement, endpoint.ledger
+    liveness, ledger = endpoint.liveness, endpoint.ledger
     for lease in list(ledger.leases.values()):
         if lease.first_token_s is not None or lease.pending or lease.passed_on:
             continue
         entry = state.leases[lease.serial]
-        if movement.gives_up(lease, ledger, now) and _served_elsewhere(state, entry, now):
-            movement.gave_up(lease, now)
+        if liveness.gives_up(lease, ledger, now) and _served_elsewhere(state, entry, now):
+            liveness.gave_up(lease, now)
             _recall(state, entry, lease, now)
             returning.requeue(state, entry, now, actions, failure=Cause.STUCK, endpoint=endpoint)
 
@@ -93,7 +93,7 @@ def _served_elsewhere(state: SchedulerState, entry: Entry, now: float) -> bool:
     if entry.queue.wait_s_max <= entry.queue.waited_s or not sending.in_time(state, entry, now):
         return False
     others = [
-        e for e in sending.usable(state, entry, now) if e.movement.stuck_s is None and not entry.excludes(e.name, now)
+        e for e in sending.usable(state, entry, now) if e.liveness.stuck_s is None and not entry.excludes(e.name, now)
     ]
     if not state.settings.queue_enabled and (
         state.quotas.at_limit(entry.account) or not state.pauses.sends(entry.model)

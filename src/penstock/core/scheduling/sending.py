@@ -9,7 +9,7 @@ import math
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import NO_EPOCH, Lease
-from penstock.core.endpoints.movement import CHECK_S
+from penstock.core.endpoints.liveness import CHECK_S
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing import codel
 from penstock.core.queueing.band import Band
@@ -165,7 +165,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
         state.recorder.divided(entry, decode)
     entry.sent(lease)
     state.leases[lease.serial] = entry
-    if state.look_s == math.inf and chosen.movement.warm and len(state.pool) > 1:  # one alone is not judged
+    if state.look_s == math.inf and chosen.liveness.warm and len(state.pool) > 1:
         state.look_s = now + CHECK_S
     chosen.ledger.add(lease)
     chosen.dispatches_total += 1
@@ -224,8 +224,9 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
         lease.reached_client()
     if endpoint is not None:
         endpoint.ledger.take_on(lease, now, begun=underway.output_tokens if streams else None)
+        endpoint.liveness.forgive(now)
         state.queues.touch(endpoint)
-        if state.look_s == math.inf and endpoint.movement.warm and len(state.pool) > 1:
+        if state.look_s == math.inf and endpoint.liveness.warm and len(state.pool) > 1:
             state.look_s = now + CHECK_S
     if streams:
         entry.charge.seen(max(1, underway.output_tokens))
