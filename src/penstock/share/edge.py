@@ -60,7 +60,7 @@ NAME_CHARACTERS_MAX = 4096  # of a model: clients may write what they like, and 
 PROGRESS_TOKENS = 64  # growth is told in such steps, unless a limit on the time per token is held against it
 WAITING_MAX = 10_000  # as `queue.max_requests` is by default
 RETRY_AFTER_S = 2.0  # for those who find too many waiting here: a decider is there within seconds
-MOVED_INTERVAL_S = 0.1  # how often it is said which endpoints' answers go on: less than half of `movement.CHECK_S`
+MOVED_INTERVAL_S = 0.1  # how often it is said which endpoints' answers go on: less than half of `liveness.CHECK_S`
 
 
 class HeldRequest:

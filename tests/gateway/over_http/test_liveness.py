@@ -1,4 +1,4 @@
-"""An engine that accepts and answers nothing: others are asked, nobody is answered twice, and who is asked is told."""
+"""An engine that accepts requests and stalls: they move to others, each is answered once, and the state shows it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def pair(world: World, **settings: Any) -> tuple[EngineServer, EngineServe
 
 
 @pytest.mark.virtual_time
-async def test_what_an_engine_begins_nothing_with_is_served_by_another(world: World) -> None:
+async def test_requests_of_an_engine_that_begins_nothing_are_served_by_another(world: World) -> None:
     bad, good = await pair(world)
     fault(bad, "hang")
     loop = asyncio.get_running_loop()
@@ -50,7 +50,9 @@ async def test_what_an_engine_begins_nothing_with_is_served_by_another(world: Wo
     assert loop.time() - began_s < LATE_S
     assert [answer.status for answer in answers] == [200] * 8
     assert {answer.header("x-penstock-endpoint") for answer in answers} == {at(good)}
-    assert [len(answer.events()) for answer in answers[:6]] == [len(answers[0].events())] * 6, "nobody is told twice"
+    assert [len(answer.events()) for answer in answers[:6]] == [len(answers[0].events())] * 6, (
+        "each client gets one answer"
+    )
     hung = sum(entry.outcome == "hung" for entry in bad.log.entries)
     assert hung >= 3
     assert await world.metric("penstock_requeues_total", reason="stuck") == hung
@@ -68,7 +70,7 @@ async def test_what_an_engine_begins_nothing_with_is_served_by_another(world: Wo
 
 
 @pytest.mark.virtual_time
-async def test_answers_that_do_not_stream_are_taken_back_as_the_page_shows_that_none_was_begun(world: World) -> None:
+async def test_whole_answers_move_when_the_page_stands_still(world: World) -> None:
     """By answers alone it would take twice as long as the longest of them."""
     bad, good = await pair(world)
     long_s = 2.0
@@ -84,7 +86,7 @@ async def test_answers_that_do_not_stream_are_taken_back_as_the_page_shows_that_
 
 
 @pytest.mark.virtual_time
-async def test_one_request_at_a_time_finds_out_that_it_moves_again(world: World) -> None:
+async def test_one_probe_at_a_time_finds_a_working_engine_again(world: World) -> None:
     bad, good = await pair(world)
     fault(bad, "hang")
     await asyncio.gather(*(world.chat(stream=True) for _ in range(2)))
@@ -98,7 +100,7 @@ async def test_one_request_at_a_time_finds_out_that_it_moves_again(world: World)
 
 
 @pytest.mark.virtual_time
-async def test_where_nobody_else_serves_the_model_it_is_waited_for(world: World) -> None:
+async def test_requests_wait_for_the_only_engine_of_their_model(world: World) -> None:
     lonely = await world.engine()
     other = await world.engine(model="other")
     await world.gateway(slots=8)
@@ -136,7 +138,7 @@ async def engine_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subproc
         await process.communicate()
 
 
-async def test_a_process_that_is_stopped_is_noticed_by_its_own_streams(world: World) -> None:
+async def test_a_stopped_process_is_noticed_by_its_streams(world: World) -> None:
     good = await world.engine()
     process, url = await world.beside(engine_process("--step-ms", "20"))
     endpoints = [{"url": url, "slots": 8}, {"url": good.url, "slots": 8}]

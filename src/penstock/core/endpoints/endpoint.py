@@ -129,7 +129,7 @@ class Endpoint:
         return self.proof.first_until_s(len(leases), next(iter(leases.values())).began_s)
 
     def stuck(self, now: float) -> bool:
-        """True if the engine shows no movement, so that nothing may go there now."""
+        """True if the engine is stuck, so that nothing may go there now."""
         return self.liveness.closed(self.ledger, now)
 
     def first_token(self, lease: Lease, now: float) -> None:

@@ -1,4 +1,4 @@
-"""What is taken back from an engine before anything of its answer is there?
+"""Which requests move away from an engine before their first byte?
 
 A request that waits inside an engine can be neither reordered nor moved there. Our side can end it and queue it anew,
 its age kept, as long as nothing of an answer came; what the engine has computed of its prompt by then is lost.
