@@ -161,7 +161,7 @@ docs: .venv/dev.stamp
 generated: .venv/dev.stamp
 	$(BIN)/python -m tests.tidy.configuration > docs/configuration.md
 	$(BIN)/penstock schema > docs/penstock.schema.json
-	$(BIN)/python -m penstock.core.values.lifecycle > docs/states.md
+	$(BIN)/python -m tests.tidy.codes
 	$(BIN)/python -m tests.tidy.diagram > docs/diagram.md
 	./scripts/deploy/chart_values
 

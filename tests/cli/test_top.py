@@ -292,4 +292,4 @@ async def test_numbers_of_ten_seconds_are_told_from_those_of_the_minute(world: W
     assert "first token p50 " in views.numbers(state).plain
     (line,) = views.lately(state)
     assert line.plain.startswith("last minute: ended ")
-    assert line.plain.endswith(" · evicted 0 · broken off 0 · unanswered 0 · tried again 0")
+    assert line.plain.endswith(" · evicted 0 · broken 0 · failed 0 · retried 0")

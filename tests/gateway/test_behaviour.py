@@ -124,16 +124,16 @@ def failures(rows: list[Row]) -> None:
         assert tried == attempts, name
         reason = final_reason(Failure(name))
         in_stream = reason is Reason.STREAM_BROKEN
-        assert ("error event" in end) if in_stream else (str(wire.STATUS[reason]) in end), name
+        assert ("error event" in end) if in_stream else (str(reason.status) in end), name
 
 
 def errors(rows: list[Row]) -> None:
-    sent = {reason: status for reason, status in wire.STATUS.items() if status != 499}
-    assert [row[0] for row in rows] == sorted(sent, key=lambda reason: (sent[reason], str(reason)))
+    sent = [reason for reason in Reason if reason.status != 499]
+    assert [row[0] for row in rows] == sorted(sent, key=lambda reason: (reason.status, str(reason)))
     for code, status, retry_after, *types in rows:
         reason = Reason(code)
-        assert status == ("in the stream" if reason is Reason.STREAM_BROKEN else str(sent[reason]))
-        assert retry_after == yes(sent[reason] in (429, 503) and reason is not Reason.OPERATOR)
+        assert status == ("in the stream" if reason is Reason.STREAM_BROKEN else str(reason.status))
+        assert retry_after == yes(reason.retryable)
         bodies = [json.loads(wire.error_body(api, reason, "x")) for api in (Api.OPENAI, Api.ANTHROPIC, Api.TGI)]
         told = [bodies[0]["error"]["type"], bodies[1]["error"]["type"], bodies[2]["error_type"]]
         assert types == told, code

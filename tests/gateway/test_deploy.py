@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.config.load import ConfigError, from_mapping, load
 from penstock.config.values import TOKENS_KNOWN
-from penstock.core.explain.snapshot import STATES
-from penstock.core.values.catalogue import Cause, Failure, Outcome, Reason
+from penstock.core.values.catalogue import Cause, EndpointState, Failure, Outcome, Reason
 from tests.gateway.conftest import World
 
 DEPLOY, DOCS = Path("deploy"), Path("docs")
@@ -95,7 +94,7 @@ def test_every_word_that_dashboard_and_alerts_look_for_exists() -> None:
     words = {
         "reason": {*Reason, *Failure, Cause.ENGINE_QUEUE, Cause.STUCK},
         "outcome": set(Outcome),
-        "state": set(STATES),
+        "state": set(EndpointState),
         "instance": {"$instance"},
         "job": {"penstock"},
     }

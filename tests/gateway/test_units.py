@@ -272,14 +272,6 @@ def test_every_reason_has_its_answer_in_every_shape(api: Api, reason: Reason) ->
     assert errors.error_event(api, reason, "words").endswith(end)
 
 
-def test_reasons_without_words_of_their_own_are_those_whose_words_are_made_on_the_spot() -> None:
-    made_on_the_spot = {"bad_request", "unauthorized", "forbidden", "model_not_found", "endpoint_not_found"}
-    made_on_the_spot.add("context_length_exceeded")
-    never_sent = {"cancelled", "client_gone"}
-    at_the_door = {"client_timeout", "request_too_large", "header_too_large", "unsupported_encoding"}
-    assert {str(r) for r in Reason} - {str(r) for r in errors.MESSAGE} == made_on_the_spot | never_sent | at_the_door
-
-
 @given(st.floats(min_value=-1e9, max_value=1e9))
 def test_a_retry_after_is_what_every_client_library_obeys(seconds: float) -> None:
     name, value = errors.retry_after(seconds)

@@ -43,7 +43,7 @@ async def test_it_shows_a_flood_as_it_comes_and_goes(world: World, window: Windo
         for at in range(9)
     ]
     await window.says("Holding 7")
-    await window.says("sim has all slots taken, 2 of 2 on 1 engine")
+    await window.says("for sim: all slots are taken, 2 of 2 on 1 engine")
     await window.says("team-1", "#tenants")
     await window.says("slots_full", "#requests")
     await let_go(clients)
@@ -54,7 +54,7 @@ async def test_it_explains_a_waiting_request(world: World, window: Window) -> No
     clients = await crowded(world)
     await window.open(world)
     await window.page.click('#requests tr[data-key="w1"] button[data-verb="explain"]')
-    await window.says("all slots were taken (slots_full)", "#explain-story")
+    await window.says("all slots are taken (slots_full)", "#explain-story")
     await window.page.keyboard.press("Escape")
     await window.page.fill("#find-id", "w2")
     await window.page.keyboard.press("Enter")
@@ -123,12 +123,12 @@ async def test_it_shows_failures_with_whose_they_are(world: World, window: Windo
     assert b"stream_broken" in broken.body
     name = engine.url.removeprefix("http://")
     await window.says("■ attention", "#tone")
-    await window.says(f"Last minute: 1 stream of nightly broken off at {name}.")
+    await window.says(f"Last minute: 1 stream of nightly broken at {name}.")
     await window.says("the log", "#advice")
-    await window.says("broken off (stream_broken)", "#failures")
+    await window.says("broken (stream_broken)", "#failures")
     await window.says(f"{name} broke 1 stream of nightly", "#events")
-    await window.says("1 broken off", "#numbers")
-    await window.says("1 broken off", '#tenants tr[data-key$="nightly"]')
+    await window.says("1 broken", "#numbers")
+    await window.says("1 broken", '#tenants tr[data-key$="nightly"]')
     await window.page.wait_for_function(
         "() => /broken streams.*max 1/.test(document.querySelector('#curves').textContent)"
     )

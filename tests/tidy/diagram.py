@@ -17,7 +17,6 @@ from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import TERMINAL, TRANSITIONS, State
 from penstock.core.values.retry import RetryBudget, Verdict, final_reason, verdict
 from penstock.engines.recognise import ENGINES
-from penstock.gateway.openai.errors import STATUS
 from penstock.gateway.openai.routes import ROUTES, PathKind
 
 INTRODUCTION = """\
@@ -128,18 +127,18 @@ def _taken_back(failure: Failure) -> bool:
 
 def _at_the_door() -> list[Reason]:
     """Refusals that follow from the head or the body of a request alone."""
-    heads = [reason for reason, status in STATUS.items() if 400 <= status < 499 and status != 429]
+    heads = [reason for reason in Reason if 400 <= reason.status < 499 and reason.status != 429]
     return [*heads, Reason.IDENTITY_UNAVAILABLE]
 
 
 def _too_many() -> list[Reason]:
-    return [reason for reason, status in STATUS.items() if status == 429]
+    return [reason for reason in Reason if reason.status == 429]
 
 
 def _others() -> list[Reason]:
     """The remaining refusals: no endpoint to serve the request, drained, cancelled."""
     elsewhere = {*[final_reason(failure) for failure in Failure], Reason.STORAGE_FULL, Reason.IDENTITY_UNAVAILABLE}
-    return [reason for reason, status in STATUS.items() if status >= 499 and reason not in elsewhere]
+    return [reason for reason in Reason if reason.status >= 499 and reason not in elsewhere]
 
 
 def _states() -> Iterable[str]:

@@ -10,7 +10,6 @@ from typing import Any
 import openai
 
 from penstock.core.values.catalogue import Reason
-from penstock.gateway.openai.errors import STATUS
 
 DOCS = Path("docs")
 IN_THE_STREAM = {Reason.STREAM_BROKEN}
@@ -28,13 +27,13 @@ def test_each_error_has_its_status_and_the_exception_that_openai_raises() -> Non
         code.strip("`"): (status, raised.strip("`"))
         for status, code, raised, _ in rows("applications.md", "exceptions")
     }
-    assert set(told) == set(STATUS) - NOBODY_IS_TOLD
+    assert set(told) == set(Reason) - NOBODY_IS_TOLD
     client: Any = openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none")
     for reason, (status, raised) in told.items():
         if reason in IN_THE_STREAM:
             assert (status, raised) == ("in the stream", "APIError")
             continue
-        assert int(status) == STATUS[Reason(reason)], reason
+        assert int(status) == Reason(reason).status, reason
         answer = SimpleNamespace(status_code=int(status), request=None, headers={})
         assert type(client._make_status_error("", body=None, response=answer)).__name__ == raised, reason
 

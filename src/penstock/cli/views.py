@@ -13,9 +13,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.gateway.admin.events import printable
-from penstock.gateway.admin.headline import seconds
-from penstock.gateway.admin.reasons import MISSING
+from penstock.core.values.catalogue import MISSING
+from penstock.gateway.admin.phrases import printable, seconds
 
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
 STOPPED = ("◆ stopped", "bold magenta")  # by operators: no fault
@@ -54,7 +53,7 @@ def lately(state: State, most: int = 0) -> list[Text]:
     told = state["lately"]
     line = Text(
         f"last minute: ended {told['ended']:,} · refused {told['refused']:,} · evicted {told['evicted']:,}"
-        f" · broken off {told['broken']:,} · unanswered {told['failed']:,} · tried again {told['retried']:,}"
+        f" · broken {told['broken']:,} · failed {told['failed']:,} · retried {told['retried']:,}"
     )
     rows = [
         Text(plain(f"  {row['count']:,} {row['tenant'] or 'unknown'}: {row['what']}{_at(row)} ({row['reason']})"))

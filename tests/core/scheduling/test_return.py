@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.endpoints.health import Presence
-from penstock.core.explain.snapshot import STATES
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject
-from penstock.core.values.catalogue import Failure
+from penstock.core.values.catalogue import EndpointState, Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import HealthSettings
 from tests.core.drive import request, scheduler, the_lease
@@ -19,7 +18,7 @@ def dispatches(actions: list[Action]) -> list[Dispatch]:
 
 def state(made: CheckedScheduler, now: float) -> str:
     found = made.snapshot(now=now).endpoints[0].state
-    assert found in STATES
+    assert found in EndpointState
     return found
 
 

@@ -1,9 +1,6 @@
-"""The states of a request: the table, and the page drawn from it."""
+"""The states of a request: one table."""
 
 from __future__ import annotations
-
-import runpy
-from pathlib import Path
 
 import pytest
 
@@ -15,26 +12,12 @@ from penstock.core.values.lifecycle import (
     Event,
     State,
     after,
-    states_markdown,
 )
-
-PAGE = Path(__file__).parents[3] / "docs" / "states.md"
-
-
-def test_the_page_is_drawn_from_the_table() -> None:
-    assert PAGE.read_text() == states_markdown()
 
 
 def test_every_state_and_event_is_explained() -> None:
     assert list(STATE_MEANINGS) == list(State)
     assert list(EVENT_MEANINGS) == list(Event)
-
-
-@pytest.mark.interpreted
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules.*:RuntimeWarning")
-def test_the_module_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_module("penstock.core.values.lifecycle", run_name="__main__")
-    assert capsys.readouterr().out == PAGE.read_text()
 
 
 def test_an_ended_request_goes_nowhere_and_every_other_can_end() -> None:

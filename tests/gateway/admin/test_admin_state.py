@@ -13,10 +13,10 @@ import pytest
 
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.gateway.admin.episode import Episode
-from penstock.gateway.admin.events import EVENTS_MAX, EventLog, printable
-from penstock.gateway.admin.headline import seconds
+from penstock.gateway.admin.events import EVENTS_MAX, EventLog
+from penstock.gateway.admin.failing.incidents import Episode
 from penstock.gateway.admin.history import COARSE_S, FINE_SAMPLES, SAMPLES_MAX, History
+from penstock.gateway.admin.phrases import printable, seconds
 from penstock.gateway.admin.watch import LISTENERS_MAX
 from penstock.gateway.telemetry.failures import Failures
 from tests.gateway.conftest import Client, World, chat, request
@@ -59,7 +59,9 @@ async def let_go(clients: list[Client]) -> None:
 async def test_the_state_opens_with_a_sentence_that_says_who_waits_and_why(world: World) -> None:
     clients = await crowded(world)
     seen = await state(world)
-    assert seen["headline"].startswith("Holding 3, 2 from team-a: sim has all slots taken, 1 of 1 on 1 engine. Oldest ")
+    assert seen["headline"].startswith(
+        "Holding 3, 2 from team-a for sim: all slots are taken, 1 of 1 on 1 engine. Oldest "
+    )
     assert (seen["tone"], seen["waiting"], seen["running"]) == ("busy", 3, 1)
     assert {(row["tenant"], row["waiting"]) for row in seen["tenants"] if row["waiting"]} == {
         ("team-a", 2),
@@ -75,7 +77,7 @@ async def test_a_waiting_request_is_explained(world: World) -> None:
     clients = await crowded(world)
     told = (await world.ask("GET", "/admin/requests/w1")).json()
     assert (told["explanation"]["waits_for"], told["explanation"]["tenant"]) == ("slots_full", "team-b")
-    assert any("all slots were taken (slots_full)" in line for line in told["story"])
+    assert any("all slots are taken (slots_full)" in line for line in told["story"])
     assert any(line.startswith("Waits now for slots_full (endpoints: 1 × slots_full)") for line in told["story"])
     missing = await world.ask("GET", "/admin/requests/nobody")
     assert (missing.status, missing.error()["code"]) == (404, "request_not_found")
@@ -101,7 +103,7 @@ async def test_a_pause_holds_and_a_resume_lets_go(world: World) -> None:
     seen = await state(world)
     assert seen["lead"].startswith("Paused by an operator (127.0.0.1, ")
     assert seen["lead"].endswith(" ago): sim.")
-    assert seen["headline"].startswith(f"{seen['lead']} Holding 1: sim is paused. Oldest ")
+    assert seen["headline"].startswith(f"{seen['lead']} Holding 1 for sim: an operator paused the model")
     assert seen["tone"] == "bad"
     await verb(world, "resume")
     assert (await client.answer()).status == 200
@@ -206,7 +208,9 @@ async def test_a_queue_is_an_event_when_it_begins_and_when_it_is_over(world: Wor
     assert episode.look(picture, began_s) is None  # nobody has waited for long
     later = msgspec.structs.replace(picture.bands[-2], waiting=3, oldest_wait_s=2.5)
     long = msgspec.structs.replace(picture, bands=[later])
-    assert episode.look(long, began_s + 2.5) == "queue for 2.5 s by now: sim has all slots taken, 1 of 1 on 1 engine"
+    assert (
+        episode.look(long, began_s + 2.5) == "queue for 2.5 s by now for sim: all slots are taken, 1 of 1 on 1 engine"
+    )
     assert episode.look(long, began_s + 3.5) is None
     over = episode.look(msgspec.structs.replace(picture, bands=[]), began_s + 12.0)
     assert over == "queue over after 12.0 s: 3 waited at the most, the longest wait was 2.5 s"

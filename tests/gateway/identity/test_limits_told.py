@@ -100,8 +100,8 @@ async def test_operators_see_it_in_the_failures_the_events_and_the_explanation(w
         "most": 1,
         "retry_after_s": 60,
     }
-    assert explained["story"][-1].endswith(": tenant_limit (requests_per_minute: 1).")
-    what = "refused: over a limit of the tenant (requests_per_minute)"
+    assert explained["story"][-1].endswith("(tenant_limit), requests_per_minute: 1.")
+    what = "refused: a limit of the tenant is reached (requests_per_minute)"
     world.gate._watch.tick()
     picture = await state(world)
     (row,) = picture["lately"]["rows"]

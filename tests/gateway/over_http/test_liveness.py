@@ -62,7 +62,7 @@ async def test_requests_of_an_engine_that_begins_nothing_are_served_by_another(w
         (await world.ask("GET", f"/admin/requests/{answer.header('x-request-id')}")).json()["story"]
         for answer in answers
     ]
-    told = [line for story in stories for line in story if "showed no movement" in line]
+    told = [line for story in stories for line in story if "(stuck)" in line]
     assert len(told) == hung
     seen = len(bad.log.entries)
     assert {(await world.chat(stream=True)).header("x-penstock-endpoint") for _ in range(3)} == {at(good)}

@@ -38,7 +38,7 @@ async def test_what_was_sent_beyond_what_an_engine_runs_comes_back(world: World)
     recalled = await world.metric("penstock_requeues_total", reason="engine_queue")
     assert recalled > 0
     stories = [(await world.ask("GET", f"/admin/requests/{a.header('x-request-id')}")).json()["story"] for a in answers]
-    assert sum("taken back, to wait here" in line for story in stories for line in story) == recalled
+    assert sum("(engine_queue). Back in the queue." in line for story in stories for line in story) == recalled
 
 
 @pytest.mark.virtual_time

@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.values.catalogue import Reason
 from penstock.core.values.observation import Observation
-from penstock.gateway.openai.errors import STATUS
 from tests.gateway.conftest import CHAT, World, chat, fault
 
 # name: (type, labels), docs/design.md#metrics
@@ -232,7 +231,7 @@ async def test_the_routers_rejections_are_all_that_ended_with_429(world: World) 
     assert await world.metric("vllm_router:rejections_total", reason="overload") == 0
     page = await families(world)
     told = {s.labels["reason"] for family in page for s in family.samples if s.name == "vllm_router:rejections_total"}
-    too_many = {str(reason) for reason in Reason if STATUS[reason] == 429}
+    too_many = {str(reason) for reason in Reason if reason.status == 429}
     assert told == too_many - {"endpoint_overloaded"} | {"pinned_overload"}
 
 

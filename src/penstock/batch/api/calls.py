@@ -72,7 +72,7 @@ class Calls:
         of_payer = kind, payer
         if self._under_way[kind] >= CALLS_MAX:
             work.close()
-            self.refuse(exchange, Reason.OVERLOAD, errors.MESSAGE[Reason.OVERLOAD], retry_after_s=BUSY_RETRY_S)
+            self.refuse(exchange, Reason.OVERLOAD, Reason.OVERLOAD.message, retry_after_s=BUSY_RETRY_S)
             return False
         if self._of_payer[of_payer] >= CALLS_TENANT_MAX:
             work.close()

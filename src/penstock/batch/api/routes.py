@@ -95,7 +95,7 @@ class BatchRoutes:
         parts = exchange.target_path.removeprefix("/v1/").split("/")
         method, resource, name = exchange.method, parts[0], parts[1] if len(parts) > 1 else ""
         if len(parts) > 3 or (len(parts) > 1 and not 0 < len(name) <= NAME_CHARACTERS_MAX):
-            raise ApiError(Reason.PATH_NOT_FOUND, "There is no such path.")
+            raise ApiError(Reason.PATH_NOT_FOUND, Reason.PATH_NOT_FOUND.message)
         files, batches = self._files, self._batches
         table: dict[str, _Work | None] = {}
         if resource == "files":
@@ -115,7 +115,7 @@ class BatchRoutes:
         elif parts[2] == "cancel":
             table = {"POST": lambda: batches.cancel(exchange, owner, name)}
         if not table:
-            raise ApiError(Reason.PATH_NOT_FOUND, "There is no such path.")
+            raise ApiError(Reason.PATH_NOT_FOUND, Reason.PATH_NOT_FOUND.message)
         if method not in table:
             takes = ", ".join(table)
             raise ApiError(Reason.METHOD_NOT_ALLOWED, errors.wrong_method(method, takes), takes)

@@ -27,7 +27,7 @@ from penstock.core.explain.wait_causes import Line, Waits
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
-from penstock.core.values.catalogue import Cause, Reason
+from penstock.core.values.catalogue import Cause, EndpointState, Reason
 from penstock.core.values.lifecycle import State
 from penstock.core.values.rows import FlowSnapshot, SourceSnapshot, TenantSnapshot
 from penstock.core.values.settings import AdmissionSettings, EndpointLimits, QueueBounds
@@ -35,11 +35,6 @@ from penstock.core.values.settings import AdmissionSettings, EndpointLimits, Que
 MODELS_SHOWN = 50
 _SIZES = (Cause.KV_FULL, Cause.PREFILL_FULL)  # what may keep a request from an endpoint that takes smaller ones
 REQUESTS_SHOWN = 40  # in each state
-
-
-# "down" to "hung" are a probe's words, "draining" is an operator's; "refused_key" and the others come from its answers.
-AWAY = ("down", "loading", "sleeping", "stopping", "hung")
-STATES = ("up", *AWAY, "draining", "refused_key", "unproven", "stuck", "silent", "ejected", "held")
 STOPPING_S = 10.0  # whoever takes no connection, but has moved a stream so recently, is about to end, and not gone
 
 
@@ -47,7 +42,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     """One endpoint at one moment."""
 
     name: str
-    state: str  #: one of `STATES`
+    state: EndpointState
     role: str  #: both, prefill or decode
     models: list[str] | None  #: None: it has not told
     slots: int
@@ -449,21 +444,23 @@ def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
     )
 
 
-def _state(endpoint: Endpoint, now: float) -> str:
+def _state(endpoint: Endpoint, now: float) -> EndpointState:
     health, ledger = endpoint.health, endpoint.ledger
     if not health.up:
         is_working = ledger.leases and now < ledger.life_s + STOPPING_S
-        return Presence.STOPPING if is_working and health.presence is Presence.DOWN else health.presence
+        if is_working and health.presence is Presence.DOWN:
+            return EndpointState.STOPPING
+        return EndpointState(health.presence)
     if endpoint.drained:
-        return "draining"
+        return EndpointState.DRAINING
     if endpoint.proof.key_refused:
-        return "refused_key"
+        return EndpointState.REFUSED_KEY
     if not endpoint.proof.stands:
-        return "unproven"
+        return EndpointState.UNPROVEN
     if endpoint.liveness.stuck_s is not None:
-        return "stuck"
+        return EndpointState.STUCK
     if endpoint.silent:
-        return "silent"
+        return EndpointState.SILENT
     if health.ejected(now):
-        return "ejected"
-    return "held" if health.held(now) else "up"
+        return EndpointState.EJECTED
+    return EndpointState.HELD if health.held(now) else EndpointState.UP

@@ -30,37 +30,37 @@ class Cause(StrEnum):
 
     NO_BACKEND = (
         "no_backend",
-        "no live endpoint serves the model",
+        "no live endpoint can serve the request",
         "Start an engine that serves the model: requests wait for it as long as they may.",
     )
     WARMING = (
         "warming",
-        "the endpoints have not reported yet which models they serve",
+        "the endpoint has not reported yet which models it serves",
         "Wait, or name the endpoints' `models` in the settings.",
     )
     UNPROVEN = (
         "unproven",
-        "the endpoints have not answered as an engine does yet",
+        "the endpoint has not answered as an engine does yet",
         "If they are engines, write `engine: openai` and their `models`; `penstock check FILE --live` tests them.",
     )
     EJECTED = (
         "ejected",
-        "the endpoints are out after failures in a row",
+        "the endpoint is ejected after failures in a row",
         "The engines' logs say why they fail; they are retried by themselves.",
     )
     HELD = (
         "held",
-        "the engines refuse requests as too many",
+        "the engine refuses requests as too many",
         "Give the endpoints fewer `slots`.",
     )
     RETURNING = (
         "returning",
-        "the endpoints just came back and get a few requests first",
+        "the endpoint just came back and gets a few requests first",
         "Wait: it is a matter of seconds.",
     )
     STUCK = (
         "stuck",
-        "the engines run requests and make no progress",
+        "the engine runs requests and makes no progress",
         "Restart the engines that are stuck; their logs say why.",
     )
     SLOTS_FULL = (
@@ -70,12 +70,12 @@ class Cause(StrEnum):
     )
     ENGINE_QUEUE = (
         "engine_queue",
-        "enough requests are queued inside the engines",
+        "enough requests are queued inside the engine",
         "Give the endpoints fewer `slots`, or the band another `max_engine_waiting`.",
     )
     PREFILL_FULL = (
         "prefill_full",
-        "the engines have enough prompt tokens to compute",
+        "the engine has enough prompt tokens to compute",
         f"{_MORE}, or a higher `admission.max_prefill_tokens`.",
     )
     KV_FULL = (
@@ -85,7 +85,7 @@ class Cause(StrEnum):
     )
     PACE = (
         "pace",
-        "the engines need longer per token than allowed",
+        "the engine needs longer per token than allowed",
         f"{_MORE}; the limit is `admission.max_time_per_output_token`.",
     )
     SHUNNED = (
@@ -120,7 +120,7 @@ class Cause(StrEnum):
     )
     PAUSED = (
         "paused",
-        "an operator paused the model or drained its endpoints",
+        "an operator paused the model or drained the endpoint",
         "`penstock resume`, or `penstock endpoint resume NAME`, ends it.",
     )
     TURN = (
@@ -174,7 +174,7 @@ class Reason(StrEnum):
     CLIENT_TIMEOUT = "client_timeout", 408, "the client sent the request too slowly"
     REQUEST_TOO_LARGE = "request_too_large", 413, "the request is too large"
     UNSUPPORTED_ENCODING = "unsupported_encoding", 415, "the encoding of the body is not supported"
-    HEADER_TOO_LARGE = "header_too_large", 431, "the headers are too large"
+    HEADER_TOO_LARGE = "header_too_large", 431, "the header is too large"
     WEBSOCKET_UNSUPPORTED = "websocket_unsupported", 426, "WebSocket connections are not supported; use HTTP"
     QUEUE_FULL = "queue_full", 429, "the queue is full", _LESS
     TENANT_LIMIT = "tenant_limit", 429, "a limit of the tenant is reached"
@@ -286,7 +286,7 @@ class EndpointState(StrEnum):
 
     _value_: str
     tone: str  #: ok, busy (passes by itself), bad (a fault) or hand (an operator's word)
-    sentence: str  #: after the endpoint's name
+    sentence: str  #: after "the endpoint is"
     advice: str  #: for operators; `{}` stands for the endpoint
 
     def __new__(cls, code: str, tone: str = "", sentence: str = "", advice: str = "") -> Self:
@@ -294,26 +294,37 @@ class EndpointState(StrEnum):
         row._value_, row.tone, row.sentence, row.advice = code, tone, sentence, advice
         return row
 
-    UP = "up", "ok", "is up"
-    DOWN = "down", "bad", "is down", "See whether {} runs, and what its log says"
-    LOADING = "loading", "busy", "is loading"
-    SLEEPING = "sleeping", "busy", "is sleeping"
-    STOPPING = "stopping", "busy", "is stopping"
-    HUNG = "hung", "bad", "is hung", "Restart {}: it takes connections and answers none"
-    DRAINING = "draining", "hand", "is drained by an operator"
+    UP = "up", "ok", "up"
+    DOWN = "down", "bad", "down", "See whether {} runs, and what its log says"
+    LOADING = "loading", "busy", "loading"
+    SLEEPING = "sleeping", "busy", "sleeping"
+    STOPPING = "stopping", "busy", "stopping"
+    HUNG = "hung", "bad", "hung", "Restart {}: it takes connections and answers none"
+    DRAINING = "draining", "hand", "drained by an operator"
     REFUSED_KEY = (
         "refused_key",
         "bad",
-        "is refusing the gateway's key",
+        "refusing the gateway's key",
         "Write the engine's key in `endpoints[].api_key` of {}, then `penstock reload`",
     )
     UNPROVEN = (
         "unproven",
         "bad",
-        "is not answering as an engine does",
+        "not answering as an engine does",
         "If {0} is an engine, write `engine: openai` and its `models`, or `penstock endpoint resume {0}` to retry it",
     )
-    STUCK = "stuck", "bad", "is stuck", "Restart {}: it runs requests and makes no progress; its log says why"
-    SILENT = "silent", "bad", "is silent", "See whether {} runs: it has not answered a probe for seconds"
-    EJECTED = "ejected", "bad", "is ejected after failures", "The log of {} says why it fails; it is retried by itself"
-    HELD = "held", "busy", "is held"
+    STUCK = "stuck", "bad", "stuck", "Restart {}: it runs requests and makes no progress; its log says why"
+    SILENT = "silent", "bad", "silent", "See whether {} runs: it has not answered a probe for seconds"
+    EJECTED = "ejected", "bad", "ejected after failures", "The log of {} says why it fails; it is retried by itself"
+    HELD = "held", "busy", "held"
+
+
+SERVING = (EndpointState.UP, EndpointState.HELD)  # requests are sent there; to held ones again within a moment
+MISSING = tuple(state for state in EndpointState if state.tone == "bad")  # they should serve, and cannot
+AWAY = (  # as a probe finds it
+    EndpointState.DOWN,
+    EndpointState.LOADING,
+    EndpointState.SLEEPING,
+    EndpointState.STOPPING,
+    EndpointState.HUNG,
+)

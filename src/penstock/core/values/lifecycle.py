@@ -52,7 +52,7 @@ EVENT_MEANINGS: dict[Event, str] = {
     Event.FIRST_TOKEN: "the first byte of a streamed answer came",
     Event.FINISHED: "the last byte of the answer was read from the engine",
     Event.FAILED: "the dispatch failed, and the request may not be tried again",
-    Event.CANCELLED: "the client hung up",
+    Event.CANCELLED: "the client closed the connection",
 }
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
@@ -80,29 +80,3 @@ def after(state: State, event: Event) -> State:
     following = TRANSITIONS.get((state, event))
     assert following is not None, f"a {state} request cannot be {event}"
     return following
-
-
-def states_markdown() -> str:
-    """Returns the table as a Mermaid diagram and a list, for docs/states.md."""
-    lines = [
-        "# The life of a request",
-        "",
-        "Drawn from the table in `src/penstock/core/values/lifecycle.py` (`python -m penstock.core.values.lifecycle`).",
-        "",
-        "```mermaid",
-        "stateDiagram-v2",
-        "    [*] --> arrived",
-    ]
-    lines += [f"    {source} --> {target}: {event}" for (source, event), target in TRANSITIONS.items()]
-    lines += [f"    {state} --> [*]" for state in State if state in TERMINAL]
-    lines += ["```", "", "| state | what it means |", "|---|---|"]
-    lines += [f"| {state} | {meaning} |" for state, meaning in STATE_MEANINGS.items()]
-    lines += ["", "| event | what happens |", "|---|---|"]
-    lines += [f"| {event} | {meaning} |" for event, meaning in EVENT_MEANINGS.items()]
-    lines += ["", "| from | event | to |", "|---|---|---|"]
-    lines += [f"| {source} | {event} | {target} |" for (source, event), target in TRANSITIONS.items()]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(states_markdown(), end="")

@@ -14,11 +14,11 @@ import msgspec
 
 from penstock import clock
 from penstock.config.sections.tenancy import TenantLimits
+from penstock.gateway.admin.phrases import printable
 
 logger = logging.getLogger(__name__)
 
 EVENTS_MAX = 200
-TEXT_CHARS_MAX = 300  # names may be as long as callers like
 # Of what an operator sent: the rest may hold secrets.
 SHOWN_FIELDS = ("model", "name", "slots", "url", *TenantLimits.model_fields, "until_reload", "running_too")
 
@@ -75,11 +75,3 @@ class EventLog:
         verb = "remove" if method == "DELETE" else ""
         words = " ".join(word for word in (verb, *path.split("/")[2:], said) if word)
         self.note("operator", f"{words} (by {peer or 'unknown'})" + (f": refused, {refused}" if refused else ""))
-
-
-def printable(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
-    """A text that stays on its line, whatever a caller called itself."""
-    short = text if len(text) <= chars_max else text[: chars_max - 1] + "…"
-    if short.isprintable():
-        return short
-    return "".join(char if char.isprintable() else "·" for char in short)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from penstock.core.endpoints.roles import Role
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
-from penstock.gateway.admin.reasons import SERVING
+from penstock.core.values.catalogue import SERVING
 from penstock.gateway.telemetry.failures import Failures, Kind
 
 SAMPLES_MAX = 3_600

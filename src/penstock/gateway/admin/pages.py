@@ -1,18 +1,25 @@
-"""The page's files: few, read at start, served as they are. They hold nothing secret; what they show does."""
+"""The page's files: few, read at start, served as they are. They hold nothing secret.
+
+`catalogue.js` is made of the catalogue, so that the page has no sentences of its own for codes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
 
+import msgspec
+
+from penstock.core.values.catalogue import Cause, EndpointState
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.http.server.server import Exchange, Header
 
 _SCRIPTS = ("page", "columns", "curves", "legend", "link", "seen", "tables", "verbs", "words")
+_SCRIPT = b"text/javascript; charset=utf-8"
 _FILES = {
     "/admin/": ("index.html", b"text/html; charset=utf-8"),
     "/admin/page.css": ("page.css", b"text/css; charset=utf-8"),
-    **{f"/admin/{name}.js": (f"{name}.js", b"text/javascript; charset=utf-8") for name in _SCRIPTS},
+    **{f"/admin/{name}.js": (f"{name}.js", _SCRIPT) for name in _SCRIPTS},
 }
 # Nothing from elsewhere, nothing inline, no frames: names that callers chose can't become anything but text.
 _POLICY = (
@@ -33,6 +40,7 @@ class Pages:
     def __init__(self) -> None:
         folder = resources.files("penstock.gateway.admin") / "page"
         self._files = {path: ((folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()}
+        self._files["/admin/catalogue.js"] = (_catalogue(), _SCRIPT)
 
     def add_to(self, routes: AdminRoutes) -> None:
         for path in self._files:
@@ -45,3 +53,10 @@ class Pages:
 
     def _redirect(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         exchange.respond(308, [(b"location", b"admin/"), *_HEADERS], b"")
+
+
+def _catalogue() -> bytes:
+    """The sentences of causes and the tones of states, as a module."""
+    causes = msgspec.json.encode({str(cause): cause.sentence for cause in Cause})
+    states = msgspec.json.encode({str(state): state.tone for state in EndpointState})
+    return b"export const CAUSES = %b;\nexport const STATES = %b;\n" % (causes, states)

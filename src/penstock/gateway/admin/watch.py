@@ -17,16 +17,17 @@ import penstock
 from penstock import clock
 from penstock.config.sections.policies import TROUBLES
 from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
-from penstock.gateway.admin.episode import Episode
-from penstock.gateway.admin.events import EventLog, printable
+from penstock.core.values.catalogue import MISSING, EndpointState
+from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.failing.advice import advice
-from penstock.gateway.admin.failing.incidents import Incidents
+from penstock.gateway.admin.failing.incidents import Episode, Incidents
 from penstock.gateway.admin.failing.lately import FailureWindow
 from penstock.gateway.admin.failing.strangers import Strangers
 from penstock.gateway.admin.headline import Around, StoppedBy, is_by_operators, sentences, tone
 from penstock.gateway.admin.history import History, answering
-from penstock.gateway.admin.reasons import MISSING, cause_now, endpoint_why, model_why
+from penstock.gateway.admin.phrases import printable
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
+from penstock.gateway.admin.why import cause_now, endpoint_why, model_why
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.queueing import Queueing
 from penstock.gateway.telemetry.edges import ShownEdge, ShownGroup
@@ -82,7 +83,7 @@ class Watch:
         self._strangers = Strangers()
         self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
         self._started_s = driver.now()
-        self._before: dict[str, str] = {}  # endpoints' states at the last tick
+        self._before: dict[str, EndpointState] = {}  # endpoints' states at the last tick
         self._since: dict[str, float] = {}  # when they were first seen in these
         self._was_draining = False
         self._episode = Episode()
@@ -194,7 +195,7 @@ class Watch:
             "waiting_tokens": snapshot.waiting_tokens,
             "waiting_bytes": snapshot.waiting_bytes,
             "models": [
-                _with_why(_short_model(model), model_why(model, snapshot, named=False) if model.waiting else None)
+                _with_why(_short_model(model), model_why(model, snapshot) if model.waiting else None)
                 for model in snapshot.models
             ],
             "models_more": snapshot.models_more,

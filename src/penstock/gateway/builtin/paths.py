@@ -13,8 +13,8 @@ import msgspec
 
 import penstock
 from penstock.core.endpoints.roles import Role, one_sided
-from penstock.core.explain.snapshot import ALL, AWAY, Snapshot
-from penstock.core.values.catalogue import Reason
+from penstock.core.explain.snapshot import ALL, Snapshot
+from penstock.core.values.catalogue import AWAY, Reason
 from penstock.gateway.builtin.queue import own_queue
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.caller import Key, Unauthorized

@@ -18,60 +18,6 @@ from penstock.core.values.rows import Allowance, LimitReached
 Headers = list[tuple[bytes, bytes]]
 _DAY_S = 86_400
 
-STATUS: dict[Reason, int] = {
-    Reason.BAD_REQUEST: 400,
-    Reason.CONTEXT_LENGTH_EXCEEDED: 400,
-    Reason.UNAUTHORIZED: 401,
-    Reason.FORBIDDEN: 403,
-    Reason.MODEL_NOT_FOUND: 404,
-    Reason.PATH_NOT_FOUND: 404,
-    Reason.ENDPOINT_NOT_FOUND: 404,
-    Reason.METHOD_NOT_ALLOWED: 405,
-    Reason.CLIENT_TIMEOUT: 408,
-    Reason.REQUEST_TOO_LARGE: 413,
-    Reason.UNSUPPORTED_ENCODING: 415,
-    Reason.HEADER_TOO_LARGE: 431,
-    Reason.WEBSOCKET_UNSUPPORTED: 426,
-    Reason.QUEUE_FULL: 429,
-    Reason.TENANT_LIMIT: 429,
-    Reason.DEADLINE_INFEASIBLE: 429,
-    Reason.ENDPOINT_OVERLOADED: 429,
-    Reason.OVERLOAD: 429,
-    Reason.QUEUE_TIMEOUT: 429,
-    Reason.DEADLINE_MISSED: 429,
-    Reason.DISPLACED: 429,
-    Reason.CANCELLED: 499,  # never sent: the client is gone
-    Reason.CLIENT_GONE: 499,
-    Reason.OPERATOR: 503,
-    Reason.NO_ENDPOINT: 503,
-    Reason.DRAINING: 503,
-    Reason.IDENTITY_UNAVAILABLE: 503,
-    Reason.UPSTREAM_ERROR: 502,
-    Reason.UPSTREAM_TIMEOUT: 504,
-    Reason.STREAM_BROKEN: 502,  # an error event in the stream; the status is for metrics only
-    Reason.STORAGE_FULL: 507,
-}
-MESSAGE: dict[Reason, str] = {
-    Reason.QUEUE_FULL: "The queue is full. Please try again later.",
-    Reason.TENANT_LIMIT: "A limit of this caller is reached. Please try again later.",
-    Reason.DEADLINE_INFEASIBLE: "The request can't be served before its deadline. Please try again later.",
-    Reason.ENDPOINT_OVERLOADED: "The endpoint named by ?id= takes no more requests now. Please try again later.",
-    Reason.OVERLOAD: "The service is overloaded. Please try again later.",
-    Reason.QUEUE_TIMEOUT: "The request waited as long as it may without being served. Please try again later.",
-    Reason.DEADLINE_MISSED: "The request's deadline can't be met any more. Please try again later.",
-    Reason.DISPLACED: "The queue is full and a request of higher priority took this place. Please try again later.",
-    Reason.OPERATOR: "The request was cancelled by an operator.",
-    Reason.NO_ENDPOINT: "No engine that serves this model is in service. Please try again later.",
-    Reason.DRAINING: "Nothing new is taken: this service, model or endpoint is being drained. Please try again.",
-    Reason.IDENTITY_UNAVAILABLE: "Tokens can't be verified now. Please try again later.",
-    Reason.UPSTREAM_ERROR: "No engine answered the request.",
-    Reason.UPSTREAM_TIMEOUT: "The engine did not answer in time.",
-    Reason.STREAM_BROKEN: "The engine's answer broke off.",
-    Reason.METHOD_NOT_ALLOWED: "This path does not take this method.",
-    Reason.PATH_NOT_FOUND: "There is no such path.",
-    Reason.STORAGE_FULL: "There is no room left to store this. Nothing of it was kept.",
-    Reason.WEBSOCKET_UNSUPPORTED: "WebSocket connections are not supported; use HTTP.",
-}
 _MAY = {  # by the setting's name, with the number in the middle
     "running": ("have", "request", "running"),
     "queued": ("have", "request", "waiting"),
@@ -119,7 +65,7 @@ def message(reason: Reason, *, model: str, pinned: str | None, prompt_tokens_max
         return model_not_found(model)
     if reason is Reason.ENDPOINT_NOT_FOUND:
         return f"There is no endpoint `{(pinned or '')[:200]}`."
-    return MESSAGE[reason]
+    return reason.message
 
 
 def model_not_allowed(model: str) -> str:
@@ -172,7 +118,7 @@ def wrong_method(method: str, allowed: str) -> str:
 
 def error_body(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:
     """Returns the error as JSON, in the shape of the caller's API. `param`: the field of the body that is wrong."""
-    status = STATUS[reason]
+    status = reason.status
     body: dict[str, object]
     if api is Api.ANTHROPIC:
         fallback = "api_error" if status >= 500 else "invalid_request_error"
@@ -232,7 +178,7 @@ def refusal(
         headers.append(retry_after(retry_after_s))
     if reason in (Reason.UNAUTHORIZED, Reason.FORBIDDEN):
         headers.append((b"x-should-retry", b"false"))
-    return STATUS[reason], headers, error_body(api, reason, message or MESSAGE[reason], param=param)
+    return reason.status, headers, error_body(api, reason, message or reason.message, param=param)
 
 
 def rate_limits(allowance: Allowance) -> Headers:

@@ -294,7 +294,7 @@ class QueuedJourney(Relay):
             self.break_off(self.api, action.reason)
         else:
             retry_after_s = None if action.reason is Reason.OPERATOR else 1.0
-            self.refuse(self.api, action.reason, errors.MESSAGE[action.reason], param=None, retry_after_s=retry_after_s)
+            self.refuse(self.api, action.reason, action.reason.message, param=None, retry_after_s=retry_after_s)
         self._give_up(Outcome.FAILED, action.reason)
 
     # --- from the engine ------------------------------------------------------------------------------------

@@ -668,4 +668,4 @@ class Relay:
 
     def _broken_event(self, api: errors.Api, reason: Reason) -> bytes:
         apart = (b"\n" if self._lines else b"\n\n") if self._answer.mid_event() else b""  # from half an event
-        return apart + errors.error_event(api, reason, errors.MESSAGE[reason])
+        return apart + errors.error_event(api, reason, reason.message)

@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from penstock.gateway.admin.headline import seconds
+from penstock.gateway.admin.phrases import seconds
 from penstock.gateway.share.door import TurnedAway
 
 REFUSED_SHOWN_S: Final = 60.0  # an edge that is not taken is in the first sentence for so long after its last try

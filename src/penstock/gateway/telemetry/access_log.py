@@ -11,7 +11,7 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from penstock.gateway.admin.events import printable
+from penstock.gateway.admin.phrases import printable
 from penstock.logs import FIELDS
 
 if TYPE_CHECKING:

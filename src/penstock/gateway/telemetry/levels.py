@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from penstock.core.explain.snapshot import STATES, EndpointSnapshot, Snapshot
+from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
+from penstock.core.values.catalogue import EndpointState
 from penstock.core.values.rows import SourceSnapshot
 from penstock.gateway.telemetry.exposition import Levels, lines_of
 from penstock.gateway.telemetry.series import OTHER
@@ -114,7 +115,7 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Levels]:
         "endpoint_state",
         "1 for the state it is in.",
         ["endpoint", "state"],
-        lambda: (((e.name, state), float(e.state == state)) for e in shown for state in STATES),
+        lambda: (((e.name, state), float(e.state == state)) for e in shown for state in EndpointState),
     )
 
 

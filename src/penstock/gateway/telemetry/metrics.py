@@ -18,7 +18,6 @@ from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.actions import Decode, Dispatch
 from penstock.core.values.catalogue import AFTER_ADMISSION, Cause, Failure, Outcome, Reason
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.errors import STATUS
 from penstock.gateway.telemetry.exposition import Levels, SeriesSource
 from penstock.gateway.telemetry.failures import Failures
 from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Collected, Gauges, RouterAliases
@@ -41,7 +40,7 @@ _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25,
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 _TRANSFERS = ("named", "none", "met")  # who computed said where the KV is, or did not, or they met
 _ROUTERS_WORDS: dict[Reason, str] = {Reason.ENDPOINT_OVERLOADED: "pinned_overload"}  # RFC 876's own
-_TOO_MANY = tuple(reason for reason, status in STATUS.items() if status == 429)
+_TOO_MANY = tuple(reason for reason in Reason if reason.status == 429)
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 

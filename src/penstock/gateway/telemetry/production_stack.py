@@ -13,7 +13,8 @@ from pathlib import Path
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock import clock
-from penstock.core.explain.snapshot import AWAY, Snapshot
+from penstock.core.explain.snapshot import Snapshot
+from penstock.core.values.catalogue import AWAY
 from penstock.gateway.telemetry.exposition import lines_of
 from penstock.gateway.telemetry.series import OTHER
 

@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 
 import penstock
 from penstock.core.values.catalogue import Outcome, Reason
-from penstock.gateway.admin.events import printable
+from penstock.gateway.admin.phrases import printable
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer as OtelTracer

@@ -1,6 +1,5 @@
-"""What goes wrong, whose is it, and what is to be done about it?
+"""What fails, whose is it, and what helps?
 
-`lately.py` sums up the last minute of what `gateway/telemetry` counts as failures, and has its words; `incidents.py`
-makes events of it that stay few; `advice.py` says what helps. `strangers.py` finds what another gateway does to our
-engines.
+`lately.py` sums up the last minute of the failures that `gateway/telemetry` counts, in words; `incidents.py` makes few
+events of them and of queues; `advice.py` is what to do. `strangers.py` finds another gateway's load on our engines.
 """

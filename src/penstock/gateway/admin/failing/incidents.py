@@ -11,18 +11,23 @@ from __future__ import annotations
 from collections import Counter
 
 from penstock.core.explain.snapshot import Snapshot
-from penstock.gateway.admin.events import EventLog, printable
-from penstock.gateway.admin.failing.lately import WORDS, whose, words
-from penstock.gateway.admin.headline import seconds
-from penstock.gateway.admin.reasons import count
+from penstock.core.values.catalogue import AWAY, Reason
+from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.failing.lately import whose, words
+from penstock.gateway.admin.phrases import count, seconds, short_name
+from penstock.gateway.admin.why import model_why
 from penstock.gateway.telemetry.failures import OTHERS, Kind, Mishap
 
 QUIET_S = 30.0
 LONG_S = 300.0
 OPEN_MAX = 24
+WAITS_S, WAITED_S = (
+    2.0,
+    0.5,
+)  # a queue begins and ends: apart, so that one that stands about there does not fill the list
 TENANTS_MAX = 50  # told apart in one
 _Key = tuple[Kind, str, str, str]  # with the reason, the limit of the tenant, and the endpoint
-_AWAY = ("down", "hung", "stopping", "sleeping", "loading")  # as a probe finds it; our own verdicts explain nothing
+_SCANS = (Reason.PATH_NOT_FOUND, Reason.METHOD_NOT_ALLOWED, Reason.WEBSOCKET_UNSUPPORTED)  # somebody looks around
 
 
 class Incident:
@@ -42,22 +47,17 @@ class Incident:
         self.last_s = now
 
     def text(self) -> str:
-        """What is told of it."""
+        """The event's text."""
         total, parts = sum(self.tenants.values()), whose(self.tenants)
-        requests, broke = count(total, "request", "requests"), count(total, "stream", "streams")
-        alone = len(self.tenants) == 1
-        each = f" {parts}" if alone and parts else ""
+        alone = len(self.tenants) == 1 and bool(parts)
+        each = f" {parts}" if alone else ""
         lasted_s = self.last_s - self.began_s
         after = (f": {parts}" if parts and not alone else "") + (f", in {seconds(lasted_s)}" if lasted_s >= 1 else "")
-        what = words(self.kind, self.reason, self.limit)
-        if self.endpoint:
-            where = printable(self.endpoint, 60) + (f" ({self.fell})" if self.fell else "")
-            if self.kind is Kind.BROKEN:
-                return f"{where} broke {broke}{each}{after}"
-            return f"{where}: {requests}{each} {what}{after}"
+        where = short_name(self.endpoint) + (f" ({self.fell})" if self.fell else "")
         if self.kind is Kind.BROKEN:
-            return f"endpoints broke {broke}{each}{after}"
-        return f"{requests}{each} {what}{after}"
+            return f"{where or 'endpoints'} broke {count(total, 'stream')}{each}{after}"
+        what = f"{count(total, 'request')}{each} {words(self.kind, self.reason, self.limit)}{after}"
+        return f"{where}: {what}" if where else what
 
 
 class Incidents:
@@ -71,8 +71,8 @@ class Incidents:
         """Add what is new, and end what is over."""
         grown: dict[Incident, None] = {}
         for row, number in rows.items():
-            if row.reason not in WORDS and row.reason != OTHERS:
-                continue  # paths and methods that nobody has: somebody looks around
+            if row.reason in _SCANS:
+                continue
             incident = self._of(row, now)
             incident.add(row.tenant, number, now)
             grown[incident] = None
@@ -81,7 +81,7 @@ class Incidents:
         states = {endpoint.name: endpoint.state for endpoint in snapshot.endpoints}
         for incident in self._open.values():
             state = states.get(incident.endpoint, "")
-            if state in _AWAY and not incident.fell:
+            if state in AWAY and not incident.fell:
                 incident.fell = state
                 grown[incident] = None
         for incident in grown:
@@ -99,3 +99,30 @@ class Incidents:
         if incident is None:
             incident = self._open[key] = Incident(key, 0, now)
         return incident
+
+
+class Episode:
+    """The present queue: two events, when it began and when it was over, true whenever they are read."""
+
+    def __init__(self) -> None:
+        self._began_s: float | None = None
+        self._most = 0
+        self._longest_s = 0.0
+
+    def look(self, snapshot: Snapshot, now: float) -> str | None:
+        """Return a line to note, if any."""
+        oldest_s = max((band.oldest_wait_s for band in snapshot.bands if band.waiting), default=0.0)
+        if self._began_s is None:
+            if oldest_s <= WAITS_S:
+                return None
+            self._began_s, self._most, self._longest_s = now - oldest_s, snapshot.waiting, oldest_s
+            first = next((model for model in snapshot.models if model.waiting), None)
+            why = "" if first is None else f" for {short_name(first.name)}: {model_why(first, snapshot)}"
+            return f"queue for {seconds(oldest_s)} by now{why}"
+        self._most = max(self._most, snapshot.waiting)
+        self._longest_s = max(self._longest_s, oldest_s)
+        if oldest_s > WAITED_S:
+            return None
+        lasted_s, self._began_s = now - self._began_s, None
+        longest = f"the longest wait was {seconds(self._longest_s)}"
+        return f"queue over after {seconds(lasted_s)}: {self._most:,} waited at the most, {longest}"

@@ -1,6 +1,6 @@
-"""What went wrong in the last minute, and whose is it? The sum of the rows of sixty looks, and its words.
+"""Failures of the last minute, by reason, tenant and endpoint: the sum of the rows of sixty looks, and its words.
 
-A look adds its rows and takes those of a minute ago away, so the sum costs what is new, not what is there.
+A look adds its rows and subtracts those of a minute ago, so the sum costs the new rows, not all of them.
 """
 
 from __future__ import annotations
@@ -10,79 +10,18 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from penstock.core.values.catalogue import Failure as Retry
-from penstock.core.values.catalogue import Reason
-from penstock.gateway.admin.events import printable
+from penstock.core.values.catalogue import EXPECTED, Cause, Failure, Reason
+from penstock.gateway.admin.phrases import count, short_name
 from penstock.gateway.telemetry.failures import OTHERS, Failures, Kind, Mishap
 
 WINDOW_S = 60.0
 ROWS_SHOWN = 20
 TENANTS_NAMED = 3
-NAME_CHARS_MAX = 60
 SHARE_OF_NOTE = 0.01  # of the requests that ended: below it a failure is no reason to call anybody
-SHARE_OF_ALARM = 0.1  # of them: where one in ten gets no answer callers call, whatever the reason
+SHARE_OF_ALARM = 0.1  # of them: if one in ten gets no answer callers call, whatever the reason
 ALARM_LEAST = 5  # fewer may be one impatient client
 
-# What a reason says of requests. Those of `Kind.RETRIED` are failures of a dispatch.
-WORDS: dict[str, str] = {
-    Reason.BAD_REQUEST: "refused: not valid",
-    Reason.CONTEXT_LENGTH_EXCEEDED: "refused: the prompt is longer than their key may send",
-    Reason.UNAUTHORIZED: "refused: no key, or a wrong one",
-    Reason.FORBIDDEN: "refused: not allowed",
-    Reason.IDENTITY_UNAVAILABLE: "refused: their tokens could not be verified",
-    Reason.MODEL_NOT_FOUND: "refused: nobody serves that model",
-    Reason.ENDPOINT_NOT_FOUND: "refused: no such endpoint",
-    Reason.CLIENT_TIMEOUT: "refused: sent too slowly",
-    Reason.REQUEST_TOO_LARGE: "refused: too large",
-    Reason.UNSUPPORTED_ENCODING: "refused: packed in an unsupported way",
-    Reason.HEADER_TOO_LARGE: "refused: headers too large",
-    Reason.QUEUE_FULL: "refused: the queue is full",
-    Reason.TENANT_LIMIT: "refused: over a limit of the tenant",
-    Reason.DEADLINE_INFEASIBLE: "refused: could not be served in time",
-    Reason.ENDPOINT_OVERLOADED: "refused: the endpoint they name is full",
-    Reason.OVERLOAD: "refused: too much at once",
-    Reason.QUEUE_TIMEOUT: "timed out waiting",
-    Reason.DEADLINE_MISSED: "missed their deadline waiting",
-    Reason.DISPLACED: "displaced by higher bands",
-    Reason.NO_ENDPOINT: "found no endpoint in service",
-    Reason.DRAINING: "refused: nothing new is let in",
-    Reason.STORAGE_FULL: "refused: the storage is full",
-    Reason.UPSTREAM_ERROR: "got no answer",
-    Reason.UPSTREAM_TIMEOUT: "got no answer in time",
-    Reason.STREAM_BROKEN: "broken off",
-    Retry.CONNECT: "tried again: it could not be reached",
-    Retry.RESET: "tried again: it hung up",
-    Retry.STALE: "tried again: its kept connection was closed",
-    Retry.BUSY: "tried again: it refused them as too many",
-    Retry.SERVER_ERROR: "tried again: it answered with errors",
-    Retry.FIRST_BYTE_TIMEOUT: "tried again: it said nothing in time",
-    Retry.NOT_AN_ENGINE: "tried again: no engine answers so",
-    Retry.KEY_REFUSED: "tried again: it refuses the gateway's key",
-    Retry.MODEL_GONE: "tried again: it has no such model",
-    Retry.TOO_LONG: "tried again: too long for it",
-    Retry.MODALITY: "tried again: it takes no such pictures, sounds or videos",
-    "stuck": "tried again: it showed no movement",
-}
-# What the callers of a request can mend by themselves, and what an operator set: no reason to call anybody.
-_THEIR_OWN = frozenset(
-    {
-        Reason.BAD_REQUEST,
-        Reason.CONTEXT_LENGTH_EXCEEDED,
-        Reason.UNAUTHORIZED,
-        Reason.FORBIDDEN,
-        Reason.MODEL_NOT_FOUND,
-        Reason.PATH_NOT_FOUND,
-        Reason.METHOD_NOT_ALLOWED,
-        Reason.ENDPOINT_NOT_FOUND,
-        Reason.CLIENT_TIMEOUT,
-        Reason.REQUEST_TOO_LARGE,
-        Reason.UNSUPPORTED_ENCODING,
-        Reason.HEADER_TOO_LARGE,
-        Reason.WEBSOCKET_UNSUPPORTED,
-        Reason.TENANT_LIMIT,
-        Reason.DRAINING,
-    }
-)
+ROWS = {str(row): row.sentence for row in (*Reason, *Failure, Cause.STUCK)}
 
 
 class FailureRow(msgspec.Struct, frozen=True):
@@ -143,8 +82,8 @@ class FailureWindow:
         self._sum.update(rows)
         self._ended += ended
         while self._looks[0][0] <= now - WINDOW_S:
-            _, old, count = self._looks.popleft()
-            self._ended -= count
+            _, old, ended_then = self._looks.popleft()
+            self._ended -= ended_then
             for row, number in old.items():
                 if self._sum[row] == number:
                     del self._sum[row]
@@ -189,10 +128,10 @@ class FailureWindow:
                 FailureRow(
                     row.kind,
                     row.reason,
-                    printable(row.tenant, NAME_CHARS_MAX),
-                    printable(row.endpoint, NAME_CHARS_MAX),
+                    short_name(row.tenant),
+                    short_name(row.endpoint),
                     number,
-                    _of_row(row.kind, row.reason, row.limit),
+                    words(row.kind, row.reason, row.limit),
                     row.limit,
                 )
                 for row, number in self._sum.most_common(ROWS_SHOWN)
@@ -202,20 +141,15 @@ class FailureWindow:
 
 
 def words(kind: Kind, reason: str, limit: str = "") -> str:
-    """What happened, for people."""
-    said = WORDS.get(reason, f"{kind}: {reason}") + (f" ({limit})" if limit else "")
-    return said.replace("refused: ", "evicted: ", 1) if kind is Kind.EVICTED else said
-
-
-def _of_row(kind: Kind, reason: str, limit: str) -> str:
-    """The same where it stands alone: with the outcome before it, by whose name it is counted."""
-    said = words(kind, reason, limit)
-    return said if kind is not Kind.EVICTED or said.startswith("evicted: ") else f"evicted: {said}"
+    """What became of a request and why: `refused: the queue is full`. A broken stream needs no reason."""
+    if kind is Kind.BROKEN:
+        return kind
+    return f"{kind}: {ROWS.get(reason, reason)}" + (f" ({limit})" if limit else "")
 
 
 def of_note(lately: Lately, kinds: Iterable[Kind]) -> list[FailureGroup]:
     """The failures of these kinds that somebody should know of; none where all of them together are next to nothing."""
-    groups = [group for group in lately.groups if group.kind in kinds and group.reason not in _THEIR_OWN]
+    groups = [group for group in lately.groups if group.kind in kinds and group.reason not in EXPECTED]
     return groups if sum(group.count for group in groups) >= max(1.0, SHARE_OF_NOTE * lately.ended) else []
 
 
@@ -230,30 +164,30 @@ def of_alarm(lately: Lately) -> list[FailureGroup]:
 
 
 def said(group: FailureGroup) -> str:
-    """A group in a few words: `275 requests of nightly timed out waiting`."""
-    subject = "stream" if group.kind is Kind.BROKEN else "request"
-    number = f"{group.count:,} {subject}{'' if group.count == 1 else 's'}"
+    """A group in a few words: `275 requests of nightly evicted: the request timed out in the queue`."""
+    number = count(group.count, "stream" if group.kind is Kind.BROKEN else "request")
+    verb, colon, why = group.what.partition(":")
     where = f" at {group.endpoint}" if group.endpoint else ""
     if group.whose.startswith("of "):
-        return f"{number} {group.whose} {group.what}{where}"
-    return f"{number} {group.what}{where}" + (f" ({group.whose})" if group.whose else "")
+        return f"{number} {group.whose} {verb}{where}{colon}{why}"
+    return f"{number} {verb}{where}{colon}{why}" + (f" ({group.whose})" if group.whose else "")
 
 
 def _group(key: tuple[Kind, str, str], tenants: Counter[str], endpoints: set[str]) -> FailureGroup:
-    where = printable(next(iter(endpoints)), NAME_CHARS_MAX) if len(endpoints) == 1 else ""
+    where = short_name(next(iter(endpoints))) if len(endpoints) == 1 else ""
     total = sum(tenants.values())
     first, number = tenants.most_common(1)[0]
-    most = printable(first, NAME_CHARS_MAX) if first != OTHERS and number * 2 > total else ""
+    most = short_name(first) if first != OTHERS and number * 2 > total else ""
     return FailureGroup(key[0], key[1], total, words(*key), whose(tenants), where, most)
 
 
 def whose(counts: Counter[str]) -> str:
-    """Of whom so many were: the first ones by name, the others as a number. Nobody's where no name is known."""
+    """The tenants of so many: the first ones by name, the others as a number; empty if no name is known."""
     named = [(name, number) for name, number in counts.most_common() if name not in ("", OTHERS)]
     rest = sum(counts.values()) - sum(number for _, number in named[:TENANTS_NAMED])
     if len(counts) == 1 and named:
-        return f"of {printable(named[0][0], NAME_CHARS_MAX)}"
-    parts = [f"{number:,} of {printable(name, NAME_CHARS_MAX)}" for name, number in named[:TENANTS_NAMED]]
+        return f"of {short_name(named[0][0])}"
+    parts = [f"{number:,} of {short_name(name)}" for name, number in named[:TENANTS_NAMED]]
     if parts and rest:
         parts.append(f"{rest:,} of others")
     return ", ".join(parts)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from penstock.core.explain.snapshot import EndpointSnapshot
-from penstock.gateway.admin.headline import seconds
+from penstock.gateway.admin.phrases import seconds
 
 LASTS_S: Final = 60.0
 FEW: Final = 2.0  # at one endpoint: gauges and our own books may be so far apart for a moment

@@ -12,12 +12,12 @@ export const MEANS = {
   "refused / s": "turned away as they came: a full queue, a limit, a wrong key",
   "evicted / s": "taken out of the queue without having been sent: they waited too long, past their deadline, or were displaced by a higher band",
   "broken streams / s": "answers that had begun and were cut off by the engine",
-  "unanswered / s": "sent to an engine, which gave no answer",
-  "tried again / s": "failed at an engine and sent once more: callers notice only a longer wait",
+  "failed / s": "sent to an engine, which gave no answer",
+  "retried / s": "failed at an engine and sent once more: callers notice only a longer wait",
   "last minute": "requests that ended in the last minute, answered or not, and what became of the others",
   "share of tokens": "of the tokens (by price) that all got over the last minute",
   "guaranteed": "the least share of a band while it has work (min_share). Without one a lower band waits until higher ones have nothing left to send: that is by design",
-  "went wrong": "requests that were refused, evicted, broken off or unanswered in the last minute, whoever caused it; in the table also those that were tried again",
+  "went wrong": "requests that were refused, evicted, broken or failed in the last minute, whoever caused it; in the table also those that were retried",
 };
 
 // All of them, in the order in which they stand on the page.

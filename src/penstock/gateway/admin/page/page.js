@@ -26,8 +26,8 @@ const charts = [
   curve("refused / s", { refused_per_s: "" }, amount, { bad: true }),
   curve("evicted / s", { evicted_per_s: "" }, amount, { bad: true }),
   curve("broken streams / s", { broken_per_s: "" }, amount, { bad: true }),
-  curve("unanswered / s", { failed_per_s: "" }, amount, { bad: true }),
-  curve("tried again / s", { retried_per_s: "" }, amount, { bad: true }),
+  curve("failed / s", { failed_per_s: "" }, amount, { bad: true }),
+  curve("retried / s", { retried_per_s: "" }, amount, { bad: true }),
 ];
 legend($("legend"));
 const lines = charts.flatMap((chart) => chart.lines);
@@ -135,7 +135,7 @@ function show() {
     ["oldest wait", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent to engines / s", (s.now.sent_per_s ?? 0).toFixed(1)],
     ["tokens in and out / s (10 s)", count(s.now.tokens_per_s ?? 0), "tokens / s"],
     ["first token (10 s)", lately.first_token_p50_s == null ? "–" : `p50 ${seconds(lately.first_token_p50_s)}, p99 ${seconds(lately.first_token_p99_s)}`, "first token"],
-    ["last minute", `${count(lately.ended)} requests ended, of them ${WRONG.map(([kind, word]) => `${count(lately[kind])} ${word}`).join(", ")}; ${count(lately.retried)} tried again`],
+    ["last minute", `${count(lately.ended)} requests ended, of them ${WRONG.map((kind) => `${count(lately[kind])} ${kind}`).join(", ")}; ${count(lately.retried)} retried`],
   ]);
   tables.failures.update(lately.rows.filter((f) => matches(f.tenant, f.endpoint, f.what, f.reason)), seen.filter ? 0 : lately.rows_more);
   tables.models.update(s.models.filter((m) => matches(m.name, m.cause)), seen.filter ? 0 : s.models_more);

@@ -1,0 +1,91 @@
+"""Writes docs/states.md and the tables of causes and reasons in other pages: `python -m tests.tidy.codes`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from penstock.core.values.catalogue import Cause, EndpointState, Failure, Reason
+from penstock.core.values.lifecycle import EVENT_MEANINGS, STATE_MEANINGS, TERMINAL, TRANSITIONS, State
+from penstock.gateway.openai.errors import Api, error_body
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _table(*rows: Iterable[object]) -> str:
+    head, *lines = [f"| {' | '.join(map(str, row))} |\n" for row in rows]
+    return head + "|---" * (head.count("|") - 1) + "|\n" + "".join(lines)
+
+
+def causes() -> str:
+    return _table(("cause", "it means", "what helps"), *((f"`{c}`", c.sentence, c.advice) for c in Cause))
+
+
+def errors() -> str:
+    rows: list[Iterable[object]] = [
+        ("code", "status", "retry-after", "OpenAI `type`", "Anthropic `type`", "TGI `error_type`")
+    ]
+    sent = [reason for reason in Reason if reason.status != 499]
+    for reason in sorted(sent, key=lambda reason: (reason.status, str(reason))):
+        openai, anthropic, tgi = (
+            json.loads(error_body(api, reason, "")) for api in (Api.OPENAI, Api.ANTHROPIC, Api.TGI)
+        )
+        status = "in the stream" if reason is Reason.STREAM_BROKEN else reason.status
+        retry = "yes" if reason.retryable else "no"
+        types = openai["error"]["type"], anthropic["error"]["type"], tgi["error_type"]
+        rows.append((f"`{reason}`", status, retry, *types))
+    return _table(*rows)
+
+
+def states() -> str:
+    diagram = [f"    {source} --> {target}: {event}\n" for (source, event), target in TRANSITIONS.items()]
+    diagram += [f"    {state} --> [*]\n" for state in State if state in TERMINAL]
+    reasons = (
+        (f"`{r}`", r.status, r.sentence, r.advice.format("the endpoint"))
+        for r in sorted(Reason, key=lambda r: (r.status, str(r)))
+    )
+    seen = ((f"`{s}`", s.sentence, s.advice.format("the endpoint")) for s in EndpointState)
+    return f"""\
+# The life of a request
+
+Made by `make generated` from `core/values/lifecycle.py` and `core/values/catalogue.py`.
+
+```mermaid
+stateDiagram-v2
+    [*] --> arrived
+{"".join(diagram)}```
+
+{_table(("state", "what it means"), *STATE_MEANINGS.items())}
+{_table(("event", "what happens"), *EVENT_MEANINGS.items())}
+{_table(("from", "event", "to"), *((*key, target) for key, target in TRANSITIONS.items()))}
+## Why a request waits
+
+{causes()}
+## Why a request ends without an answer
+
+The message to the caller is the sentence, with *Please try again later.* for 429 and 503.
+
+{_table(("reason", "status", "it means", "what operators can do"), *reasons)}
+## Why a dispatch is retried
+
+{_table(("failure", "it means"), *((f"`{f}`", f.sentence) for f in Failure))}
+## What an endpoint is
+
+{_table(("state", "the endpoint is", "what helps"), *seen)}"""
+
+
+def made() -> dict[str, str]:
+    """Every page with what stands in it now."""
+    found = {"states.md": states()}
+    for page, name, table in (("live-page.md", "causes", causes()), ("behaviour.md", "errors", errors())):
+        mark = f"<!-- checked: {name} -->\n"
+        before, after = (DOCS / page).read_text().split(mark)
+        found[page] = before + mark + table + re.sub(r"^(?:\|.*\n)+", "", after)
+    return found
+
+
+if __name__ == "__main__":
+    for page, text in made().items():
+        (DOCS / page).write_text(text)
