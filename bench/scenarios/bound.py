@@ -6,11 +6,10 @@ B = (c_max + E_f) / w_f + (c_max + E_g) / w_g, with c_max the largest single cha
 requests in flight are off by. Over any interval within, D moves by at most B at its start plus B at its end. All
 intervals are checked at once: it suffices to remember the tightest limits that any start left behind.
 
-Four readings of the bound are counted. *Stated* adds K * c_max twice: backfill lets K requests pass one that does not
-fit, and K may follow one with the same prefix. *Grouped* adds the second alone, *strict* neither. *Peak* is strict,
-with the most that was in flight since t0 for E: a settlement takes its error out of E at once, while the dispatches
-that make up for it are still to come. What is cached is not known here: this is for worlds where cached tokens cost as
-much as others.
+Three readings of the bound are counted. *Stated* adds K * c_max: K requests may pass one that does not fit, or waits
+for a better endpoint. *Strict* does not. *Peak* is strict, with the most that was in flight since t0 for E: a
+settlement takes its error out of E at once, while the dispatches that make up for it are still to come. What is cached
+is not known here: this is for worlds where cached tokens cost as much as others.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class _Pair:
     limits: dict[str, _Limits]
 
 
-READINGS = ("stated", "grouped", "strict", "peak")
+READINGS = ("stated", "strict", "peak")
 
 
 class BoundWatch(WorldObserver):
@@ -98,9 +97,9 @@ class BoundWatch(WorldObserver):
         for names in [names for names in self._pairs if names not in together]:
             del self._pairs[names]
         for names in combinations(backlogged, 2):
-            self._check(world, names)
+            self._check(names)
 
-    def _check(self, world: World, names: tuple[str, str]) -> None:
+    def _check(self, names: tuple[str, str]) -> None:
         one, other = (self._tenants[name] for name in names)
         difference = one.service / one.weight - other.service / other.weight
         pair = self._pairs.get(names)
@@ -110,10 +109,8 @@ class BoundWatch(WorldObserver):
         weights = 1 / one.weight + 1 / other.weight
         strict = charge * weights + one.error / one.weight + other.error / other.weight
         peak = charge * weights + one.error_peak / one.weight + other.error_peak / other.weight
-        group = world.settings.scheduler.router.prefix_group
         bounds = {
-            "stated": strict + (BACKFILLED_MAX + group) * charge * weights,
-            "grouped": strict + group * charge * weights,
+            "stated": strict + BACKFILLED_MAX * charge * weights,
             "strict": strict,
             "peak": peak,
         }

@@ -48,7 +48,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("frozen_engine", "one of two engines stands still for 5 s", 120.0, trouble.frozen_engine),
         Scenario("cancel_storm", "half of the clients hang up", 120.0, trouble.cancel_storm),
         Scenario("autoscale", "how many engines, on loads that change", 1800.0, scenario_autoscale.autoscale),
-        Scenario("grouping", "shared documents, with followers and without", 210.0, scenario_grouping.grouping),
+        Scenario("grouping", "shared documents, with waits for them and without", 210.0, scenario_grouping.grouping),
         Scenario("estimates_wrong", "estimates wrong by 10x", 320.0, shares.estimates_wrong),
         Scenario("workers", "a flood at one process, and at four workers", 200.0, scenario_gateways.workers),
         Scenario("gateways", "one queue at several gateways, and each alone", 200.0, scenario_gateways.gateways),

@@ -49,6 +49,12 @@ def test_another_programs_word_is_told_what_it_is_here(document: dict[str, objec
     assert line in told
 
 
+@pytest.mark.parametrize("key", ["prefix_group", "prefix_group_tokens"])
+def test_a_removed_setting_is_refused_with_what_does_its_work_now(key: str) -> None:
+    now = "requests with a common prefix now wait for the endpoint that holds it, at most `routing.affinity_wait`"
+    assert lines({"routing": {key: 4}}) == [f"routing.{key}: was removed (delete it: {now})"]
+
+
 @pytest.mark.parametrize(("whose", "word"), ALL, ids=[word for _, word in ALL])
 def test_what_is_told_is_there_and_the_word_is_none_of_ours(whose: str, word: str) -> None:
     assert set(WORDS[whose][word]) <= OURS

@@ -139,7 +139,6 @@ def test_nothing_leaks_and_nothing_is_lost(world: str, seed: int) -> None:
 ROUTERS = [
     RoutingSettings(),
     RoutingSettings(affinity_wait_s=0.5),
-    RoutingSettings(prefix_group=2, prefix_group_tokens=128),
     RoutingSettings(affinity_escape_s=0.1, affinity_wait_s=0.2, imbalance_threshold=2.0, strict_sessions=True),
 ]
 

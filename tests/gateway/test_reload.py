@@ -486,7 +486,7 @@ EVERYTHING: list[dict[str, Any]] = [
         "fairness": {"prices": {"prompt": 3, "cached_prompt": 1, "completion": 5}},
         "routing": {"policy": "session", "session": {"header": "x-s", "cookie": "c", "body": "b", "strict": True}},
     },
-    {"routing": {"policy": "load_balanced_kv", "imbalance_threshold": 7, "prefix_group": 9, "prefix_group_tokens": 99}},
+    {"routing": {"policy": "load_balanced_kv", "imbalance_threshold": 7}},
     {"routing": {"divide_from": 77}},
     {"routing": {"policy": "kv", "locality": "lmcache", "lmcache": {"coordinator": "http://127.0.0.1:9"}}},
     {"routing": {"policy": "kv", "locality": "lmcache", "lmcache": {"controller": "http://127.0.0.1:9"}}},

@@ -82,6 +82,8 @@ def _unknown_key(location: Location) -> tuple[str, str | None]:
     key, section = str(location[-1]), section_at(location[:-1])
     if key in section.later:
         return NOT_YET, None
+    if (now := section.removed.get(key)) is not None:
+        return "was removed", now
     if (ours := ours_for(key)) is not None:
         return "unknown setting", ours
     known = list(section.model_fields)

@@ -21,7 +21,6 @@ from typing import Literal
 
 from penstock.conformance.oracle import Oracle
 from penstock.conformance.tree_check import check_tree
-from penstock.core.dispatch.prefix_groups import OVERTAKEN_MAX
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.roles import Role
@@ -143,7 +142,6 @@ class DecisionChecks:
     def __init__(self, state: SchedulerState, oracle: Oracle) -> None:
         self._state = state
         self._oracle = oracle
-        self._overtaken: Counter[str] = Counter()  # waiting requests, by those of their flow that followed another
 
     def sends_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         self._oracle.check_alone(entry, endpoints, now)
@@ -164,8 +162,6 @@ class DecisionChecks:
             needs_s = state.forecast.first_token_s if crowded else state.forecast.soonest_s
             assert may_be_late or now + needs_s(entry, now) <= entry.queue.deadline_s
             self._oracle.check_choice(entry, endpoints, now)
-        if entry.dispatch.follows is not None:
-            self._note_overtaken(entry)
         assert entry.charge.charged == 0.0, f"{entry.request} was charged {entry.charge.charged} before it was sent"
 
     def sent(self, entry: Entry, dispatch: Dispatch) -> None:
@@ -192,23 +188,6 @@ class DecisionChecks:
         assert entry.charge.charged == true_cost, (
             f"{entry.request} was charged {entry.charge.charged}, its cost was {true_cost}"
         )
-
-    def _note_overtaken(self, entry: Entry) -> None:
-        """It follows another one, before those that stand before it in its own flow: so often each, and no more."""
-        state = self._state
-        self._overtaken = Counter({name: count for name, count in self._overtaken.items() if name in state.entries})
-        for other in state.queues.bands[entry.request.band].entries.values():
-            same = other.queue.node is entry.queue.node and other.request.model == entry.request.model
-            if same and (other.queue.key, other.seq) < (entry.queue.key, entry.seq):
-                self._overtaken[other.request.id] += 1
-                band = state.queues.bands[entry.request.band].settings
-                assert state.settings.ordering_of(band) == "fcfs", (
-                    f"{entry.request} overtakes where an order was asked for"
-                )
-                assert other.queue.key[0] == entry.queue.key[0], (
-                    f"{entry.request} overtakes what its caller wants first"
-                )
-                assert self._overtaken[other.request.id] <= OVERTAKEN_MAX * other.queue.visit
 
 
 class CheckedScheduler(Scheduler):
@@ -515,7 +494,7 @@ class CheckedScheduler(Scheduler):
         """Nobody wrote to what all share who have no record of their own."""
         assert not NO_AFFINITY.may_wait
         assert (NO_AFFINITY.preferred, NO_AFFINITY.until_s, NO_AFFINITY.weighed_s) == ((), -math.inf, -math.inf)
-        assert (NO_DISPATCH.backfilled, NO_DISPATCH.follows, NO_DISPATCH.group_keys) == (0, None, ())
+        assert NO_DISPATCH.backfilled == 0
         assert (NO_RETRY.attempts, NO_RETRY.recalls, NO_RETRY.refusals, NO_RETRY.excluded) == (0, 0, 0, {})
 
     def _check_leases(self) -> None:
@@ -562,9 +541,6 @@ class CheckedScheduler(Scheduler):
                 tokens[entry.request.model] += entry.estimate.prompt_tokens
             assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
             assert band.tree.waiting == len(own)
-        found = [1 if isinstance(x, Entry) else sum(map(len, x.values())) for x in self._state.groups._waiting.values()]
-        siblings = sum(len(entry.dispatch.group_keys) for entry in entries)
-        assert siblings == sum(found), "those who wait are found by their prefixes, and nobody else"
         assert len(self._state.entries) == len(self.books.requests) == len(waiting) + len(self._state.leases)
         assert not (self._state.draining and self._state.queue_until_s is None and waiting), (
             "the drain is over, and some wait"

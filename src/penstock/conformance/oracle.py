@@ -22,7 +22,6 @@ from penstock.core.endpoints.ledger import REVIEW_S
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.estimate import BYTES_PER_TOKEN
 from penstock.core.queueing.fair_tree import Node
 
 if TYPE_CHECKING:
@@ -47,10 +46,6 @@ class Oracle:
         state = self._state
         if entry.seq not in state.queues.bands[entry.request.band].entries:
             return
-        if entry.dispatch.follows is not None:
-            self._check_follower(entry, endpoints, now)
-            self._check_strict(entry, endpoints, now)
-            return
         passed = set(state.backfill.passed)  # they were counted as overtaken just now, by this very choice
         expected = self._choice(now, known=True, discount=passed)
         assert expected is not None, f"at {now} {entry.request} is sent, and nobody may be"
@@ -74,38 +69,6 @@ class Oracle:
     def check_nobody_waits_in_vain(self, now: float) -> None:
         choice = self._choice(now, known=False, discount=set())
         assert choice is None, f"at {now} {choice[0].request} waits, and {choice[1]} are open to it"
-
-    def _check_follower(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """A prefix follower goes before its turn: to where its prefix went, within the bound, at no cost of others."""
-        state, (endpoint,) = self._state, endpoints
-        band, router = state.queues.bands[entry.request.band], state.settings.router
-        group = state.groups._groups[endpoint]
-        assert 0 < group.left <= router.prefix_group
-        assert group.leader.id == entry.dispatch.follows
-        depth = entry.request.keys_of(entry.request.chunks_of(router.prefix_group_tokens * BYTES_PER_TOKEN))
-        assert entry.request.prefix[:depth] == group.leader.prefix[:depth] != ()
-        assert len(entry.request.prefix) >= depth
-        assert self._fits(entry, endpoint, now)
-        assert self._open(endpoint, band, now)
-        assert not self._tenant_held(entry)
-        assert not _any_held(entry)
-        preferred = state.router.preferred(entry, now)
-        assert not preferred or endpoint in preferred
-        passed = state.backfill.passed
-        waiting = [x for x in band.entries.values() if x.dispatch.backfilled >= BACKFILLED_MAX and x not in passed]
-        kept = [x for x in waiting if endpoint.serves(x.request.model) and not x.excludes(endpoint.name, now)]
-        assert not kept, f"{entry.request} takes room that is kept for {kept[0].request}"
-        free = [e for e in band.open if e not in state.backfill.reserved]
-        if self._only_reserved_left(entry.request.model, free, now, known=True):
-            assert state.under_share.under_share(_top(entry), entry.request.model, now), (
-                "the slot was reserved for others"
-            )
-        cost = state.charges.full_cost(entry)
-        line = list(self._order(band, [endpoint]))
-        for level, node in enumerate(_path(entry)):
-            rivals = [_path(x)[level] for x in line if _path(x)[:level] == _path(entry)[:level]]
-            lead = (node.tag - min(rival.tag for rival in rivals)) * node.weight
-            assert lead + cost <= router.prefix_group * cost + 1e-6, f"{entry.request} gets {lead} ahead of its turn"
 
     def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """Within one flow and model, a request is passed only if it doesn't fit, may not run, or another was bumped."""

@@ -398,7 +398,6 @@ class Scheduler(Questions):
         state.queues.forget(endpoint)
         state.router.gone(endpoint)
         state.affinity.used(endpoint)
-        state.groups.gone(endpoint)
         state.timers.cancel(name)
         state.health_changed(now)
         return self._without(now)

@@ -126,8 +126,6 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
             imbalance_threshold=settings.routing.imbalance_threshold,
             price_weight_s=settings.routing.price_weight,
             strict_sessions=settings.routing.session.strict,
-            prefix_group=settings.routing.prefix_group,
-            prefix_group_tokens=settings.routing.prefix_group_tokens,
         ),
         attempts_max=settings.retry.max_attempts,
         retry_budget=settings.retry.budget,

@@ -283,12 +283,12 @@ def test_the_environment_says_what_flags_do_not() -> None:
     env = {
         "PENSTOCK__QUEUE__MAX_WAIT": "20s",
         "PENSTOCK__ROUTING__POLICY": "least_loaded",
-        "PENSTOCK__ROUTING__PREFIX_GROUP": "2",
+        "PENSTOCK__ROUTING__PREFIX_CHUNK": "512",
         "PENSTOCK__LISTEN": ":8080",
         "PENSTOCK__LOG__ROUTING": "off",
     }
     found = settings(STATIC, **env)
-    assert (found.queue.max_wait, found.routing.prefix_group, found.log.routing) == (20.0, 2, False)
+    assert (found.queue.max_wait, found.routing.prefix_chunk, found.log.routing) == (20.0, 512, False)
     assert (found.routing.policy, found.listen) == ("round_robin", ":8080")
     assert settings(f"{STATIC} --port 8000", **env).listen == "0.0.0.0:8000"
 

@@ -16,7 +16,7 @@ from penstock.core.routing.policies.predicted_ttft import COLD
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.located import Sought
 from penstock.core.values.request import Estimate, Usage
-from penstock.core.values.settings import AdmissionSettings, RoutingSettings
+from penstock.core.values.settings import AdmissionSettings
 from tests.core.drive import request, scheduler, sent, the_lease
 
 KEYS = 100  # of a long prompt: 12,800 tokens, 3.2 s at the speed that is assumed until another one is learned
@@ -163,7 +163,7 @@ def test_a_flow_with_little_to_wait_for_does_not_wait_for_the_sake_of_others() -
 
 def test_nobody_gets_further_ahead_of_one_that_is_held_than_fairness_allows() -> None:
     """It is let go, and computes its prompt anew."""
-    made = scheduler(settings(router=RoutingSettings(prefix_group=0)), a=1, b=1)
+    made = scheduler(settings(), a=1, b=1)
     home, _ = talk_at(made)
     cold = "b" if home == "a" else "a"
     lease = the_lease(made.arrived(prompt("other", 900, pinned=cold), now=3.5))

@@ -356,20 +356,6 @@ async def fails(world: World, batch: str) -> bool:
 DOCUMENT = "word " * 1_200  # 1,500 tokens
 
 
-@pytest.mark.parametrize(
-    ("routing", "order"),
-    [
-        ({}, ["a", "c", "b"]),
-        ({"prefix_group": 0}, ["a", "b", "c"]),
-        ({"prefix_group_tokens": 100_000}, ["a", "b", "c"]),
-    ],
-)
-async def test_who_shares_a_prefix_may_follow(world: World, routing: dict[str, Any], order: list[str]) -> None:
-    await world.engine()
-    await world.gateway(slots=1, tenants=[*TENANTS, {"name": "c"}], routing=routing)
-    assert await served(world, ("a", DOCUMENT + "1", 1), ("b", "hi", 1), ("c", DOCUMENT + "2", 1)) == order
-
-
 @pytest.mark.parametrize("place", ["fairness", "models"])
 async def test_what_is_cached_has_a_price_of_its_own(world: World, place: str) -> None:
     await world.engine()
@@ -378,7 +364,7 @@ async def test_what_is_cached_has_a_price_of_its_own(world: World, place: str) -
         settings: dict[str, Any] = {"models": {"sim": {"prices": prices}}}
         if place == "fairness":
             settings = {"fairness": {"prices": prices}}
-        await world.gateway(slots=1, tenants=TENANTS, routing={"prefix_group": 0}, **settings)
+        await world.gateway(slots=1, tenants=TENANTS, **settings)
         await world.chat_with({"x-tenant-id": "b"}, content=DOCUMENT, tokens=1)
         others = [("a", f"{at} " + "other " * 1_000, 1) for at in range(3)]
         order = await served(world, *others, *[("b", DOCUMENT, 1)] * 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, PlainValidator
 
@@ -15,6 +15,9 @@ from penstock.config.sections.policies import RoutingName, traits
 from penstock.config.sections.section import Section, setting
 from penstock.core.values.request import PREFIX_CHUNK_BYTES
 
+_WAITS_FOR_PREFIX = (
+    "requests with a common prefix now wait for the endpoint that holds it, at most `routing.affinity_wait`"
+)
 WITHOUT_PREFERENCE = ("lmetric",)  # although they look at prefixes
 _COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
 _FIELD = re.compile(r"[^\"\\\x00-\x1f]{1,128}")
@@ -97,6 +100,10 @@ class SessionSection(Section):
 class RoutingSection(Section):
     """The choice among endpoints with room."""
 
+    removed: ClassVar[dict[str, str]] = {
+        "prefix_group": f"delete it: {_WAITS_FOR_PREFIX}",
+        "prefix_group_tokens": f"delete it: {_WAITS_FOR_PREFIX}",
+    }
     policy: RoutingName = setting("predicted_ttft", "The routing policy; see docs/policies.")
     session: SessionSection = SessionSection()
     affinity_escape: values.Duration = setting(
@@ -116,16 +123,6 @@ class RoutingSection(Section):
         "Granularity of prefix matching, in bytes. A prompt is compared in chunks of this size, up to 500 chunks.",
         ge=64,
         le=4096,
-    )
-    prefix_group: values.Whole = setting(
-        4,
-        "How many waiting requests whose prompts begin like one that was just sent may follow it to its endpoint, "
-        "ahead of their turn. Each flow gets ahead of the others by no more than so many requests. `0`: none.",
-        ge=0,
-        le=64,
-    )
-    prefix_group_tokens: values.Whole = setting(
-        1024, "How many tokens two prompts have to share at their beginning to go together.", ge=1
     )
     price_weight: PriceWeight = setting(
         math.inf,

@@ -17,7 +17,6 @@ from penstock.core.dispatch.backfill import Backfill
 from penstock.core.dispatch.candidates import CandidateFilter
 from penstock.core.dispatch.operator_pauses import OperatorPauses
 from penstock.core.dispatch.prefill_stagger import PrefillStagger
-from penstock.core.dispatch.prefix_followers import PrefixFollowers
 from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
@@ -51,7 +50,6 @@ class Pump:
         under_share: UnderShare,
         backfill: Backfill,
         candidates: CandidateFilter,
-        followers: PrefixFollowers,
         stagger: PrefillStagger,
         promised: PromisedShares,
         look: Callable[[Entry, float], bool],
@@ -65,7 +63,6 @@ class Pump:
         self._under_share = under_share
         self._backfill = backfill
         self._candidates = candidates
-        self._followers = followers
         self._stagger = stagger
         self._promised = promised
         self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
@@ -175,8 +172,6 @@ class Pump:
             if found is not None:
                 return found
         scarce = [model for model in models if self._under_share.only_reserved_left(model, band, free, now)]
-        if self._followers.any and (follower := self._followers.next(band, models, scarce, free, now)) is not None:
-            return follower[0], [follower[1]]
         for model in scarce:
             found = self._first_fit(self._under_share.in_order(band, model, now), free, now)
             if found is not None:

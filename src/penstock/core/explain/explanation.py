@@ -21,7 +21,7 @@ class Served(msgspec.Struct, frozen=True):
 
     tenant: str
     band: str
-    why: str  #: "bumped", "band", "turn", "order", "overtook", "promised" or "followed"
+    why: str  #: "bumped", "band", "turn", "order", "overtook" or "promised"
     requests: int
 
 
@@ -47,7 +47,6 @@ class Sent(msgspec.Struct, frozen=True):
     service: float  #: what its flow had got by then, per weight: the least goes next
     virtual_time: float  #: where its band stood: what the flow served last had got, per weight
     overtaken: int  #: how often others went first that fitted where it did not
-    followed: str | None = None  #: the request it followed out of its turn, for its prompt begins the same
     decode_endpoint: str | None = None  #: which answers it; None: the same
     decode_at_s: float | None = None  #: when it was handed over; None: its prompt is still being computed
 

@@ -43,7 +43,6 @@ class Dispatched:
         "decode",
         "decode_s",
         "endpoint",
-        "followed",
         "open_endpoints",
         "scored_by",
         "serial",
@@ -62,7 +61,6 @@ class Dispatched:
         scored_by: str | None,
         service: float,
         virtual: float,
-        followed: str | None,
     ) -> None:
         self.serial = serial
         self.at_s = at_s
@@ -72,7 +70,6 @@ class Dispatched:
         self.scored_by = scored_by
         self.service = service
         self.virtual = virtual
-        self.followed = followed
         self.decode: str | None = None
         self.decode_s: float | None = None
 
@@ -182,7 +179,6 @@ class Recorder:
             scored_by=choice.scored_by,
             service=node.tag,
             virtual=virtual,
-            followed=entry.dispatch.follows,
         )
         self._sent.append((sent, entry, trail))
         meter.running += 1
@@ -207,7 +203,6 @@ class Recorder:
             scored_by=None,
             service=0.0,
             virtual=0.0,
-            followed=None,
         )
         meter.running += 1
         model.running += 1
@@ -416,7 +411,7 @@ class Recorder:
                 break
             late = sent.serial >= until or (ended_s is not None and sent.at_s >= ended_s)
             if not late and its is not entry and its.request.model == entry.model:
-                served[its.request.tenant, noted.band, _why(sent, its, noted, entry)] += 1
+                served[its.request.tenant, noted.band, _why(its, noted, entry)] += 1
         return served
 
 
@@ -433,14 +428,12 @@ def _scores(endpoint: Endpoint, entry: Entry, score: float | None) -> Scores:
     return endpoint.name, len(ledger.leases), ledger.slots, ledger.prefill.outstanding_tokens, cached, score
 
 
-def _why(sent: Dispatched, other: Entry, noted: Trail, entry: Entry) -> str:
+def _why(other: Entry, noted: Trail, entry: Entry) -> str:
     """Why another one went before this one."""
     if noted.bumped:
         return "bumped"
     if other.request.band != entry.request.band:
         return "band" if other.request.band < entry.request.band else "promised"
-    if sent.followed is not None:
-        return "followed"
     if other.queue.node is not entry.queue.node and other.request.flow != entry.request.flow:
         return "turn"
     return "order" if (other.queue.key, other.seq) < (entry.queue.key, entry.seq) else "overtook"
@@ -465,7 +458,6 @@ def _sent(sent: Dispatched, entry: Entry, trail: Trail) -> Sent:
         service=sent.service,
         virtual_time=sent.virtual,
         overtaken=entry.dispatch.backfilled,
-        followed=sent.followed,
         decode_endpoint=sent.decode,
         decode_at_s=None if sent.decode_s is None else sent.decode_s - trail.arrived_s,
     )

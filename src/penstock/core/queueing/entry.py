@@ -9,7 +9,7 @@ named for what they tell; who may write which is held by `tests/tidy/test_record
 | `charge` | what it was estimated to take, and what its flow was charged so far | `queueing` |
 | `route` | where its prompt is believed cached | `routing` |
 | `affinity` | the wait for an endpoint that it prefers | `routing` |
-| `dispatch` | who was sent before its turn because of it, and it because of others | `dispatch` |
+| `dispatch` | how often others passed it that fit where it does not | `dispatch` |
 | `retry` | its failed tries, and the endpoints that are excluded for it | `scheduling` |
 
 The last three are of few requests. They are made when first written; until then all share one that says nothing.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.values.lifecycle import TRANSITIONS, Event, State, after
 from penstock.core.values.located import NOWHERE, Located, Sought, Source
-from penstock.core.values.request import Estimate, Key, Request, Usage
+from penstock.core.values.request import Estimate, Request, Usage
 
 if TYPE_CHECKING:
     from penstock.core.endpoints.endpoint import Endpoint
@@ -38,17 +38,7 @@ _NOTHING = Estimate(1, 1)
 class QueueRecord:
     """A request's place in the queue, and how long it may keep it."""
 
-    __slots__ = (
-        "deadline_s",
-        "key",
-        "node",
-        "out_of_turn_before",
-        "since_s",
-        "size_class",
-        "visit",
-        "wait_s_max",
-        "waited_s",
-    )
+    __slots__ = ("deadline_s", "key", "node", "since_s", "size_class", "visit", "wait_s_max", "waited_s")
 
     def __init__(self, seq: int) -> None:
         self.key: tuple[int, float] = (0, float(seq))  #: the caller's own priority, then the ordering's key
@@ -59,7 +49,6 @@ class QueueRecord:
         self.wait_s_max = 0.0  #: what it may wait: never less than was allowed when it came
         self.deadline_s = math.inf  #: for the first token
         self.size_class = 0  #: of what is to be computed of its prompt, while it waits
-        self.out_of_turn_before = 0  #: where its leaf's count of followers stood when it came
 
     @property
     def waits_since_s(self) -> float:
@@ -194,14 +183,12 @@ class AffinityRecord:
 
 
 class DispatchRecord:
-    """Who was sent before a request's turn, and whom it follows out of its own."""
+    """How often a request was passed by others that fit where it does not."""
 
-    __slots__ = ("backfilled", "follows", "group_keys")
+    __slots__ = ("backfilled",)
 
     def __init__(self) -> None:
-        self.backfilled = 0  #: how often others were sent that fit where it does not
-        self.group_keys: tuple[Key, ...] = ()  #: by which it is found, while it waits, by others of its prefix
-        self.follows: str | None = None  #: the request it follows to its endpoint, out of its turn
+        self.backfilled = 0
 
 
 class RetryRecord:
@@ -320,7 +307,7 @@ class Entry:
         return self.affinity
 
     def own_dispatch(self) -> DispatchRecord:
-        """Returns the record of who went before whose turn, made now if it had none."""
+        """Returns the record of how often it was passed, made now if it had none."""
         if self.dispatch is NO_DISPATCH:
             self.dispatch = DispatchRecord()
         return self.dispatch

@@ -19,12 +19,11 @@ from penstock.core.values.lifecycle import State
 class Leaf:
     """A queue ordered by (key, arrival)."""
 
-    __slots__ = ("_heap", "calm_s", "live", "out_of_turn")
+    __slots__ = ("_heap", "calm_s", "live")
 
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float], int, int, Entry]] = []
         self.live = 0
-        self.out_of_turn = 0  # how often one went before its turn in here, following another of its prefix
         self.calm_s = math.inf  # when a short wait was last seen here; only where queues are not to stand
 
     def __len__(self) -> int:
@@ -33,7 +32,6 @@ class Leaf:
     def push(self, entry: Entry) -> None:
         """Let an entry wait here: it starts another visit to the queue."""
         entry.queue.visit += 1
-        entry.queue.out_of_turn_before = self.out_of_turn
         heapq.heappush(self._heap, (entry.queue.key, entry.seq, entry.queue.visit, entry))
         self.live += 1
 
@@ -46,10 +44,6 @@ class Leaf:
             heapq.heapify(self._heap)
         else:
             self._trim()
-
-    def passed_by_follower(self) -> None:
-        """One went before its turn in here."""
-        self.out_of_turn += 1
 
     def rekeyed(self) -> None:
         """The entries' keys have changed."""

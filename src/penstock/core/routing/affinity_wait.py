@@ -156,18 +156,6 @@ class AffinityWait:
         """End the wait of `entry`, because others would get too far ahead of it."""
         entry.affinity.until_s, entry.affinity.again_s = -math.inf, 0.0
 
-    def at_home(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
-        """True if a request loses nothing by going to `endpoint`.
-
-        False: it has to wait for another one, or is better served there.
-        """
-        if entry.affinity.may_wait and (
-            now < entry.affinity.locate_until_s or self.only(entry, now) not in (None, endpoint)
-        ):
-            return False
-        preferred = self._router.preferred(entry, now)
-        return not preferred or endpoint in preferred
-
     def only(self, entry: Entry, now: float) -> Endpoint | None:
         """Returns the one endpoint that a request may go to, for as long as that is alive; None: any."""
         request, router = entry.request, self._router

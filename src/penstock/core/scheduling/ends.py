@@ -120,8 +120,6 @@ def unqueue(state: SchedulerState, entry: Entry, event: Event, now: float) -> No
     state.timers.cancel(entry.seq)
     if entry.affinity.may_wait:
         state.affinity.left(entry)
-    if entry.dispatch.group_keys:
-        state.groups.left(entry)
 
 
 def come_back_after_s(state: SchedulerState, entry: Entry, reason: Reason, now: float) -> float | None:

@@ -18,7 +18,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import top
 from penstock.core.queueing.queues import Queues
 from penstock.core.scheduling import sending
-from penstock.core.scheduling.state import SchedulerState, account_of, by_arrival, keys_of
+from penstock.core.scheduling.state import SchedulerState, account_of, keys_of
 from penstock.core.values.actions import Action
 from penstock.core.values.lifecycle import State
 from penstock.core.values.settings import SchedulerSettings, part_of
@@ -114,12 +114,6 @@ def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float)
     before, state.settings = state.settings, settings
     state.router.reconfigured(settings.routing, settings.router)
     _rearrange(state, before)
-    state.groups.reconfigured(
-        settings.router,
-        state.charges,
-        [entry for entry in state.entries.values() if entry.state is State.WAITING],
-        by_arrival=by_arrival(settings),
-    )
     state.reserved.share = state.reserved_share()
     state.quotas.reconfigured(settings.tenants, state.entries.values(), now)
     state.pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)

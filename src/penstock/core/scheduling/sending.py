@@ -117,9 +117,7 @@ def dispatch_alone(state: SchedulerState, entry: Entry, endpoints: list[Endpoint
     state.tree_of(entry).serve_at_once(entry.node_of())
     state.under_share.sent(entry, now)
     state.promised.sent(entry)
-    sent = dispatch(state, entry, endpoints, now)
-    state.groups.sent(entry, state.pool[sent.endpoint], now)
-    return sent
+    return dispatch(state, entry, endpoints, now)
 
 
 def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
@@ -138,7 +136,6 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     else:
         entry.move(Event.DISPATCHED)
     state.recorder.sent(entry, endpoints, choice, now)
-    state.groups.forget_leader(entry)
     tree.lent(node)
     state.charges.dispatched(tree, entry)
     if state.quotas.started(entry.account):
@@ -235,13 +232,11 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
 
 def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoint, now: float) -> None:
     """Take a request out of the queue of `band` that goes to the endpoint `chosen`."""
-    state.groups.sent(entry, chosen, now)
-    if entry.dispatch.follows is None:
-        if entry.seq not in band.bumped:  # else it is out of turn, and says nothing of how far turns have come
-            band.tree.serve(entry)
-            if state.backfill.held:
-                state.backfill.served(band.tree, entry)
-        codel.leaves(band.settings, entry, now)
+    if entry.seq not in band.bumped:  # otherwise it is out of turn, and shows nothing of how far turns have come
+        band.tree.serve(entry)
+        if state.backfill.held:
+            state.backfill.served(band.tree, entry)
+    codel.leaves(band.settings, entry, now)
     ends.unqueue(state, entry, Event.DISPATCHED, now)
     state.under_share.sent(entry, now)
     state.promised.sent(entry, chosen)

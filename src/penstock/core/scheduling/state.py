@@ -15,8 +15,6 @@ from penstock.core.dispatch.candidates import CandidateFilter
 from penstock.core.dispatch.disaggregation import PendingDecodes
 from penstock.core.dispatch.operator_pauses import OperatorPauses
 from penstock.core.dispatch.prefill_stagger import PrefillStagger
-from penstock.core.dispatch.prefix_followers import PrefixFollowers
-from penstock.core.dispatch.prefix_groups import PrefixGroups
 from penstock.core.dispatch.pump import Pump
 from penstock.core.dispatch.reserved_slots import ReservedSlots
 from penstock.core.dispatch.under_share import UnderShare
@@ -55,11 +53,6 @@ def keys_of(settings: SchedulerSettings) -> list[Callable[[Entry, float], float]
     return [ORDERINGS[settings.ordering_of(band)] for band in settings.bands]
 
 
-def by_arrival(settings: SchedulerSettings) -> list[bool]:
-    """Returns, for each band, True if requests of a flow go in order of arrival."""
-    return [settings.ordering_of(band) == "fcfs" for band in settings.bands]
-
-
 class Watcher(Protocol):
     """Observes single decisions, for checkers and tests."""
 
@@ -95,7 +88,6 @@ class SchedulerState:
         self.pauses = OperatorPauses()
         self.router = Router(settings.routing, settings.router, self.pool, draw=draw)
         self.affinity = AffinityWait(self.router, self.queues, self.look_again)
-        self.groups = PrefixGroups(settings.router, self.charges, by_arrival=by_arrival(settings))
         self.stagger = PrefillStagger(self.pool, self.look_again)
         self.backfill = Backfill(self.charges)
         self.capped = CappedFlows(self.queues, self.quotas, tenant_level=settings.tenant_level)
@@ -119,16 +111,6 @@ class SchedulerState:
             stagger=self.stagger,
             look_again=self.look_again,
         )
-        self.followers = PrefixFollowers(
-            self.groups,
-            quotas=self.quotas,
-            capped=self.capped,
-            under_share=self.under_share,
-            candidates=self.candidates,
-            backfill=self.backfill,
-            affinity=self.affinity,
-            look=self.look,
-        )
         self.promised = PromisedShares(self.queues)
         self.pump = Pump(
             self.queues,
@@ -140,7 +122,6 @@ class SchedulerState:
             under_share=self.under_share,
             backfill=self.backfill,
             candidates=self.candidates,
-            followers=self.followers,
             stagger=self.stagger,
             promised=self.promised,
             look=self.look,

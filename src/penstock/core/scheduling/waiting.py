@@ -58,7 +58,6 @@ def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list
         ends.reject(state, entry, reason, now, actions, limit=limit)
     else:
         arm(state, entry, now)
-        state.groups.waits(entry)
         state.recorder.waits(entry, now)
 
 
@@ -100,7 +99,6 @@ def wait(state: SchedulerState, entry: Entry, now: float) -> None:
     """Queue a request that may wait, whatever the bounds: it was admitted before."""
     enqueue(state, entry, now)
     arm(state, entry, now)
-    state.groups.waits(entry)
     state.recorder.waits(entry, now)
 
 

@@ -98,8 +98,6 @@ class RoutingSettings(msgspec.Struct, frozen=True):
         math.inf
     )  #: by how much a first token may be later for each unit that an endpoint is cheaper
     strict_sessions: bool = False  #: a session goes nowhere but home while that one is alive
-    prefix_group: int = 4  #: so many that wait may follow one with the same prefix to its endpoint; 0: nobody
-    prefix_group_tokens: int = 1_024  #: what two prompts have to share to have the same prefix
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -15,7 +15,6 @@ WHY_FIRST = {
     "promised": "a lower band, by its promised share or because this one did not fit",
     "turn": "that tenant had got less for its weight",
     "order": "before it in its own flow (the same tenant and model)",
-    "followed": "followed a request with the same prefix",
     "overtook": "behind it in its own flow (the same tenant and model), but fitted when this one did not",
 }
 
