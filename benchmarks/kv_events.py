@@ -30,7 +30,6 @@ from typing import Any
 from rig import free_port
 
 from penstock.config.load import from_mapping
-from penstock.gateway.bootstrap import gateway
 from penstock.gateway.kv_cache import locator, tokenizer
 from penstock.gateway.kv_cache.kv_stream import KvStream
 from penstock.gateway.kv_cache.locator import LOCATE_S
@@ -219,7 +218,7 @@ async def prove(args: argparse.Namespace) -> int:
             await engine.start()
         await asyncio.gather(*(engine.ready() for engine in engines))
         routing = {"policy": "kv", "locality": "kv_events"}
-        gate = gateway(from_mapping({"listen": "127.0.0.1:0", "endpoints": endpoints, "routing": routing}))
+        gate = Gateway(from_mapping({"listen": "127.0.0.1:0", "endpoints": endpoints, "routing": routing}))
         await gate.start()
         sources = gate.endpoints.locator.sources.values()  # type: ignore[union-attr]
         await until(lambda: all(source.listening for source in sources))

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config.load import from_mapping
-from penstock.gateway.bootstrap import gateway
 from penstock.gateway.kv_cache.lmcache import Controller, Coordinator
+from penstock.gateway.serve import Gateway
 from penstock.http.client.pool import Upstream, UpstreamException
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.server import EngineServer
@@ -74,7 +74,7 @@ async def tried(name: str, service: dict[str, str], engines: list[EngineServer])
         for number, engine in enumerate(engines)
     ]
     routing = {"policy": "kv", "locality": "lmcache", "lmcache": service}
-    gate = gateway(from_mapping({"listen": "127.0.0.1:0", "endpoints": endpoints, "routing": routing}))
+    gate = Gateway(from_mapping({"listen": "127.0.0.1:0", "endpoints": endpoints, "routing": routing}))
     await gate.start()
     upstream = Upstream(f"http://127.0.0.1:{gate.server.port}")
     asked = (Controller if "controller" in service else Coordinator)(*service.values())

@@ -24,11 +24,11 @@ import uvloop
 from proxies import peers
 
 from penstock.config import load as config
-from penstock.gateway import bootstrap
+from penstock.gateway.serve import Gateway
 
 
 async def _serve(path: str, client: list[str]) -> cProfile.Profile:
-    gateway = bootstrap.gateway(config.load(path, {}))
+    gateway = Gateway(config.load(path, {}))
     await gateway.start()
     process = await asyncio.create_subprocess_exec(*client, stdout=subprocess.PIPE)
     await asyncio.sleep(1.5)

@@ -17,7 +17,7 @@ from pathlib import Path
 import uvloop
 
 from penstock.config.load import from_mapping
-from penstock.gateway.bootstrap import gateway
+from penstock.gateway.serve import Gateway
 
 PAGE = Path(__file__).parents[1] / "tests" / "engines" / "golden" / "vllm-0.32.real.prom"
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","max_model_len":8192}]}'
@@ -68,7 +68,7 @@ async def measure(
     """Share of a core used, reads per second, and how many endpoints were read of late."""
     endpoints = [{"url": f"http://127.0.0.1:{port}", "engine": engine} for port in ports]
     document = {"listen": "127.0.0.1:0", "endpoints": endpoints, "observe": {"interval": interval_s}}
-    gate = gateway(from_mapping(document))
+    gate = Gateway(from_mapping(document))
     await gate.start()
     await asyncio.sleep(WARM_UP_S)
     asked = _asked(pipe)

@@ -137,7 +137,7 @@ async def test_the_openai_client_runs_a_batch(world: World, tmp_path: Path) -> N
     assert len(world.seen()) == 300
     assert await world.metric("penstock_batch_items_total", outcome="completed") == 300
     assert await world.metric("penstock_requests_total", band="batch", outcome="completed") == 300
-    service = gate._batch
+    service = gate.batch
     assert service is not None
     await world.until(lambda: not service.manager.outlook)
     assert await world.metric("penstock_batch_open") == 0
@@ -409,7 +409,7 @@ async def test_limits_of_a_tenant(world: World, tmp_path: Path) -> None:
 
 
 async def test_a_full_disk_is_told_and_nothing_is_kept(api: Batches) -> None:
-    batch = api.world.gate._batch
+    batch = api.world.gate.batch
     assert batch is not None
     store = batch.routes._files._store
 

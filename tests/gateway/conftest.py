@@ -21,7 +21,6 @@ import uvloop
 from penstock import clock
 from penstock.config.load import Settings, from_mapping
 from penstock.core.explain.snapshot import Snapshot
-from penstock.gateway.bootstrap import gateway
 from penstock.gateway.serve import Gateway
 from penstock.gateway.workers import office, worker
 from penstock.sim.engine.profiles import EngineConfig
@@ -238,7 +237,7 @@ class World:
         if WORKERS and self.document.setdefault("workers", WORKERS) != 1:
             vars(office)["WorkerProcess"] = WorkerBeside
             worker.TICK_S, worker.TICKS_PER_STANDING = 0.02, 1
-        self._gateway = gate = gateway(self.settings(), self.settings)
+        self._gateway = gate = Gateway(self.settings(), self.settings)
         await gate.start()
         self.port = gate.port
         if self.engines:

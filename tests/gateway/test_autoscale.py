@@ -21,7 +21,7 @@ FIELDS = {
 
 
 def scaler(world: World) -> Autoscale:
-    found: Autoscale = world.gate._autoscale
+    found: Autoscale = world.gate.autoscale
     return found
 
 

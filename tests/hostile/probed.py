@@ -101,9 +101,9 @@ async def _serve(name: str, document: dict[str, Any]) -> None:
         port = server.sockets[0].getsockname()[1]
     else:
         from penstock.config.load import from_mapping  # noqa: PLC0415
-        from penstock.gateway.bootstrap import gateway  # noqa: PLC0415 - the engine needs none of it
+        from penstock.gateway.serve import Gateway  # noqa: PLC0415 - the engine needs none of it
 
-        gate = gateway(from_mapping(document))
+        gate = Gateway(from_mapping(document))
         await gate.start()
         port = gate.server.port
     gc.collect()

@@ -22,8 +22,8 @@ from tests.gateway.conftest import World, request
 
 
 def service(gate: Gateway) -> BatchService:
-    assert gate._batch is not None
-    return gate._batch
+    assert gate.batch is not None
+    return gate.batch
 
 
 async def rows(gate: Gateway, status: str) -> int:

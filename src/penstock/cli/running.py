@@ -14,7 +14,6 @@ from penstock.cli.following import changes
 from penstock.config.effect import effect_warnings, variable_warnings
 from penstock.config.load import ConfigError, Settings
 from penstock.config.sections.roles import role_warnings
-from penstock.gateway import bootstrap
 from penstock.gateway.event_loop import event_loop
 from penstock.gateway.fitness import cannot_listen
 from penstock.gateway.serve import Gateway, StartError
@@ -38,7 +37,7 @@ def serve(
     logs.use(settings.log.format)
 
     async def run() -> None:
-        gateway = bootstrap.gateway(settings, read)
+        gateway = Gateway(settings, read)
         async with _following(gateway, follows):
             await gateway.run()
 

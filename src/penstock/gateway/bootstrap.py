@@ -1,4 +1,8 @@
-"""From settings to a gateway that stands: the one place where the parts are put together."""
+"""The parts of a gateway, built from the settings: the one place where they are put together.
+
+`Parts` is one record: each part is built by its constructor from those above it. What a part needs of a later one it
+asks through the record, when it is used. `Gateway` (`serve.py`) adds how they live.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import TYPE_CHECKING
 import penstock
 from penstock import clock
 from penstock.batch.api.dispatch import GatewayPort
-from penstock.batch.api.wiring import batch_service, store_thread
+from penstock.batch.api.wiring import BatchService, batch_service, store_thread
 from penstock.batch.store.thread import StoreThread
 from penstock.config.model import Settings
 from penstock.core.scheduler import Scheduler
@@ -47,7 +51,6 @@ from penstock.gateway.proxy.heartbeat import Heartbeats
 from penstock.gateway.proxy.ties import Affinities
 from penstock.gateway.queueing import queueing
 from penstock.gateway.reload import Reload
-from penstock.gateway.serve import Gateway
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import Handler, HttpServer
@@ -57,163 +60,147 @@ if TYPE_CHECKING:
     from penstock.gateway.workers.office import Office
 
 
-def gateway(settings: Settings, read: Callable[[], Settings] | None = None) -> Gateway:
-    """Everything that `penstock serve` runs. Call on a running event loop; nothing is started yet.
+class Parts:
+    """Everything that `penstock serve` runs, in the order in which it is built. Nothing is started."""
 
-    `read` gives the settings again, for a reload; without it they stay.
-    """
-    scheduler = Scheduler(settings_map.scheduler_settings(settings), random=Random())
-    driver = Driver(scheduler, now=clock.now)
-    metrics = Metrics(snapshot=lambda: scheduler.snapshot(now=driver.now()))
-    catalog = Catalog()
-    endpoints = EndpointRegistry(driver=driver, metrics=metrics, catalog=catalog)
-    discovery = Discovery((), endpoints)
-    events = EventLog()
-    own_token = OwnToken(folder_of(settings.state_dir, os.environ), _own_token(settings))
-    (host, _), (admin_host, _) = settings.listen_address, settings.admin_address or settings.listen_address
-    origins, admin_origins = Origins(listens_on=host), Origins(listens_on=admin_host, for_operators=True)
-    auth = AdminAuth(listens_on=admin_host, now=driver.now, origins=admin_origins, own=own_token.token)
-    callers, heartbeats, affinities = Callers(), Heartbeats(driver), Affinities(_prefix_seed(settings))
-    orders, routes = TenantOrders(events), AdminRoutes(auth, events.audit)
-    store, book = _kept(settings, callers)
-    is_several = settings.share.enabled or settings_map.workers(settings) > 1
-    batch = None
-    if store is not None and settings.batch.enabled:
-        port = GatewayPort(
-            submit=lambda *request: app.submit(*request),  # noqa: PLW0108 - the app comes after it
-            caller=lambda tenant, user, rights: callers.inside(tenant, user, driver.now(), rights),
-            room=lambda caller, model: scheduler.room(model, caller.account, caller.band, now=driver.now()),
-            knows=lambda model: scheduler.knows(model, now=driver.now()),
-            aliases=lambda: catalog.aliases,
-            decides=lambda: sharing is None or sharing.roles.decides,
-        )
-        batch = batch_service(settings.batch, store, port=port, driver=driver, callers=callers, metrics=metrics)
-    app = App(
-        driver=driver,
-        endpoints=endpoints,
-        metrics=metrics,
-        catalog=catalog,
-        origins=origins,
-        callers=callers,
-        affinities=affinities,
-        heartbeats=heartbeats,
-        reporting=(reporting := Reporting()),
-        elsewhere=None if settings.admin_address is None else is_operators,
-        cors=None if is_several else Cors(),
-    )
-    own_paths = OwnPaths(
-        driver=driver,
-        callers=callers,
-        catalog=catalog,
-        metrics=metrics,
-        refuse=app.refusals.refuse,
-        request_id=app.refusals.request_id,
-        queueing=lambda: queueing(reload.settings),
-        operators_here=settings.admin_address is None,
-    )
-    app.serve(own_paths)
-    app.serve(routes, guarded=True)
-    engine_paths = EnginePaths(
-        driver=driver,
-        callers=callers,
-        targets=endpoints.targets,
-        auth=auth,
-        refuse=app.refusals.refuse,
-        request_id=app.refusals.request_id,
-    )
-    app.serve(engine_paths)
-    autoscale = Autoscale(driver, catalog, app.refusals.refuse)
-    metrics.add_source(autoscale)
-    app.serve(autoscale)
-    if batch is not None:
-        app.serve(batch.routes)
-    operators_app = OperatorsApp((own_paths, engine_paths, autoscale), routes, admin_origins, app.refusals)
-    office: Office | None = None
-    sharing: Sharing | None = None
-    handlers: tuple[Handler, Handler] = app, operators_app
-    if is_several:
-        # Only here: one process alone needs none of it.
-        from penstock.gateway.several import several  # noqa: PLC0415
+    office: Office | None = None  #: None: this one process carries all requests
+    sharing: Sharing | None = None  #: None: this gateway decides for itself
+    batch: BatchService | None = None  #: None: no files and batches
+    book: KeyBook | None = None  #: None: no keys are issued
+    store: StoreThread | None = None  #: of batches and issued keys
 
-        office, sharing, handlers = several(
-            *(settings, app, operators_app),
+    def __init__(self, settings: Settings, read: Callable[[], Settings] | None = None) -> None:  # noqa: PLR0915  (a list)
+        """Call on a running event loop. `read` gives the settings again, for a reload; without it they stay."""
+        self.scheduler = scheduler = Scheduler(settings_map.scheduler_settings(settings), random=Random())
+        self.driver = driver = Driver(scheduler, now=clock.now)
+        self.metrics = metrics = Metrics(snapshot=lambda: scheduler.snapshot(now=driver.now()))
+        self.catalog = catalog = Catalog()
+        self.endpoints = endpoints = EndpointRegistry(driver=driver, metrics=metrics, catalog=catalog)
+        self.discovery = Discovery((), endpoints)
+        self.events = events = EventLog()
+        own_address, (host, _) = settings.admin_address, settings.listen_address
+        admin_host = host if own_address is None else own_address[0]
+        origins, admin_origins = Origins(listens_on=host), Origins(listens_on=admin_host, for_operators=True)
+        self.own_token = OwnToken(folder_of(settings.state_dir, os.environ), _own_token(settings))
+        auth = AdminAuth(listens_on=admin_host, now=driver.now, origins=admin_origins, own=self.own_token.token)
+        self.routes = routes = AdminRoutes(auth, events.audit)
+        self.orders = orders = TenantOrders(events)
+        self.callers = callers = Callers()
+        self.affinities = affinities = Affinities(_prefix_seed(settings))
+        heartbeats = Heartbeats(driver)
+        if settings.batch.enabled or settings.identity.made_keys:
+            self.store = store_thread(settings.batch)
+        if self.store is not None and settings.identity.made_keys:
+            self.book = KeyBook(self.store, callers.made)
+        self.reporting = Reporting()
+        several = settings.share.enabled or settings_map.workers(settings) > 1
+        self.app = app = App(
             driver=driver,
             endpoints=endpoints,
+            metrics=metrics,
+            catalog=catalog,
+            origins=origins,
+            callers=callers,
+            affinities=affinities,
+            heartbeats=heartbeats,
+            reporting=self.reporting,
+            elsewhere=None if own_address is None else is_operators,
+            cors=None if several else Cors(),
+        )
+        if self.store is not None and settings.batch.enabled:
+            port = GatewayPort(
+                submit=app.submit,
+                caller=lambda tenant, user, rights: callers.inside(tenant, user, driver.now(), rights),
+                room=lambda caller, model: scheduler.room(model, caller.account, caller.band, now=driver.now()),
+                knows=lambda model: scheduler.knows(model, now=driver.now()),
+                aliases=lambda: catalog.aliases,
+                decides=lambda: self.sharing is None or self.sharing.roles.decides,
+            )
+            self.batch = batch_service(
+                settings.batch, self.store, port=port, driver=driver, callers=callers, metrics=metrics
+            )
+        own_paths = OwnPaths(
+            driver=driver,
+            callers=callers,
             catalog=catalog,
             metrics=metrics,
-            responses=affinities.responses,
-            events=events,
-            prefix_seed=affinities.prefix_seed,
-            routes=routes,
-            orders=orders,
+            refuse=app.refusals.refuse,
+            request_id=app.refusals.request_id,
+            queueing=lambda: queueing(self.reload.settings),
+            operators_here=own_address is None,
         )
-        if book is not None:
-            book.tell_workers(office.know_keys)
-    server, operators = (
-        HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall) for handler in handlers
-    )
-    servers = (settings_map.ToServer(server), settings_map.ToServer(operators, for_operators=True))
-    reads_requests = (callers, affinities, heartbeats, catalog, *servers, auth, own_token)
-    reports = (operators_app, origins, admin_origins, metrics, reporting, app, autoscale, settings_map.ToLog())
-    reload = Reload(
-        settings,
-        read or (lambda: settings),
-        (
-            *(*reads_requests, *reports, orders, settings_map.ToScheduler(driver, orders.limits), endpoints),
-            *(part for part in (office, sharing) if part is not None),
-        ),
-        certificate=(certificate := Certificate()),
-        discovery=SettingsSources(discovery, os.environ),
-        metrics=metrics,
-        events=events,
-    )
-    facts = GatewayFacts(
-        version=penstock.__version__,
-        config_hash=lambda: reload.hash,
-        loop_lag_s=lambda: metrics.loop_lag_s,
-        queueing=lambda: queueing(reload.settings),
-        batches=tuple if batch is None else lambda: batch.manager.outlook,
-        batch_store=lambda: None if batch is None else batch.manager.trouble,
-        key_store=lambda: None if book is None else book.trouble,
-        edges=tuple if office is None else office.edges,
-        share=lambda: None if sharing is None else sharing.roles.now(),
-        failures=metrics.failures,
-        stops=(request_verbs := RequestVerbs(driver)).stops,
-    )
-    watch = Watch(driver, events, facts)
-    key_verbs = KeyVerbs(book, lambda: reload.settings, clock.wall)
-    steering = (EndpointVerbs(endpoints, driver), request_verbs, TenantVerbs(driver, callers, orders), key_verbs)
-    for part in (Pages(), watch, *steering, ReloadVerb(reload)):
-        part.add_to(routes)
-    return Gateway(
-        reload=reload,
-        driver=driver,
-        server=server,
-        operators=None if settings.admin_address is None else operators,
-        metrics=metrics,
-        endpoints=endpoints,
-        tokens=callers.tokens,
-        discovery=discovery,
-        watch=watch,
-        own_token=own_token,
-        certificate=certificate,
-        reporting=reporting,
-        autoscale=autoscale,
-        batch=batch,
-        book=book,
-        store=store,
-        office=office,
-        sharing=sharing,
-    )
+        engine_paths = EnginePaths(
+            driver=driver,
+            callers=callers,
+            targets=endpoints.targets,
+            auth=auth,
+            refuse=app.refusals.refuse,
+            request_id=app.refusals.request_id,
+        )
+        self.autoscale = Autoscale(driver, catalog, app.refusals.refuse)
+        metrics.add_source(self.autoscale)
+        for_operators = (own_paths, engine_paths, self.autoscale)
+        for part in for_operators:
+            app.serve(part)
+        app.serve(routes, guarded=True)
+        if self.batch is not None:
+            app.serve(self.batch.routes)
+        self.operators_app = OperatorsApp(for_operators, routes, admin_origins, app.refusals)
+        handlers: tuple[Handler, Handler] = app, self.operators_app
+        if several:
+            from penstock.gateway.several import several_processes  # noqa: PLC0415 - one process needs none of it
 
+            self.office, self.sharing, handlers = several_processes(settings, self)
+            if self.book is not None:
+                self.book.tell_workers(self.office.know_keys)
+        self.server, operators = (
+            HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall) for handler in handlers
+        )
+        self.operators = None if own_address is None else operators  #: the server at `admin.listen`
+        self.certificate = Certificate()
+        reads_requests = (
+            *(callers, affinities, heartbeats, catalog),
+            *(settings_map.ToServer(self.server), settings_map.ToServer(operators, for_operators=True)),
+            *(auth, self.own_token),
+        )
+        reports = (
+            *(self.operators_app, origins, admin_origins, metrics, self.reporting, app, self.autoscale),
+            settings_map.ToLog(),
+        )
+        decides = (orders, settings_map.ToScheduler(driver, orders.limits), endpoints)
+        others = tuple(part for part in (self.office, self.sharing) if part is not None)
+        self.reload = Reload(
+            settings,
+            read or (lambda: settings),
+            (*reads_requests, *reports, *decides, *others),
+            certificate=self.certificate,
+            discovery=SettingsSources(self.discovery, os.environ),
+            metrics=metrics,
+            events=events,
+        )
+        requests = RequestVerbs(driver)
+        self.watch = Watch(driver, events, self._facts(requests))
+        keys = KeyVerbs(self.book, lambda: self.reload.settings, clock.wall)
+        steering = (EndpointVerbs(endpoints, driver), requests, TenantVerbs(driver, callers, orders), keys)
+        for verbs in (Pages(), self.watch, *steering, ReloadVerb(self.reload)):
+            verbs.add_to(routes)
 
-def _kept(settings: Settings, callers: Callers) -> tuple[StoreThread | None, KeyBook | None]:
-    """The store of batches and made keys, and the made keys in it; None each where there is no such thing."""
-    makes_keys = settings.identity.made_keys
-    if not settings.batch.enabled and not makes_keys:
-        return None, None
-    store = store_thread(settings.batch)
-    return store, KeyBook(store, callers.made) if makes_keys else None
+    def _facts(self, requests: RequestVerbs) -> GatewayFacts:
+        """What the page shows beside the scheduler's snapshot."""
+        batch, book, office = self.batch, self.book, self.office
+        return GatewayFacts(
+            version=penstock.__version__,
+            config_hash=lambda: self.reload.hash,
+            loop_lag_s=lambda: self.metrics.loop_lag_s,
+            queueing=lambda: queueing(self.reload.settings),
+            batches=tuple if batch is None else lambda: batch.manager.outlook,
+            batch_store=lambda: None if batch is None else batch.manager.trouble,
+            key_store=lambda: None if book is None else book.trouble,
+            edges=tuple if office is None else office.edges,
+            share=lambda: None if self.sharing is None else self.sharing.roles.now(),
+            failures=self.metrics.failures,
+            stops=requests.stops,
+        )
 
 
 def _prefix_seed(settings: Settings) -> int:
@@ -226,7 +213,7 @@ def _prefix_seed(settings: Settings) -> int:
 
 
 def _own_token(settings: Settings) -> str | None:
-    """An admin token that the group of this gateway has in common; None: it makes one for itself."""
+    """Return the admin token that the group of this gateway shares; None: the gateway makes its own."""
     if not settings.share.enabled:
         return None
     from penstock.gateway.share.dial import own_token  # noqa: PLC0415

@@ -7,27 +7,15 @@ import gc
 import logging
 import resource
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.batch.api.wiring import BatchService
-from penstock.batch.store.thread import StoreThread
 from penstock.config.effect import open_warnings
-from penstock.config.model import LimitsSection
+from penstock.config.model import LimitsSection, Settings
 from penstock.gateway import early_signals
-from penstock.gateway.admin.own_token import OwnToken
-from penstock.gateway.admin.watch import Watch
-from penstock.gateway.builtin.autoscale import Autoscale
-from penstock.gateway.certificate import Certificate
-from penstock.gateway.endpoints.discovery.base import Discovery
-from penstock.gateway.endpoints.registry import EndpointRegistry
+from penstock.gateway.bootstrap import Parts
 from penstock.gateway.fitness import at_operators, cannot_listen
-from penstock.gateway.identity.tokens.accepted import AcceptedTokens
-from penstock.gateway.keys.book import KeyBook
 from penstock.gateway.large_blocks import give_large_blocks_back
-from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.reload import Reload
-from penstock.gateway.telemetry.metrics import Metrics
-from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import BACKLOG, HttpServer
 
 if TYPE_CHECKING:
@@ -39,60 +27,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAG_INTERVAL_S = 0.5
-FIRST_LOOK_S = 1.0  # for engines to tell at the start what they are and serve: those that are there take milliseconds
-OTHER_FILES = 256  # that are open beside connections of requests: probes, stores, libraries, the log
-GARBAGE_OBJECTS = 20_000  # made and not freed since the last look: some hundred requests' worth that wait or run
-WORKERS_TIMEOUT_S = 2.0  # for workers to end, beyond what their clients are given
-CLOSE_TIMEOUT_S = 5.0  # for clients to take the end of what was already answered
+FIRST_LOOK_S = 1.0  # for the first probe of engines at the start: those that run answer within milliseconds
+OTHER_FILES = 256  # open beside connections: probes, stores, libraries, the log
+GARBAGE_OBJECTS = 20_000  # allocated since the last collection: those of some hundred requests
+WORKERS_TIMEOUT_S = 2.0  # for workers to end, beyond the time of their clients
+CLOSE_TIMEOUT_S = 5.0  # for clients to read the end of their answers
 
 
 class StartError(Exception):
     """The gateway can't start. The text says why."""
 
 
-class Gateway:
-    """Owns everything that was started, and leaves nothing of it running."""
+class Gateway(Parts):
+    """The parts of a gateway, and their life: it leaves nothing running that it started."""
 
-    def __init__(
-        self,
-        *,
-        reload: Reload,
-        driver: Driver,
-        server: HttpServer,
-        operators: HttpServer | None,
-        metrics: Metrics,
-        endpoints: EndpointRegistry,
-        tokens: AcceptedTokens,
-        discovery: Discovery,
-        watch: Watch,
-        own_token: OwnToken,
-        certificate: Certificate,
-        reporting: Reporting,
-        autoscale: Autoscale,
-        batch: BatchService | None = None,
-        book: KeyBook | None = None,
-        store: StoreThread | None = None,
-        office: Office | None = None,
-        sharing: Sharing | None = None,
-    ) -> None:
-        self.office = office
-        self.sharing = sharing
-        self._batch = batch
-        self._book = book
-        self._store = store  # of batches and made keys
-        self.reload = reload
-        self.driver = driver
-        self.server = server
-        self.operators = operators  # the server at `admin.listen`
-        self._metrics = metrics
-        self.endpoints = endpoints
-        self._tokens = tokens
-        self._discovery = discovery
-        self._watch = watch
-        self.own_token = own_token
-        self._certificate = certificate
-        self._reporting = reporting
-        self._autoscale = autoscale
+    def __init__(self, settings: Settings, read: Callable[[], Settings] | None = None) -> None:
+        super().__init__(settings, read)
         self._tasks: list[asyncio.Task[None]] = []
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -110,10 +60,10 @@ class Gateway:
             await self.close()
 
     async def start(self) -> None:
-        """Listen and observe. When this returns, what the engines are and serve is known, if they answer at once."""
+        """Listen and observe. Engines that answer at once are known when this returns."""
         settings = self.reload.settings
         host, port = settings.listen_address
-        context = self._certificate.context(settings)
+        context = self.certificate.context(settings)
         if self.office is None:
             await self.server.bind(host, port, ssl=context)
         else:
@@ -125,14 +75,14 @@ class Gateway:
         self.own_token.listening(self.admin_port)
         loop = asyncio.get_running_loop()
         self.endpoints.start()
-        self._discovery.start()
-        if self._book is not None:
-            self._book.start()
-        if self._batch is not None:
-            self._batch.start()
-        forever = (self._measure_lag(), self._watch.run(), self._autoscale.run())
+        self.discovery.start()
+        if self.book is not None:
+            self.book.start()
+        if self.batch is not None:
+            self.batch.start()
+        forever = (self._measure_lag(), self.watch.run(), self.autoscale.run())
         self._tasks = [loop.create_task(work) for work in forever]
-        await asyncio.gather(self._tokens.start(), self.endpoints.looked_at(FIRST_LOOK_S))
+        await asyncio.gather(self.callers.tokens.start(), self.endpoints.looked_at(FIRST_LOOK_S))
         if self.sharing is not None:
             await self._start_sharing(self.sharing)
         if self.office is not None:
@@ -182,7 +132,7 @@ class Gateway:
             raise StartError(error.strerror or str(error)) from None
 
     def listen_to_signals(self) -> None:
-        """SIGTERM and SIGINT stop, SIGHUP reloads. Those that came before are heard now."""
+        """SIGTERM and SIGINT stop, SIGHUP reloads. Signals held back so far arrive now."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -190,20 +140,20 @@ class Gateway:
         early_signals.release()
 
     def stop(self) -> None:
-        """Ask to stop; asked again, at once."""
+        """Drain and stop; called again: stop at once."""
         if self._stop.is_set():
             self._force.set()
         self._stop.set()
 
     async def drain(self) -> None:
-        """Admit nothing more; serve what waits and what runs, within their time-outs."""
+        """Admit nothing more; serve queued and running requests within their time-outs."""
         queue = self.reload.settings.queue
-        if self._batch is not None:
-            self._batch.drain()
-        logger.info("draining: no new requests; waiting ones are served for %g s", queue.drain_timeout)
+        if self.batch is not None:
+            self.batch.drain()
+        logger.info("draining: no new requests; queued ones are served for %g s", queue.drain_timeout)
         run_s = max(queue.drain_timeout, queue.stop_timeout)
         if self.sharing is not None and self.office is not None:
-            # Whoever decides goes on: here only what is served here ends.
+            # The leader may go on with other gateways' requests: only those served here end.
             self.driver.draining = True
             self.sharing.roles.drain()
             self.office.drain(queue.drain_timeout)
@@ -219,40 +169,40 @@ class Gateway:
             future.cancel()
         await asyncio.gather(idle, forced, return_exceptions=True)
         if self._force.is_set():
-            logger.warning("forced: what waits and what runs is ended now")
-            if self.sharing is None:  # else what runs ends with the workers
+            logger.warning("forced: queued and running requests end now")
+            if self.sharing is None:  # otherwise running requests end with the workers
                 self.driver.drain(queue_s=0.0, run_s=0.0)
 
     async def _served(self, office: Office) -> None:
-        """Wait until what this gateway carries has ended: its workers' requests, and items of batches."""
+        """Wait until this gateway's own requests have ended: those of its workers, and items of batches."""
         await office.drained()
-        if self._batch is not None:
-            await self._batch.drained()
+        if self.batch is not None:
+            await self.batch.drained()
 
     async def close(self) -> None:
         """Stop everything that was started."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._watch.close()
-        if self._book is not None:
-            await self._book.close()
-        if self._batch is not None:
-            await self._batch.close()
-        if self._store is not None:
-            await self._store.close()
+        self.watch.close()
+        if self.book is not None:
+            await self.book.close()
+        if self.batch is not None:
+            await self.batch.close()
+        if self.store is not None:
+            await self.store.close()
         if self.office is not None:
             await self.office.close(CLOSE_TIMEOUT_S + WORKERS_TIMEOUT_S)
         if self.sharing is not None:
             await self.sharing.close()
-        self._tokens.close()
-        await self._discovery.close()
+        self.callers.tokens.close()
+        await self.discovery.close()
         await self.endpoints.close()
         servers = (self.server,) if self.operators is None else (self.server, self.operators)
         await asyncio.gather(*(server.wait_closed(CLOSE_TIMEOUT_S) for server in servers))
         self.endpoints.disconnect()
         self.driver.close()
-        await self._reporting.close()
+        await self.reporting.close()
         self.own_token.remove()
         logger.info("stopped")
 
@@ -260,7 +210,7 @@ class Gateway:
         while True:
             due_s = self.driver.now() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
-            self._metrics.loop_lag_s = max(0.0, self.driver.now() - due_s)
+            self.metrics.loop_lag_s = max(0.0, self.driver.now() - due_s)
 
 
 def _url(host: str, port: int, *, secure: bool) -> str:
@@ -269,10 +219,9 @@ def _url(host: str, port: int, *, secure: bool) -> str:
 
 
 def _look_at_open_files(limits: LimitsSection) -> None:
-    """Take as many as the system allows, and say so where that is too few for all connections that are let in.
+    """Raise the limit of open files as far as allowed, and log if that is too few for `limits.max_connections`.
 
-    A request that runs has two: one to its client, one to its engine. Who set nothing needs no warning: the system's
-    limit holds, and says so when it is met.
+    A running request has two: one to its client, one to its engine. It is a warning only if the setting was given.
     """
     connections, is_set = limits.max_connections, "max_connections" in limits.model_fields_set
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -290,7 +239,7 @@ def _look_at_open_files(limits: LimitsSection) -> None:
 
 
 def look_for_garbage_rarely() -> None:
-    """Requests leave no cycles behind, so there is little to find; a look at all that stands costs some 50 ms."""
+    """Collect garbage rarely: requests leave no cycles behind, and a full collection takes some 50 ms."""
     gc.collect()
-    gc.freeze()  # what was made at the start stays
+    gc.freeze()  # what the start made stays
     gc.set_threshold(GARBAGE_OBJECTS)

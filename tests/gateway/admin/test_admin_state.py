@@ -174,11 +174,11 @@ async def test_what_operators_do_stands_in_the_events_and_in_the_log(
 async def test_an_endpoint_that_dies_becomes_an_event(world: World) -> None:
     engine = await world.engine()
     await world.gateway()
-    world.gate._watch.tick()
+    world.gate.watch.tick()
     await engine.close()
     world.engines.remove(engine)
     await world.until(lambda: world.picture().endpoints[0].state == "down")
-    world.gate._watch.tick()
+    world.gate.watch.tick()
     seen = await state(world)
     assert seen["events"][0]["text"].endswith(" is down")
     assert re.search(
@@ -196,7 +196,7 @@ async def test_what_runs_on_where_nothing_more_goes_takes_none_of_the_slots(worl
     await verb(world, f"endpoints/{seen['endpoints'][0]['name']}/drain")
     seen = await state(world)
     assert (seen["running"], seen["slots_taken"], seen["slots"]) == (1, 0, 0)
-    world.gate._watch.tick()
+    world.gate.watch.tick()
     assert (await state(world))["now"]["slots"] == 0
     await let_go(clients)
 
@@ -234,10 +234,10 @@ async def test_listeners_get_a_frame_at_once_and_one_per_tick(world: World) -> N
     for client in clients:
         assert (await client.head()).header("content-type") == "text/event-stream"
         assert (await frame(client))["lead"] == "Idle: nothing waits, nothing runs."
-    world.gate._watch.tick()
+    world.gate.watch.tick()
     assert (await frame(clients[0]))["at"] == (await frame(clients[1]))["at"]  # encoded once
     await let_go(clients)
-    await world.until(lambda: not world.gate._watch._listeners)
+    await world.until(lambda: not world.gate.watch._listeners)
 
 
 async def test_a_listener_that_does_not_read_is_dropped(world: World) -> None:
@@ -245,7 +245,7 @@ async def test_a_listener_that_does_not_read_is_dropped(world: World) -> None:
     await world.gateway()
     client = await world.client(request("GET", "/admin/events"))
     await client.head()
-    watch = world.gate._watch
+    watch = world.gate.watch
     for _ in range(20_000):
         if not watch._listeners:
             break
@@ -272,7 +272,7 @@ async def test_a_gateway_that_stops_ends_its_listeners(world: World) -> None:
     client = await world.client(request("GET", "/admin/events"))
     await client.head()
     await frame(client)
-    gate._watch.close()
+    gate.watch.close()
     while await client.piece():
         pass
     client.hang_up()
@@ -320,7 +320,7 @@ async def test_hostile_tenant_names_break_neither_state_nor_metrics_nor_log(
     row = next(row for row in answer.json()["tenants"] if row["waiting"])
     assert len(row["tenant"]) <= 200
     assert row["tenant"].isprintable()
-    world.gate._watch.tick()
+    world.gate.watch.tick()
     told = (await world.ask("GET", "/admin/requests/w0")).json()
     assert all(line.isprintable() for line in told["story"])
     assert (await world.ask("GET", "/metrics")).status == 200

@@ -366,7 +366,7 @@ async def test_a_broken_stream_is_seen_with_its_tenant_and_its_endpoint(world: W
     await world.gateway()
     fault(engine, "die", count=1, after_bytes=600)
     await world.ask(body=chat(tokens=50, stream=True), headers={"X-Tenant-Id": "nightly"})
-    world.gate._watch.tick()
+    world.gate.watch.tick()
     name = engine.url.removeprefix("http://")
     seen = await state(world)
     assert f"Last minute: 1 stream of nightly broken at {name}." in seen["headline"]
@@ -384,7 +384,7 @@ async def test_a_retry_that_no_client_sees_is_seen_here(world: World) -> None:
     fault(first, "error", count=1)
     fault(second, "error", count=1)
     assert (await world.chat()).status == 200
-    world.gate._watch.tick()
+    world.gate.watch.tick()
     seen = await state(world)
     assert seen["lately"]["retried"] >= 1
     assert any("retried: the endpoint answered with an error" in event["text"] for event in seen["events"])

@@ -471,7 +471,7 @@ async def test_a_postgres_that_stands_still_holds_nobody_up(postgres_server: pos
 
 def test_nothing_of_the_stores_is_loaded_before_one_is_chosen() -> None:
     code = (
-        "import sys, json; import penstock.gateway.bootstrap, penstock.gateway.elect.choose; "
+        "import sys, json; import penstock.gateway.serve, penstock.gateway.elect.choose; "
         "print(json.dumps([name for name in ('redis', 'psycopg', 'penstock.gateway.elect.postgres_row') "
         "if name in sys.modules]))"
     )

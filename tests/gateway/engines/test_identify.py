@@ -277,7 +277,7 @@ async def test_a_list_of_a_hundred_thousand_models_is_read_up_to_a_bound(
     await world.until(lambda: bool(world.endpoint(face).models))
     assert len(world.endpoint(face).models or ()) == MODELS_MAX
     assert (await world.ask(body=chat(model="adapter-7"))).status == 200
-    world.gate._autoscale.look()  # as each second
+    world.gate.autoscale.look()  # as each second
     page = (await world.ask("GET", "/metrics")).body.decode()
     models = defaultdict[str, set[str]](set)
     for series, model in re.findall(r'^(\w+)\{.*?model="([^"]*)"', page, re.MULTILINE):

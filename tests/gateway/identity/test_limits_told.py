@@ -102,7 +102,7 @@ async def test_operators_see_it_in_the_failures_the_events_and_the_explanation(w
     }
     assert explained["story"][-1].endswith("(tenant_limit), requests_per_minute: 1.")
     what = "refused: a limit of the tenant is reached (requests_per_minute)"
-    world.gate._watch.tick()
+    world.gate.watch.tick()
     picture = await state(world)
     (row,) = picture["lately"]["rows"]
     assert (row["tenant"], row["limit"], row["what"]) == ("nightly", "requests_per_minute", what)

@@ -52,7 +52,7 @@ async def test_a_broken_stream_and_a_retry_are_told_with_tenant_and_endpoint(wor
     body = await world.ask(body=chat(tokens=50, stream=True), headers=NIGHTLY)
     assert b"stream_broken" in body.body
     assert await world.metric(ENDED, tenant="nightly", outcome="failed", reason="stream_broken") == 1
-    rows = world.gate._metrics.failures.take()
+    rows = world.gate.metrics.failures.take()
     assert [(row.kind, row.reason, row.tenant) for row in rows] == [("broken", "stream_broken", "nightly")]
     assert {row.endpoint for row in rows} == {engine.url.removeprefix("http://")}
 

@@ -136,7 +136,7 @@ async def test_off_a_traceparent_passes_as_it_came(world: World) -> None:
 
 
 def test_off_nothing_of_it_is_imported() -> None:
-    code = "import sys, penstock.gateway.bootstrap; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    code = "import sys, penstock.gateway.serve; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout == "[]\n"
 

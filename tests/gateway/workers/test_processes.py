@@ -245,7 +245,7 @@ async def test_one_worker_is_the_process_itself_and_imports_nothing_of_workers(w
 
 async def test_nothing_of_workers_is_imported_by_a_gateway_of_one_process() -> None:
     code = (
-        "import sys, penstock.cli.main, penstock.gateway.bootstrap;"
+        "import sys, penstock.cli.main, penstock.gateway.serve;"
         "rooms = 'penstock.share', 'penstock.gateway.workers', 'penstock.gateway.share', 'penstock.gateway.elect';"
         "print([m for m in sys.modules if m.startswith(rooms)])"
     )
