@@ -12,33 +12,33 @@ class Catalog:
     """The model entries of each endpoint, and the aliases that callers may use instead of a model's name."""
 
     def __init__(self) -> None:
-        self.aliases: Mapping[str, str] = {}  #: what callers may say, and what engines know it as
+        self.aliases: Mapping[str, str] = {}  #: by the name that callers use, the name that engines use
         self._listed: dict[str, list[Model]] = {}
 
     def follow(self, settings: Settings) -> None:
-        """Know the aliases of these settings from now on."""
+        """Use the aliases of these settings."""
         self.aliases = {name: model.to for name, model in settings.models.items() if model.to is not None}
 
     def listed(self, endpoint: str, models: list[Model]) -> None:
-        """`endpoint` told that it serves these `models`; replaces what was known of it."""
+        """Set the `models` that `endpoint` lists, in place of any before."""
         self._listed[endpoint] = models
 
     def configured(self, endpoint: str, names: Iterable[str]) -> None:
-        """The settings say that `endpoint` serves models of these `names`; its own list replaces them when it comes."""
+        """Set the `names` that the settings give `endpoint`, until it lists its models."""
         self._listed[endpoint] = [
             Model(name, {"id": name, "object": "model", "created": 0, "owned_by": "penstock"}) for name in names
         ]
 
     def forgotten(self, endpoint: str) -> None:
-        """`endpoint` is gone, and with it the models that no other endpoint serves."""
+        """Remove `endpoint`, and the models that no other endpoint serves."""
         self._listed.pop(endpoint, None)
 
     def entries_of(self, endpoint: str) -> list[dict[str, object]]:
-        """Returns what `endpoint` lists, as it came; empty while it has told nothing."""
+        """Returns the entries that `endpoint` lists, unchanged; empty while there is no list."""
         return [model.fields for model in self._listed.get(endpoint, ())]
 
     def entries(self) -> list[dict[str, object]]:
-        """Returns one entry per name, aliases last. A model of several endpoints has their least context length."""
+        """Returns one entry per name, aliases last. A model of several endpoints has their shortest context length."""
         found: dict[str, dict[str, object]] = {}
         for models in self._listed.values():
             for model in models:

@@ -1,4 +1,4 @@
-"""What is an endpoint made of, by the settings: whom requests are sent to, and what observes it?"""
+"""Makes the parts of an endpoint by the settings: its connections and its observer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.http.client.pool import Upstream, UpstreamTimeouts
 
 
 def upstream_timeouts(settings: Settings) -> UpstreamTimeouts:
-    """How long an engine may take."""
+    """Returns the time limits of an engine."""
     timeouts = settings.timeouts
     return UpstreamTimeouts(
         connect_s=timeouts.connect, first_byte_s=timeouts.first_byte, between_bytes_s=timeouts.between_bytes
@@ -36,7 +36,7 @@ def target_at(
     *,
     timeouts: UpstreamTimeouts,
 ) -> Target:
-    """Where requests for an endpoint of these `labels` are sent."""
+    """Returns the connections to an endpoint with these `labels`."""
     server_name = None if tls is None else tls.server_name
     upstream = Upstream(url, timeouts=timeouts, ssl_context=trust(name, tls), server_name=server_name)
     port = bootstrap_port_of(labels)
@@ -44,17 +44,17 @@ def target_at(
 
 
 class EndpointFactory(msgspec.Struct, frozen=True):
-    """Makes the parts of an endpoint, whenever one comes."""
+    """Makes the parts of each endpoint that is added."""
 
     driver: Driver
     observe: ObserveSettings
     timeouts: UpstreamTimeouts
     slots_initial: int
-    leave_s: float  #: how long what runs at an endpoint that nobody wants may take to end
+    leave_s: float  #: for the requests of a removed endpoint to end
 
     @classmethod
     def of(cls, settings: Settings, driver: Driver) -> Self:
-        """The factory as these settings have it."""
+        """Returns the factory for these settings."""
         return cls(
             driver=driver,
             observe=ObserveSettings(
@@ -68,7 +68,7 @@ class EndpointFactory(msgspec.Struct, frozen=True):
         )
 
     def target(self, endpoint: EndpointSection) -> Target:
-        """The endpoint as requests know it."""
+        """Returns the connections to the endpoint."""
         key = endpoint.api_key
         secret = key.get_secret_value() if key is not None else None
         return target_at(endpoint.name, endpoint.url, endpoint.labels, secret, endpoint.tls, timeouts=self.timeouts)
@@ -76,7 +76,7 @@ class EndpointFactory(msgspec.Struct, frozen=True):
     def observer(
         self, endpoint: EndpointSection, target: Target, on_models: Callable[[str, list[Model]], None]
     ) -> Observer:
-        """What observes the endpoint, and calls `on_models` with its name and what it serves."""
+        """Returns the observer of the endpoint, which calls `on_models` with its name and models."""
         return Observer(
             endpoint.name,
             target,

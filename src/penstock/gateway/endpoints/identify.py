@@ -1,8 +1,7 @@
-"""What is an endpoint: which engine, which models, how many requests at a time?
+"""Which engine is an endpoint, which models does it serve, and how many requests does it run at once?
 
-The engine is asked when the endpoint is first met and again after every restart. Its models are asked for with every
-probe, because they come and go (LoRA adapters are loaded and unloaded at run time). Each question is one small GET; a
-question that the engine has no answer to costs no more than that.
+The engine is identified when the endpoint is added and after every restart; its models are listed with every probe,
+because LoRA adapters are loaded and unloaded at run time. Each question is one small GET.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ NO_LIST = "its model list is no list of models"
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The answer to "which models do you serve?"."""
+    """The answer to a request for the list of models."""
 
-    models: list[Model] | None  #: None: no answer, or none that makes sense
-    absent: bool = False  #: the engine answered that it has no such list
+    models: list[Model] | None  #: None: no answer, or an invalid one
+    absent: bool = False  #: the engine has no such list
     refused: bool = False  #: the engine refused our key
-    foreign: bool = False  #: it answered something else than a list
-    trouble: str = ""  #: what an operator should know about the answer; empty if nothing
+    foreign: bool = False  #: the answer is not a list
+    trouble: str = ""  #: a fault for the log; empty if there is none
 
 
 async def list_models(ask: Ask, engine: Engine) -> Listing:
-    """Ask which models and adapters an engine serves now. Returns a `Listing`, also when there is no answer."""
+    """Ask an engine for its models and adapters. Returns a `Listing` even if there is no answer."""
     return listing_of(await ask(engine.models_path))
 
 
@@ -81,9 +80,9 @@ def _entries(page: object) -> list[object] | None:
 
 
 async def which_engine(ask: Ask, listing: Listing) -> Engine | None:
-    """Find out which engine answers at an endpoint. Returns None if a question that matters got no answer: ask later.
+    """Identify the engine at an endpoint. Returns None if a question got no answer: ask again later.
 
-    An engine that answers them all and is not recognised is taken for one of the plain OpenAI kind.
+    An engine that answers all questions and is not recognised counts as a plain OpenAI one.
     """
     if listing.models is None and not (listing.absent or listing.refused):
         return None
@@ -103,10 +102,10 @@ async def which_engine(ask: Ask, listing: Listing) -> Engine | None:
 
 
 async def learn_facts(ask: Ask, engine: Engine, *, changing: bool = False) -> tuple[Facts, bool]:
-    """Ask an engine for what it tells of itself. Returns the facts, and True if each question got an answer.
+    """Ask an engine for its facts. Returns them, and True if each question got an answer.
 
-    `changing` asks only for what may change while the engine runs. All questions are sent at once: a new endpoint is
-    not used before they are answered, and on a busy machine each answer takes its time.
+    `changing` asks only for facts that change while the engine runs. All questions are sent at once, because a new
+    endpoint is not used before they are answered.
     """
     documents = [document for document in engine.documents if document.changes or not changing]
     answers = await asyncio.gather(*(ask(document.path) for document in documents))
@@ -120,16 +119,16 @@ async def learn_facts(ask: Ask, engine: Engine, *, changing: bool = False) -> tu
 
 
 def context_tokens(model: Model, facts: Facts) -> int | None:
-    """How many tokens a request for `model` may have, prompt and answer together; None if the engine does not say."""
+    """Returns the context length of `model` in tokens; None if the engine does not report it."""
     told = model.fields.get("max_model_len")
     if type(told) is not int:
-        meta = model.fields.get("meta")  # llama.cpp tells it here, for one slot
+        meta = model.fields.get("meta")  # llama.cpp, for one slot
         told = meta.get("n_ctx") if isinstance(meta, dict) else None
     return told if type(told) is int and told > 0 else facts.context_tokens
 
 
 def listed(listing: Listing, facts: Facts) -> list[Model] | None:
-    """Returns the models, each with its context length where it is known; None if they are not known.
+    """Returns the models, with their context lengths if known; None if the models are not known.
 
     An engine that has no list may name its models in `facts`.
     """

@@ -1,10 +1,8 @@
-"""How loaded is an endpoint? Its metrics page, its cheaper load path, and the load headers of its answers, as one
-reading.
+"""Reads the load of an endpoint from its metrics page, its cheaper load path and the load headers of its answers.
 
-The sources are fused so that a reading never mixes two moments of the same number: where an engine has a load path,
-running, waiting and memory always come from there, and the page brings only its counters. The time of a reading is when
-it was asked for. A page that is slow, dead or nonsense gives no reading: by itself it neither opens nor closes the
-endpoint (docs/design.md#load).
+A reading never mixes two moments of one number: if an engine has a load path, running, waiting and memory come from
+there, and the page adds only its counters. The time of a reading is the time of its request. A page that is slow,
+missing or invalid gives no reading, and by itself neither opens nor closes the endpoint (docs/design.md#load).
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from penstock.engines.page import THIN_FROM_BYTES, plain, thinned
 from penstock.gateway.endpoints.probe import Ask, ProbeAnswer
 from penstock.http.client.pool import UpstreamErrorKind
 
-AskPort = Callable[[int], Ask]  #: how to ask the same host at another port
+AskPort = Callable[[int], Ask]  #: asks the same host at another port
 GLIMPSE_INTERVAL_S = 0.05  # an engine's gauges move once per step: reading them more often brings nothing new
-TRIES_BEFORE_GIVING_UP = 3  # then a path that never answered is not asked for again until the engine restarts
+TRIES_BEFORE_GIVING_UP = 3  # then a path that never answered is left alone until the engine restarts
 
 
 class LoadReader:
-    """Reads the load of one endpoint. Call `use` before anything else, and again after the engine has restarted."""
+    """Reads the load of one endpoint. Call `use` first, and again after the engine has restarted."""
 
     def __init__(self, ask: Ask, now: Callable[[], float], ask_port: AskPort) -> None:
         self._ask = ask
@@ -37,7 +35,7 @@ class LoadReader:
         self._now = now
         self._pages: PageReader | None = None
         self._engine: Engine | None = None
-        self._metrics_at = ""  # the path where a page was found; empty: look at all that the engine may have
+        self._metrics_at = ""  # the path of the page; empty: try all that the engine may have
         self._load_path = ""
         self._load_misses = 0
         self._door_path = ""
@@ -45,14 +43,14 @@ class LoadReader:
         self._last: Observation | None = None
         self._heard_s = -math.inf
         self._took_s = 0.0  # how long the engine took to answer with its last page
-        self.facts = Facts()  #: what the last page told besides load
-        self.answered = False  #: anything came back the last time
-        self.unsaid = False  #: the engine answered the last time, but without its load: no news, and no failure
-        self.trouble = ""  #: what an operator should know about the page; empty if nothing
-        self.restarted = False  #: the last full reading came from another process than the one before
+        self.facts = Facts()  #: of the last page, besides load
+        self.answered = False  #: the last reading got any answer
+        self.unsaid = False  #: the last answer came without load, which is no failure
+        self.trouble = ""  #: a fault of the page for the log; empty if there is none
+        self.restarted = False  #: the last full reading came from another process
 
     def use(self, engine: Engine) -> None:
-        """The endpoint is now a new process of this `engine`: forget what was read of the one before."""
+        """Start again, because the endpoint is a new process of this `engine`."""
         self._engine = engine
         self._pages = PageReader(engine) if engine.series is not None else None
         self._metrics_at = ""
@@ -65,17 +63,17 @@ class LoadReader:
 
     @property
     def reads(self) -> bool:
-        """True if this engine has anything to read its load from."""
+        """True if this engine reports its load."""
         return self._pages is not None or bool(self._load_path)
 
     @property
     def has_page(self) -> bool:
-        """True if a metrics page was found that makes sense."""
+        """True if a valid metrics page was found."""
         return bool(self._metrics_at)
 
     @property
     def _cheap(self) -> bool:
-        """True if the load path has answered: it is cheaper than the page and tells as much."""
+        """True if the load path has answered: it is cheaper than the page and reports as much."""
         return bool(self._load_path) and self._load_misses < 0
 
     async def full(self) -> Observation | None:
@@ -95,9 +93,9 @@ class LoadReader:
         return reading
 
     async def fast(self) -> Observation | None:
-        """Read only the signals that admission needs, with the counters of the last page. None as for `full`.
+        """Read the signals that admission needs, with the counters of the last page. None as for `full`.
 
-        Where the engine has nothing cheaper than its page, this is a full reading.
+        An engine with nothing cheaper than its page gets a full reading.
         """
         assert self._engine is not None
         asked_s = self._now()
@@ -109,7 +107,7 @@ class LoadReader:
     def heard(self, header: bytes) -> Glimpse | None:
         """Read the load header of an answer (ORCA), which the engine wrote about now.
 
-        Returns None if the header makes no sense, or comes so soon after the last that it can bring nothing new.
+        Returns None if the header is invalid, or comes too soon after the last one to be news.
         """
         asked_s = self._now() - self._took_s
         if asked_s < self._heard_s + GLIMPSE_INTERVAL_S or (load := orca.load(header)) is None:
@@ -137,7 +135,7 @@ class LoadReader:
         return None
 
     async def _with_door(self, reading: Observation) -> Observation:
-        """Add the number of requests that the engine's HTTP side has, waiting at its door included.
+        """Add the number of requests in the engine's HTTP server, accepted or not.
 
         A count of 0 while the engine has work is a miss; after some misses it is not asked for again.
         """
@@ -175,7 +173,7 @@ class LoadReader:
 
 
 def _trouble(answer: ProbeAnswer) -> str:
-    """What keeps a page that is there from being read."""
+    """Returns why a page cannot be read; empty if it can."""
     if answer.refuses_key:
         return f"its metrics page refuses the gateway's key ({answer.status})"
     if answer.location:
@@ -186,14 +184,14 @@ def _trouble(answer: ProbeAnswer) -> str:
 
 
 def _led_to(path: str, redirected: str) -> str:
-    """The path of a page, with its port if that is another one, after a redirect."""
+    """Returns the path of a page after a redirect, with its port if that is another one."""
     if not redirected:
         return path
     return path[: path.index("/")] + redirected if path.startswith(":") else redirected
 
 
 async def _readable(page: bytes) -> bytes:
-    """Make a page small enough to be looked through, in steps of a few milliseconds."""
+    """Reduce a page to the lines that may matter, in steps of a few milliseconds."""
     page = plain(page)
     if len(page) <= THIN_FROM_BYTES:
         return page
@@ -208,9 +206,9 @@ async def _readable(page: bytes) -> bytes:
 
 
 def _fused(page: Observation | None, load: Load | None, *, asked_s: float) -> Observation | None:
-    """One reading of both: the numbers of `load`, and the counters of `page`, which may be an older one.
+    """Returns one reading with the numbers of `load` and the counters of `page`, which may be older.
 
-    Without usable numbers from `load`, the page counts if it was asked for just now; otherwise returns None.
+    Without usable numbers in `load`, returns the page if it was asked for just now, otherwise None.
     """
     if load is None or load.running is None or load.waiting is None:
         return page if page is None or page.asked_s == asked_s else None

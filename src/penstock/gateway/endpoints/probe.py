@@ -1,13 +1,10 @@
-"""Is an engine there, and does it serve? How it is asked, what an answer means, and what no answer means in the end.
+"""Probes: single GETs, bounded in time and size, and the presence that follows from their answers.
 
-Beside its requests an engine is asked with single GETs, bounded in time and size. A redirect to another path of the
-same endpoint is followed; an answer that is packed although nobody asked for that is unpacked.
+A redirect to another path of the same endpoint is followed, and a compressed answer is unpacked.
 
-Told apart are: *loading* (503 before it was ever well), *stopping* (503 after it was), *sleeping*, *down* (the
-connection is refused), *hung* (the connection is accepted, and nothing comes back). Slow is not hung: an engine in a
-long step answers late, and the time-outs of its requests judge that. An engine counts as hung only when several probes
-in a row, each on a connection of its own, got nothing for longer than any step takes, and no answer under way moved
-either.
+Presence is *loading* (503 before any good answer), *stopping* (503 after one), *sleeping*, *down* (connection refused)
+or *hung* (connection accepted, no answer). An engine in a long step answers late and is not hung. It is hung if several
+probes in a row, each on its own connection, got nothing for longer than any step takes, and no answer under way moved.
 """
 
 from __future__ import annotations
@@ -23,24 +20,24 @@ from penstock.http.client.pool import Headers, Response, Upstream, UpstreamError
 from penstock.http.inflate import BadPacking, InflatesTooFar, UnknownPacking, coding_of, inflate
 
 ANSWER_BYTES_MAX = 4 << 20
-LIST_BYTES_MAX = 16 << 20  # for a list of models: real entries have some 500 bytes, and there may be many adapters
+LIST_BYTES_MAX = 16 << 20  # for a list of models: some 500 bytes each, and there may be many adapters
 PAGE_BYTES_MAX = 16 << 20  # for a metrics page: a vLLM with 64 adapters and all histograms has some 6 MiB
 REDIRECTS_MAX = 3  # a trailing slash costs one, a path prefix another
 HUNG_AFTER_S = 10.0  # an engine's HTTP side answers within milliseconds even while a step takes seconds
 HUNG_PROBES_MIN = 3
-LATE_S = 1.0  # a time-out that fires so much later than asked for was our own loop's fault
+LATE_S = 1.0  # a time-out that fires later than that was our own loop's fault
 NO_ANSWER = (UpstreamErrorKind.FIRST_BYTE_TIMEOUT, UpstreamErrorKind.IDLE_TIMEOUT)
 _LOADING = b"loading"  # llama.cpp's 503
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True):
-    """What came back. With status 0 nothing did, and `failure` says why."""
+    """An answer; with status 0 there was none, and `failure` says why."""
 
     status: int
     body: bytes = b""
     failure: UpstreamException | None = None
-    path: str = ""  #: where a redirect led to; empty: none was followed
-    location: str = ""  #: where a redirect that was not followed leads to
+    path: str = ""  #: the target of a redirect; empty: none was followed
+    location: str = ""  #: the target of a redirect that was not followed
 
     @property
     def ok(self) -> bool:
@@ -49,17 +46,17 @@ class ProbeAnswer(msgspec.Struct, frozen=True):
 
     @property
     def absent(self) -> bool:
-        """True if the engine answered that it has no such path: an answer too, and a final one."""
+        """True if the engine has no such path, which is final."""
         return self.status in (404, 405, 501)
 
     @property
     def refuses_key(self) -> bool:
-        """True if the engine refused the credential that came with the question, or wants one."""
+        """True if the engine refused our credential, or requires one."""
         return self.status in (401, 403)
 
     @property
     def silent(self) -> bool:
-        """True if the engine said nothing either way (no answer in time, or a 5xx): it may answer another time."""
+        """True if there was no answer in time, or a 5xx: the engine may answer later."""
         return self.status == 0 or self.status >= 500
 
     def json(self) -> object:
@@ -76,7 +73,7 @@ Ask = Callable[[str], Awaitable[ProbeAnswer]]
 
 
 def asking(upstream: Upstream, headers: Headers, *, timeout_s: float, bytes_max: int = ANSWER_BYTES_MAX) -> Ask:
-    """Returns a function that sends a GET for a path to one endpoint. It never raises for what the engine does.
+    """Returns a function that sends a GET for a path to one endpoint. It never raises for a fault of the engine.
 
     An answer has `timeout_s` to arrive whole, and at most `bytes_max`.
     """
@@ -100,7 +97,7 @@ def asking(upstream: Upstream, headers: Headers, *, timeout_s: float, bytes_max:
 
 
 def _location(answer: Response) -> str:
-    """Where a redirect leads to; empty if the answer is none."""
+    """Returns the target of a redirect; empty if the answer is none."""
     if answer.status not in (301, 302, 303, 307, 308):
         return ""
     return next((value.decode("latin-1") for name, value in answer.headers if name.lower() == b"location"), "")
@@ -144,8 +141,8 @@ class Prober:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self.presence = Presence.UP  # until known otherwise: a request would find out as fast as a probe
-        self._was_well = False  # True: answered well since it was last found down
+        self.presence = Presence.UP  # until known otherwise: a request finds out as fast as a probe
+        self._was_well = False  # it has answered well since it was last down
         self._silent_since_s: float | None = None
         self._silent_probes = 0
 
@@ -155,9 +152,9 @@ class Prober:
         return self._silent_probes > 0
 
     def judged(self, answer: ProbeAnswer, *, asked_s: float, now: float, moved_s: float) -> Presence:
-        """Returns the presence that follows from the answer to a probe, which is also kept in `presence`.
+        """Returns the presence that follows from an answer, and keeps it in `presence`.
 
-        `asked_s` is when the probe was sent, `moved_s` when an answer last showed that the engine works.
+        `asked_s` is when the probe was sent, `moved_s` when an answer of the engine last moved.
         """
         failure = answer.failure
         if failure is not None and failure.error.kind in NO_ANSWER:

@@ -1,4 +1,4 @@
-"""Which certificates does an endpoint's connection trust and show?"""
+"""The TLS context of an endpoint's connections."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ logger = logging.getLogger(__name__)
 
 
 def trust(name: str, tls: EndpointTls | None) -> ssl.SSLContext | None:
-    """Returns what connections to the endpoint `name` are made with; None: by the system's authorities.
+    """Returns the context for connections to the endpoint `name`; None: the system's authorities.
 
-    The settings were checked before. If a file has gone since, no certificate is trusted until the next reload.
+    The settings were checked before. If a file is missing now, no certificate is trusted until the next reload.
     """
     if tls is None:
         return None
