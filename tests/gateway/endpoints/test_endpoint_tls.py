@@ -153,13 +153,13 @@ def test_what_is_wrong_with_the_files_is_said_at_the_start(tmp_path: Path) -> No
     nowhere, key = str(tmp_path / "nowhere"), str(tmp_path / "a.key")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"ca": nowhere}, "tls.ca: cannot be read: no such file or directory"),
-        ({"ca": str(text_file)}, "tls.ca: is no PEM file of certificates"),
+        ({"ca": str(text_file)}, "tls.ca: is not a PEM file of certificates"),
         ({"cert": cert}, "tls.key: is missing, but `cert` is given"),
         ({"key": key}, "tls.cert: is missing, but `key` is given"),
         ({"cert": cert, "key": nowhere}, "tls.key: cannot be read: no such file or directory"),
-        ({"cert": str(text_file), "key": key}, "tls.cert: or `key` is no PEM file, or is cut off"),
-        ({"cert": other, "key": key}, "tls.key: is the key of another certificate"),
-        ({"cert": secret, "key": str(tmp_path / "c.key")}, "tls.key: has a password, which nobody is there to type"),
+        ({"cert": str(text_file), "key": key}, "tls.cert: or `key` is not a PEM file, or is truncated"),
+        ({"cert": other, "key": key}, "tls.key: belongs to another certificate"),
+        ({"cert": secret, "key": str(tmp_path / "c.key")}, "tls.key: is encrypted; use a key without a passphrase"),
         ({"ca": cert, "verify": False}, "tls.verify: is false, so `ca` is not used"),
         ({"server_name": "https://x"}, "tls.server_name: `https://x` is not a host's name"),
     ]
