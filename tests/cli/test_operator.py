@@ -114,7 +114,7 @@ async def test_a_tenant_is_shown_paused_limited_and_cleared(world: World, capsys
     assert capsys.readouterr().out.startswith("nightly: PAUSED (by an operator, until the next reload), 0 waiting")
     assert await run(world, "tenant", "limit", "nightly", "--running", "2", "--queued-bytes", "1MiB") == 0
     out = capsys.readouterr().out
-    assert "\n  running 2 (by an operator, until it is taken back; in the settings: 8)\n" in out
+    assert "\n  running 2 (by an operator, until resumed or reset; in the settings: 8)\n" in out
     assert "\n  queued_bytes 1,048,576 (by an operator" in out
     assert await run(world, "tenant", "resume", "nightly") == 0
     assert await run(world, "tenant", "limit", "nightly", "--reset") == 0

@@ -1,8 +1,6 @@
-"""`penstock …`: which commands are there? One file per command.
+"""The commands `penstock …`, one file per command.
 
-`main.py` is the door; it imports a command only when that command is asked for, so that `--help` is quick.
-`running.py` runs a gateway, and `following.py` a file that it follows.
-`steering/` has the verbs for endpoints and tenants. `admin_client.py` and `batch_client.py` reach a running gateway,
-`views.py` draws its state in a terminal and `top/` goes on doing so, `diagnosis.py` examines endpoints for `doctor.py`,
-`completion.py` prints the scripts by which shells complete all of it.
+`main.py` imports only the chosen command, so that `--help` is quick. `running.py` is `serve`; `steering/` has the verbs
+for endpoints, tenants and the leader. `admin_client.py` and `batch_client.py` call a running gateway, `views.py` and
+`top/` draw its state in a terminal, `diagnosis.py` examines endpoints for `doctor.py`.
 """

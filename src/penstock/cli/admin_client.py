@@ -1,4 +1,4 @@
-"""How do commands reach a running gateway? With urllib: each call is one request and one JSON answer."""
+"""Calls to a running gateway with urllib: one request, one JSON answer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import argparse
 import http.client
 import json
 import os
+import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ ANSWER_BYTES_MAX = 64 << 20
 
 
 class GatewayError(Exception):
-    """The gateway can't be reached, or refuses. The message is for people; `status` is 0 if nothing was answered."""
+    """The gateway is unreachable or refuses. `status` is 0 without an answer."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -28,14 +29,14 @@ class GatewayError(Exception):
 
 
 class AdminClient:
-    """Calls the admin API of one gateway, with a token if there is one."""
+    """Calls the admin API of one gateway."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self._url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def call(self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S) -> Any:
-        """Returns the gateway's JSON answer. Raises GatewayError if there is none within `timeout_s`, or no success."""
+        """Returns the gateway's JSON answer. Raises `GatewayError` if it fails or takes longer than `timeout_s`."""
         data, headers = None, self._headers
         if body is not None:
             data, headers = json.dumps(body).encode(), {**headers, "content-type": "application/json"}
@@ -44,7 +45,7 @@ class AdminClient:
 
 
 def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeout_s: float) -> Any:
-    """Returns the gateway's answer, to be read and closed. Raises `GatewayError` if there is none, or no success.
+    """Returns the gateway's answer, to be read and closed. Raises `GatewayError`.
 
     `data` is the body: bytes, or pieces whose total length is in `headers`.
     """
@@ -62,20 +63,20 @@ def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeo
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
-    """Asks a gateway on this machine directly, whatever proxy the environment names: the token goes along."""
+    """Bypasses the environment's proxies for a gateway on this machine, because the request carries the token."""
     proxies: dict[str, str] | None = {} if own_token.is_here(urlsplit(url).hostname) else None
     return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirects)
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: a gateway sends none for these calls, and another server would get the token."""
+    """Follows no redirect, because another server would get the token."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def read_json(answer: Any) -> Any:
-    """Returns an answer as JSON. Raises `GatewayError` if it is no JSON, or breaks off."""
+    """Returns an answer as JSON. Raises `GatewayError` if it is not JSON or breaks off."""
     try:
         return json.loads(answer.read(ANSWER_BYTES_MAX))
     except (OSError, http.client.HTTPException) as error:
@@ -85,7 +86,7 @@ def read_json(answer: Any) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--url` and `--token`, the same for all commands that call the admin API."""
+    """Add `--url` and `--token`, for all commands that call the admin API."""
     parser.add_argument(
         "--url",
         default=os.environ.get("PENSTOCK_URL", URL_DEFAULT),
@@ -94,17 +95,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token",
         default=os.environ.get("PENSTOCK_ADMIN_TOKEN"),
-        help="admin token (PENSTOCK_ADMIN_TOKEN; default: that of a gateway on this machine, where it made its own)",
+        help="admin token (PENSTOCK_ADMIN_TOKEN; default: the generated token of a gateway on this machine)",
     )
 
 
 def client(args: argparse.Namespace) -> AdminClient:
-    """Returns a client with the token of `args`, or else with the gateway's own token if it runs on this machine."""
+    """Returns a client with the token of `args`, or with the generated one of a gateway on this machine."""
     return AdminClient(args.url, args.token or own_token.find(args.url, os.environ))
 
 
+def asked(args: argparse.Namespace, work: Callable[[AdminClient, argparse.Namespace], int]) -> int:
+    """Returns the exit code of `work`; 1 if the gateway refuses or can't be reached, with the reason on stderr."""
+    try:
+        return work(client(args), args)
+    except GatewayError as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        return 1
+
+
+def show(args: argparse.Namespace, answer: Any, *lines: str) -> int:
+    """Print an answer as lines, or as JSON with `--json`. Returns 0."""
+    for line in [json.dumps(answer)] if args.json else lines:
+        print(line)
+    return 0
+
+
 def _message(error: urllib.error.HTTPError) -> str:
-    """The message of a refusal, if a gateway answered it, else the bare status."""
+    """Returns the message of a refusal, or the status if it is not from a gateway."""
     try:
         told = json.loads(error.read(1 << 20))["error"]
         message, code = str(told["message"]), str(told.get("code"))

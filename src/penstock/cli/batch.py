@@ -1,4 +1,4 @@
-"""`penstock batch ls|show|cancel|run`: a file of requests in, a file of answers out, without a line of code."""
+"""`penstock batch ls|show|cancel|run`: a file of requests in, a file of answers out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.cli.views import plain
 POLL_S = 1.0
 ENDED = ("completed", "failed", "expired", "cancelled")
 ERRORS_SHOWN = 20
-EXIT_ERRORS = 3  # of `run`: the batch ended, and not every request was answered with success
+EXIT_ERRORS = 3  # of `run`: the batch ended, but not every request succeeded
 ENDPOINT = "/v1/chat/completions"
 
 
@@ -58,7 +58,7 @@ def _verb(verbs: Any, name: str, meaning: str, run: Any) -> argparse.ArgumentPar
         default=os.environ.get("PENSTOCK_API_KEY"),
         help="the tenant's API key (PENSTOCK_API_KEY)",
     )
-    verb.add_argument("--tenant", help="the tenant, where there are no keys (sent as x-tenant-id)")
+    verb.add_argument("--tenant", help="the tenant, if there are no keys (sent as x-tenant-id)")
     verb.add_argument("--json", action="store_true", help="print JSON")
     verb.set_defaults(verb=run)
     return verb
@@ -109,7 +109,7 @@ def _run(client: BatchClient, args: argparse.Namespace) -> int:
         batch = _watch(client, batch, console)
     except KeyboardInterrupt:
         name = plain(batch["id"])
-        console.print(f"It goes on by itself. `penstock batch show {name}`, `penstock batch cancel {name}`")
+        console.print(f"The batch continues. `penstock batch show {name}`, `penstock batch cancel {name}`")
         raise
     for key, path, kind in (
         ("output_file_id", args.output or Path(f"{args.file}.output.jsonl"), "answers"),
@@ -184,7 +184,7 @@ def _time(unix_s: float) -> str:
 
 
 def _endpoint(path: Path) -> str:
-    """The path that the file's first request asks for; a default if the line is unreadable: the gateway refuses it."""
+    """Returns the path of the file's first request; a default if it is unreadable, which the gateway reports."""
     with path.open("rb") as file:
         try:
             url = json.loads(file.readline(64 << 20))["url"]

@@ -1,4 +1,4 @@
-"""How does the command line use the files and batches API? Files go out and come in piece by piece."""
+"""A client of the files and batches API that streams files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIST_MAX = 100
 
 
 class BatchClient:
-    """Calls the files and batches API of one gateway, as one caller. Every call may raise `GatewayError`."""
+    """Calls the files and batches API of one gateway. Every call may raise `GatewayError`."""
 
     def __init__(self, url: str, *, key: str | None, tenant: str | None) -> None:
         self._url = url.rstrip("/")
@@ -49,7 +49,7 @@ class BatchClient:
         return self._json("POST", "/v1/batches", json.dumps(body).encode(), "application/json")
 
     def upload(self, path: Path) -> dict[str, Any]:
-        """Upload a file; returns its object. Only the piece under way is held in memory."""
+        """Upload a file; returns its object. Holds only one chunk in memory."""
         edge = secrets.token_hex(16)
         name = path.name.replace('"', "'")
         head = (

@@ -1,4 +1,4 @@
-"""`penstock check FILE`: would `serve` start with these settings here, and with `--live`, are the engines there?"""
+"""`penstock check FILE`: would `serve` start with these settings here? `--live` also asks the engines."""
 
 from __future__ import annotations
 
@@ -26,17 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--live",
         action="store_true",
-        help="also ask the endpoints, as `penstock doctor` does: is each an engine that serves what it should?",
+        help="also ask the endpoints, like `penstock doctor`, whether they serve as configured",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-
-
-def run_schema(_: argparse.Namespace) -> int:
-    """Print the JSON Schema of the settings, for editors. Returns the exit code."""
-    from penstock.config import schema  # noqa: PLC0415  (only here is it needed)
-
-    sys.stdout.write(schema.text())
-    return EXIT_OK
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -73,12 +65,15 @@ def run_check(args: argparse.Namespace) -> int:
         for line in live:
             print(line, file=sys.stderr)
         if args.live and not live:
-            print(f"{len(settings.endpoints)} of the file's endpoints answer as they should")
+            print(f"{len(settings.endpoints)} of the file's endpoints serve as configured")
     return code
 
 
 def live_problems(settings: Settings) -> list[str]:
-    """Ask the endpoints of the settings; returns a line for each thing that is wrong with one of them."""
+    """Ask the endpoints of the settings; returns a line per problem."""
     reports = asyncio.run(doctor.examine(settings, Doctor(timeout_s=LIVE_TIMEOUT_S, tries=False)))
     wrong = [f"{report.name}: {problem}" for report in reports for problem in report.problems]
     return wrong + doctor.unserved(settings, reports)
+
+
+run = run_check

@@ -1,4 +1,4 @@
-"""`penstock completion SHELL`: the script by which a shell completes `penstock`, made by shtab from the parser."""
+"""`penstock completion SHELL`: the completion script that shtab makes from the parser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATHS = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY, "DIR": shtab.DIRECTORY, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument of `penstock completion`."""
-    parser.add_argument("shell", choices=SHELLS, help="the shell that is to complete")
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +45,7 @@ def _actions(of: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _shorten(of: argparse.ArgumentParser) -> None:
-    """Describe each command by its line in the help, which fits a menu."""
+    """Describe each command by its short help, which fits a menu."""
     for action in of._actions:
         if isinstance(action, argparse._SubParsersAction):
             for pseudo in action._choices_actions:

@@ -1,10 +1,9 @@
-"""What does Penstock do for me? Two simulated engines, the gateway, and one short load with queueing off and on.
+"""`penstock demo`: two simulated engines, the gateway, and one short load with queueing off and on.
 
-A greedy tenant keeps far more long answers in flight than the engines can run; four light tenants ask for a short
-one now and then. Everything is real but the engines: processes, sockets, HTTP, the same `penstock serve` as anywhere.
-Figures begin once the greedy tenant's first answers have ended: they start together on empty engines, and nothing
-that runs is ever cut off, with queueing or without. What isolation costs in throughput is told beside what it gives.
-Nothing that was started is left running.
+A greedy tenant keeps far more long answers in flight than the engines can run; four light tenants ask for short ones
+now and then. Everything except the engines is real: processes, sockets, HTTP, `penstock serve`. Measuring begins after
+the greedy tenant's first answers, which start together on empty engines. The result shows isolation and its cost in
+throughput.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from penstock.http.client.pool import Headers, Upstream, UpstreamError
 GREEDY, LIGHT = "greedy", ("ada", "bob", "cleo", "dan")
 SLOTS = 8  # per engine
 STEP_MS = 20  # per token
-GREEDY_IN_FLIGHT = 64  # 4 times what both engines run at once
+GREEDY_IN_FLIGHT = 64  # 4 times the slots of both engines
 GREEDY_TOKENS = 100
 LIGHT_TOKENS = 20
 LIGHT_PER_S = 2.0  # each
@@ -45,13 +44,13 @@ _LISTENING = re.compile(rb"listening on (http://\S+)")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `penstock demo`."""
-    parser.add_argument("--once", action="store_true", help="end after the comparison instead of serving on")
+    parser.add_argument("--once", action="store_true", help="exit after the comparison")
     parser.add_argument(
         "--seconds",
         type=float,
         default=12.0,
         metavar="S",
-        help=f"what is measured of each of the two loads, after {SETTLE_S:g} s in which it settles (12)",
+        help=f"measured seconds of each load, after {SETTLE_S:g} s to settle (12)",
     )
     parser.add_argument("--port", type=int, default=8080, metavar="PORT", help="the gateway's port, if it is free")
 
@@ -69,33 +68,33 @@ def run(args: argparse.Namespace) -> int:
 
 
 class DemoError(Exception):
-    """A process of the demo did not start, or nothing was answered. The message is for people."""
+    """A process of the demo did not start, or nothing was answered."""
 
 
 @dataclass
 class Tally:
-    """What one tenant saw since figures began."""
+    """One tenant's results since measuring began."""
 
     sent: int = 0
     done: int = 0
     refused: int = 0
-    tokens: int = 0  # chunks of its answers that came
+    tokens: int = 0  # received chunks
     waiting_since_s: dict[int, float] = field(default_factory=dict)
     ttft_s: list[float] = field(default_factory=list)
 
     def begin(self) -> None:
-        """Figures begin now. Requests that wait are still counted, with all of their wait."""
+        """Start measuring. Requests still waiting count with all of their wait."""
         self.done = self.refused = self.tokens = 0
         self.sent = len(self.waiting_since_s)
         self.ttft_s = []
 
     def frozen(self) -> Tally:
-        """What was seen until now: requests that still wait count with the time waited so far."""
+        """Returns the results so far; requests still waiting count with their wait so far."""
         waits_s = [clock.now() - since_s for since_s in self.waiting_since_s.values()]
         return replace(self, waiting_since_s={}, ttft_s=self.ttft_s + waits_s)
 
     def quantile_s(self, share: float) -> float | None:
-        """Of the times to first token; a request that still waits counts with the time waited so far."""
+        """Returns a quantile of TTFT; requests still waiting count with their wait so far."""
         ordered = sorted(self.ttft_s + [clock.now() - since_s for since_s in self.waiting_since_s.values()])
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
@@ -104,7 +103,7 @@ class Tally:
 
 
 class _Stream:
-    """One streamed request: notes when its first byte came and whether it was answered."""
+    """One streamed request: records its first byte and outcome."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -169,7 +168,7 @@ async def _light(client: Upstream, tenant: str, tally: Tally, random: Random) ->
 
 @contextlib.asynccontextmanager
 async def _load(url: str) -> AsyncIterator[dict[str, Tally]]:
-    """The same load each time: same tenants, same sizes, same seed. Gives what each tenant sees."""
+    """The same load each time: tenants, sizes and seed. Yields each tenant's results."""
     tallies = {tenant: Tally() for tenant in (GREEDY, *LIGHT)}
     client = Upstream(url)
     tasks = [asyncio.create_task(_greedy(client, tallies[GREEDY])) for _ in range(GREEDY_IN_FLIGHT)]
@@ -186,7 +185,7 @@ async def _load(url: str) -> AsyncIterator[dict[str, Tally]]:
 
 
 async def _measure(tallies: dict[str, Tally], seconds: float, title: str, console: Console) -> dict[str, Tally]:
-    """What the tenants see in so many seconds, once the load has settled."""
+    """Returns the tenants' results of so many seconds, once the load has settled."""
     begins_s = clock.now() + SETTLE_S
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         await _watch(live, f"{title}, settling", tallies, begins_s)
@@ -229,7 +228,7 @@ def _comparison(off: dict[str, Tally], on: dict[str, Tally]) -> Table:
 
 
 def _in_words(off: dict[str, Tally], on: dict[str, Tally], seconds: float) -> list[str]:
-    """What the table shows, and what that costs."""
+    """The result in words: isolation and its cost."""
     light_off, light_on = _together(off, LIGHT), _together(on, LIGHT)
     before, after = (sum(tally.tokens for tally in tallies.values()) / seconds for tallies in (off, on))
     change = after / before - 1 if before else 0.0
@@ -267,7 +266,7 @@ def _shown(seconds: float | None) -> str:
 
 @contextlib.asynccontextmanager
 async def _penstock(*arguments: str) -> AsyncIterator[str]:
-    """A context: starts a `penstock …` process that listens, gives its URL, and stops it at the end."""
+    """Starts a `penstock …` process that listens, yields its URL, and stops it at the end."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -278,7 +277,7 @@ async def _penstock(*arguments: str) -> AsyncIterator[str]:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C goes to this process alone, which stops the others in order
+        start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others in order
     )
     assert process.stdout is not None
     reader = process.stdout
@@ -309,7 +308,7 @@ async def _first_url(reader: asyncio.StreamReader, name: str) -> str:
                     return found[1].decode()
     except TimeoutError:
         pass
-    raise DemoError(f"{name} did not start: {said.decode(errors='replace').strip()[-500:] or 'it said nothing'}")
+    raise DemoError(f"{name} did not start: {said.decode(errors='replace').strip()[-500:] or 'no output'}")
 
 
 async def _discard(reader: asyncio.StreamReader) -> None:
@@ -325,7 +324,7 @@ def _gateway(engines: Sequence[str], port: int, *flags: str) -> contextlib.Abstr
 
 
 async def _free_port(wanted: int) -> int:
-    """The wanted port if it is free, else any free one."""
+    """Returns the wanted port if it is free, or another."""
     try:
         server = await asyncio.start_server(lambda _, __: None, "127.0.0.1", wanted)
     except OSError:
@@ -337,7 +336,7 @@ async def _free_port(wanted: int) -> int:
 
 
 def _invite(console: Console, url: str) -> None:
-    """What to try now: these lines work as they stand, while the load goes on."""
+    """Print commands to try while the load continues."""
     question = {"model": "sim", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": True}
     own = f"{sys.executable} -m penstock" if shutil.which("penstock") is None else "penstock"
     console.print("\nThe load goes on until Ctrl-C. Be one more light tenant:", style="bold")

@@ -1,8 +1,7 @@
-"""What is wrong with an endpoint, or missing? Asked from outside, in Penstock's own way.
+"""Examines an endpoint with the code that the gateway uses.
 
-An examination asks what the gateway would ask, with the same code. It says what it found, which flag of the engine
-would bring a missing feature, and what Penstock does without it. A missing feature is advice; an endpoint that can't
-serve what the settings say is a problem.
+A report lists the features, the engine flag that enables a missing one, and the effect of its absence. A missing
+feature is advice; an endpoint that cannot serve as configured is a problem.
 """
 
 from __future__ import annotations
@@ -28,27 +27,25 @@ from penstock.http.client.pool import Headers, Upstream, UpstreamException, Upst
 
 AT_ONCE_MAX = 16
 MODELS_SHOWN_MAX = 1_000
-TRY_WORDS = 600  # more than any engine's KV block, so that the second time some of the prompt comes from the cache
+TRY_WORDS = 600  # longer than any engine's KV block, so that the second prompt is partly cached
 TRY_TIMEOUT_S = 60.0
 
 WITHOUT = {
-    "metrics": "only Penstock's own requests are counted there; those of others and the engine's queue are not seen",
-    "slots": "how many it runs at a time is found out, from `admission.slots_initial` on",
-    "cached_tokens": "a prompt is charged in full though it was cached, and locality is not corrected by what was",
+    "metrics": "only Penstock's own requests are counted there; others and the engine's queue are invisible",
+    "slots": "its concurrency is learnt, beginning with `admission.slots_initial`",
+    "cached_tokens": "cached prompts are charged in full, and locality is not corrected",
     "priority": "`admission.engine_priority` has no effect there",
-    "kv_events": "which prompts it has cached is known from Penstock's own history only",
-    "stream_usage": "the field is left out there, and tokens of its streams are counted by their events",
+    "kv_events": "its cached prompts are known from Penstock's own history only",
+    "stream_usage": "the field is omitted, and tokens of its streams are counted by their events",
 }
-NOT_BELIEVED = (
-    "a page that stands still while answers go on is not believed: only Penstock's own requests are counted there"
-)
+NOT_BELIEVED = "a page that does not move while answers do is not trusted: only Penstock's own requests are counted"
 NO_ENGINE = (
     "it answers, but by no sign as an engine: it lists no models, and is tried with one request at a time; if it is an"
     " engine, write `engine: openai` and its `models`"
 )
-MOVES_LOOKS = 4  # SGLang writes its page every 40 steps: so many looks see it within two seconds
+MOVES_LOOKS = 4  # SGLang updates its page every 40 steps, within two seconds
 MOVES_LOOK_S = 0.5
-STANDS_IN = "while all its slots are busy it is not known how many requests wait inside it"
+STANDS_IN = "while all its slots are busy, its queue is unknown"
 
 
 class FeatureState(Enum):
@@ -56,8 +53,8 @@ class FeatureState(Enum):
 
     OFFERED = "offered"
     MISSING = "missing"
-    UNKNOWN = "unknown"  #: the engine does not tell
-    NEVER = "never"  #: this kind of engine does not have it
+    UNKNOWN = "unknown"  #: not reported by the engine
+    NEVER = "never"  #: unsupported by this kind of engine
 
 
 class EngineFeature(msgspec.Struct, frozen=True):
@@ -66,8 +63,8 @@ class EngineFeature(msgspec.Struct, frozen=True):
     what: str  #: metrics, slots, cached_tokens, priority or kv_events
     state: FeatureState
     detail: str = ""
-    flag: str = ""  #: the engine's flag that brings it, if it is missing or unknown
-    without: str = ""  #: what Penstock does without it
+    flag: str = ""  #: the engine flag that enables it, if it is missing or unknown
+    without: str = ""  #: the effect of its absence
 
 
 class ServedModel(msgspec.Struct, frozen=True):
@@ -79,7 +76,7 @@ class ServedModel(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What was found out about one endpoint. None or "?" in a field: not known."""
+    """The result for one endpoint. None or "?": unknown."""
 
     name: str
     url: str
@@ -93,14 +90,14 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Doctor:
-    """Examines endpoints. With `tries`, sends a few small requests to each, to see what their usage tells."""
+    """Examines endpoints. `tries`: also send each a few small requests and read their usage."""
 
     def __init__(self, *, timeout_s: float, tries: bool) -> None:
         self._timeout_s = timeout_s
         self._tries = tries
 
     async def examine_all(self, endpoints: Sequence[EndpointSection]) -> AsyncIterator[Report]:
-        """Yields one report per endpoint, in the order in which they are ready."""
+        """Yields one report per endpoint, as they finish."""
         free = asyncio.Semaphore(AT_ONCE_MAX)
 
         async def one(endpoint: EndpointSection) -> Report:
@@ -116,7 +113,7 @@ class Doctor:
                 task.cancel()
 
     async def examine(self, endpoint: EndpointSection) -> Report:
-        """Returns the report on one endpoint. Never raises for what the endpoint does."""
+        """Returns the report on one endpoint; its faults are no exceptions."""
         tls = endpoint.tls
         upstream = Upstream(
             endpoint.url,
@@ -189,7 +186,7 @@ class Doctor:
 
 
 async def _listing(ask: Ask, configured: Engine | None) -> tuple[Listing, str | None]:
-    """Returns what an endpoint serves, and the problem that keeps it from telling; None: no problem."""
+    """Returns an endpoint's models, and the problem with listing them, if any."""
     path = configured.models_path if configured else "/v1/models"
     answer = await ask(path)
     if answer.failure is not None:
@@ -227,7 +224,7 @@ def _served(model: Model, facts: Facts) -> ServedModel:
 
 
 async def _moves(reader: LoadReader, before: Observation) -> bool:
-    """True if the counters on the page have moved since `before`, as they must after an answer."""
+    """Returns True if the page's counters have moved since `before`, as they must after an answer."""
     for _ in range(MOVES_LOOKS):
         after = await reader.full()
         if after is not None and not after.same_as(before):
@@ -246,7 +243,7 @@ def _offers(
     moves: bool | None,
     page_flag: str,
 ) -> list[EngineFeature]:
-    """The features of an endpoint, the most important first."""
+    """Returns an endpoint's features, the most important first."""
     flags = engine.flags
     slots = facts.slots is not None or endpoint.slots != "auto"
     slots_detail = "set" if endpoint.slots != "auto" else "told" if slots else ""
@@ -268,7 +265,7 @@ def _offers(
 
 
 async def _page_flag(ask: Ask, engine: Engine, probe: ProbeAnswer) -> str:
-    """Returns what brings an engine's metrics page if it has no gauges or is missing; empty: the engine's own flag."""
+    """Returns advice on a metrics page that is missing or has no gauges; empty: the engine's usual flag."""
     flag = engine.flags.get("metrics", "")
     if not flag or not engine.metrics:
         return ""
@@ -276,7 +273,7 @@ async def _page_flag(ask: Ask, engine: Engine, probe: ProbeAnswer) -> str:
     answer = await ask(path)
     if answer.ok:
         return f"{path} has no gauges: serve a request first; if it still has none, {flag}"
-    if answer.absent and (probe.absent or engine is VLLM):  # vLLM has a page whatever its flags are
+    if answer.absent and (probe.absent or engine is VLLM):  # vLLM always has a page
         return f"forward {path} to the engine: a proxy before it seems to pass only some paths"
     return ""
 
@@ -314,7 +311,7 @@ def _offer(
 
 
 def _stream_usage(*, told: bool | None) -> list[EngineFeature]:
-    """Whether a stream may be asked for its usage. Nothing if it was not tried."""
+    """Returns whether a stream may be asked for its usage; empty if it was not tried."""
     if told is None:
         return []
     flags = {"stream_usage": "an engine, or a proxy before it, that takes `stream_options.include_usage`"}
@@ -323,7 +320,7 @@ def _stream_usage(*, told: bool | None) -> list[EngineFeature]:
 
 
 async def _counts_streams(upstream: Upstream, headers: Headers, model: str) -> bool | None:
-    """True if a stream that is asked for its usage is answered; None if a stream without that is not either."""
+    """Returns True if a stream asked for its usage is answered; None if a plain stream is not either."""
     message = {"role": "user", "content": "doctor"}
     asked = {"model": model, "messages": [message], "max_tokens": 1, "stream": True}
     for body in ({**asked, "stream_options": {"include_usage": True}}, asked):
@@ -349,7 +346,7 @@ def _to_try(endpoint: EndpointSection, models: list[Model]) -> str:
 
 
 async def _try(upstream: Upstream, headers: Headers, model: str) -> Facts:
-    """The same request twice, one token each: does the second answer say that its prompt was cached?"""
+    """Send the same request twice, one token each; does the second answer report cached tokens?"""
     message = {"role": "user", "content": "doctor " * TRY_WORDS}
     body = msgspec.json.encode({"model": model, "messages": [message], "max_tokens": 1})
     json_headers = [*headers, (b"content-type", b"application/json")]

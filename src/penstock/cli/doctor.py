@@ -1,4 +1,4 @@
-"""`penstock doctor`: what are the endpoints, what do they offer, and what should be switched on?"""
+"""`penstock doctor`: the endpoints, their features, and advice."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         action="append",
         default=[],
-        help="an engine's base URL, instead of those in the settings; may be given several times",
+        help="an engine's URL, instead of those in the settings; repeatable",
     )
     parser.add_argument(
         "--try",
         dest="tries",
         action="store_true",
-        help="also send each a few short requests, to see what their usage tells",
+        help="also send each a few short requests and read their usage",
     )
     parser.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=5.0, help="for each answer (default: 5)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 0 if every endpoint can serve what it should, 1 if one can't, 2 if the settings can't be read."""
+    """Returns 0 if every endpoint can serve as configured, 1 if not, 2 if the settings are invalid."""
     try:
         settings = load(args.config, os.environ, Flags(endpoints=tuple(args.endpoint)))
         require_endpoints(settings)
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def unserved(settings: Settings, reports: Sequence[Report]) -> list[str]:
-    """Returns a sentence for each alias or fallback that stands for a model which no endpoint serves."""
+    """Returns a sentence per alias or fallback to a model that no endpoint serves."""
     served = {model.name for report in reports for model in report.models}
     served |= {name for endpoint in settings.endpoints if endpoint.models != "auto" for name in endpoint.models}
     aliases = {name: model.to for name, model in settings.models.items() if model.to is not None}
@@ -99,7 +99,7 @@ def unserved(settings: Settings, reports: Sequence[Report]) -> list[str]:
 
 
 def one_role(settings: Settings, reports: Sequence[Report]) -> list[str]:
-    """Returns a sentence for each model whose usable endpoints have only one of the two roles."""
+    """Returns a sentence per model whose usable endpoints have only one of the two roles."""
     roles: dict[str, list[Role]] = {}
     for endpoint, report in zip(settings.endpoints, reports, strict=True):
         for model in report.models:
@@ -122,7 +122,7 @@ async def examine(settings: Settings, doctor: Doctor) -> list[Report]:
 
 
 def show(reports: Sequence[Report], problems: Sequence[str], *, tried: bool, console: Console) -> None:
-    """Print two tables: what there is, and what should be done about it."""
+    """Print the endpoints and the advice."""
     console.print(_there(reports))
     wrong = [(report.name, problem) for report in reports for problem in report.problems]
     wrong += [("settings", problem) for problem in problems]
@@ -134,7 +134,7 @@ def show(reports: Sequence[Report], problems: Sequence[str], *, tried: bool, con
     if not tried and any(
         offer.what == "cached_tokens" and offer.state is FeatureState.UNKNOWN for offer in _offers(reports)
     ):
-        console.print("`?` under cached tokens: only an answer tells it; --try sends a few short requests.")
+        console.print("`?` under cached tokens: only an answer shows it; --try sends a few short requests.")
     if not wrong:
         console.print(f"{len(reports)} endpoint{'s' if len(reports) > 1 else ''} can be used.")
 
@@ -166,7 +166,7 @@ def _models(report: Report) -> str:
 
 
 def _advice(reports: Iterable[Report]) -> dict[tuple[str, str, str, str], list[str]]:
-    """Missing features that could be there; endpoints that lack the same one stand together."""
+    """Returns missing features that could be enabled, grouped by endpoints."""
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for report in reports:
         for offer in report.offers:

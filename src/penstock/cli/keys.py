@@ -1,7 +1,7 @@
-"""`penstock keys new|ls|revoke|hash`: how does a tenant get a key that only its owner knows?
+"""`penstock keys new|ls|revoke|hash`: issuing, listing and revoking API keys.
 
-The gateway needs only the hash, so the key itself has to be kept nowhere but by its owner. `new TENANT` makes one for
-the settings, without any gateway; `new TENANT NAME`, `ls` and `revoke` ask a running one (`steering/key.py`).
+The gateway stores only hashes. `new TENANT` makes a key for the settings, without a gateway; `new TENANT NAME`, `ls`
+and `revoke` call a running one.
 """
 
 from __future__ import annotations
@@ -11,15 +11,20 @@ import getpass
 import json
 import re
 import sys
+from functools import partial
+from typing import Any
+from urllib.parse import quote, urlencode
 
-from penstock.cli.steering import key as made_key
+from penstock.cli import admin_client, views
+from penstock.cli.admin_client import AdminClient
+from penstock.config import values
 from penstock.config.load import ConfigError, from_mapping
 from penstock.config.problems import Refused
 from penstock.config.sections.tenancy import NAMES_WITHOUT_KEYS
-from penstock.config.values import tenant_name
 from penstock.gateway.identity.callers import KEY_CHARACTERS_MAX, key_hash, new_key
 
 EXIT_OK, EXIT_WRONG = 0, 2
+_LIST = "/admin/keys"
 _KEY = re.compile(rf"[!-~]{{1,{KEY_CHARACTERS_MAX}}}", re.ASCII)
 _RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires")
 
@@ -28,42 +33,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     new = commands.add_parser(
         "new",
-        help="make a key for a tenant",
-        description="Make a key. It is shown once. With NAME, a running gateway has it at once (its settings say "
-        "`identity.made_keys: true`); without, the hash is printed for the settings.",
+        help="issue a key for a tenant",
+        description="Issue a key, which is shown once. With NAME, at a running gateway with `identity.made_keys`; "
+        "without, its hash is printed for the settings.",
         allow_abbrev=False,
     )
     new.add_argument("tenant", metavar="TENANT", help="the tenant's name")
-    new.add_argument("name", metavar="NAME", nargs="?", help="what the key is called at a running gateway")
-    new.add_argument("--models", metavar="NAME,…", help="models it may use, `*` stands for anything (default: all)")
-    new.add_argument("--max-prompt-tokens", metavar="N", help="the longest prompt it may send")
-    new.add_argument("--max-output-tokens", metavar="N", help="the longest answer it may ask for")
+    new.add_argument("name", metavar="NAME", nargs="?", help="the key's name at a running gateway")
+    new.add_argument("--models", metavar="NAME,…", help="models it may use, with `*` as wildcard (default: all)")
+    new.add_argument("--max-prompt-tokens", metavar="N", help="longest prompt")
+    new.add_argument("--max-output-tokens", metavar="N", help="longest answer")
     new.add_argument("--expires", metavar="WHEN", help="2027-01-31 (the end of that day, UTC) or 2027-01-31T18:00:00Z")
     new.set_defaults(keys=_new)
     listing = commands.add_parser(
         "ls",
         help="show the keys of a running gateway",
-        description="Show the keys of a running gateway: those of its settings, and those that were made.",
+        description="Show the keys of a running gateway, from its settings and issued ones.",
         allow_abbrev=False,
     )
     listing.add_argument("--tenant", metavar="NAME", help="only those of one tenant")
-    listing.set_defaults(keys=made_key.list_keys)
+    listing.set_defaults(keys=partial(admin_client.asked, work=_list))
     revoke = commands.add_parser(
         "revoke",
-        help="withdraw a key that was made at a running gateway",
-        description="Withdraw a key that was made at a running gateway. Its next request gets 401; what it brought in "
-        "goes on.",
+        help="revoke a key issued at a running gateway",
+        description="Revoke a key issued at a running gateway. Its next request gets 401; requests under way continue.",
         allow_abbrev=False,
     )
     revoke.add_argument("name", metavar="NAME", help="the key's name")
-    revoke.set_defaults(keys=made_key.revoke)
+    revoke.set_defaults(keys=partial(admin_client.asked, work=_revoke))
     for sub in (new, listing, revoke):
-        made_key.add_arguments(sub)
+        admin_client.add_arguments(sub)
+        sub.add_argument("--json", action="store_true", help="print the answer as JSON")
     hashed = commands.add_parser(
         "hash",
-        help="tell a key's hash",
-        description="Tell the hash by which the settings know a key. It is best read from stdin: what stands on a "
-        "command line can be seen by others.",
+        help="print a key's hash",
+        description="Print the hash of a key, for the settings. Prefer stdin: others may see the command line.",
     )
     hashed.add_argument("key", metavar="KEY", nargs="?", default="-", help="the key; - (the default) reads stdin")
     hashed.set_defaults(keys=_hash)
@@ -73,19 +77,24 @@ def run(args: argparse.Namespace) -> int:
     return int(args.keys(args))
 
 
-def _new(args: argparse.Namespace) -> int:
-    """At a running gateway where the key has a name, else for the settings."""
+def _rights(args: argparse.Namespace) -> dict[str, object]:
     rights: dict[str, object] = {right: getattr(args, right) for right in _RIGHTS if getattr(args, right) is not None}
     if args.models is not None:
         rights["models"] = [name.strip() for name in args.models.split(",")]
+    return rights
+
+
+def _new(args: argparse.Namespace) -> int:
+    """Issue a key at a running gateway if it has a name, otherwise for the settings."""
     if args.name is not None:
-        return made_key.make(args, rights)
+        return admin_client.asked(args, _issue)
+    rights = _rights(args)
     try:
-        name = tenant_name(args.tenant)
+        name = values.tenant_name(args.tenant)
     except Refused as refused:
         return _wrong(str(refused))
     if name in NAMES_WITHOUT_KEYS:
-        return _wrong(f"`{name}` stands for callers without a key")
+        return _wrong(f"`{name}` is for clients without a key")
     key = new_key()
     entry = {"hash": key_hash(key), **rights}
     try:
@@ -95,7 +104,7 @@ def _new(args: argparse.Namespace) -> int:
     print(f"key:  {key}")
     print(f"hash: {key_hash(key)}")
     print()
-    print("The key is not shown again. Its caller sends it as `Authorization: Bearer KEY`.")
+    print("The key is not shown again. Clients send it as `Authorization: Bearer KEY`.")
     print("For the settings:")
     print()
     written = _written(entry) if rights else f'"{key_hash(key)}"'
@@ -103,8 +112,52 @@ def _new(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _issue(client: AdminClient, args: argparse.Namespace) -> int:
+    made = client.call("POST", _LIST, {"tenant": args.tenant, "name": args.name, **_rights(args)})
+    name = views.plain(made["name"])
+    return admin_client.show(
+        args,
+        made,
+        f"key:  {made['key']}",
+        f"name: {name}",
+        "",
+        "The key is not shown again. It works now; clients send it as `Authorization: Bearer KEY`.",
+        f"`penstock keys revoke {name}` revokes it.",
+    )
+
+
+def _list(client: AdminClient, args: argparse.Namespace) -> int:
+    query = f"?{urlencode({'tenant': args.tenant})}" if args.tenant else ""
+    answer = client.call("GET", _LIST + query)
+    lines = [_line(key) for key in answer["keys"]]
+    if answer["more"]:
+        lines.append(f"and {answer['more']:,} more; --tenant NAME shows one tenant's")
+    if answer["trouble"]:
+        lines.append(f"The store can't be read; known so far: {views.plain(answer['trouble'], 500)}")
+    return admin_client.show(args, answer, *lines)
+
+
+def _revoke(client: AdminClient, args: argparse.Namespace) -> int:
+    answer = client.call("DELETE", f"{_LIST}/{quote(args.name, safe='')}")
+    return admin_client.show(args, answer, f"{views.plain(answer['name'])}: revoked")
+
+
+def _line(key: dict[str, Any]) -> str:
+    said = [f"{views.plain(key['name'])}: {views.plain(key['tenant'])}", key["source"]]
+    if key["state"] != "good":
+        said.insert(0, key["state"].upper())
+    if key["models"]:
+        said.append(f"models {views.plain(' '.join(key['models']), 200)}")
+    for bound, words in (("max_prompt_tokens", "prompts of"), ("max_output_tokens", "answers of")):
+        if key[bound] is not None:
+            said.append(f"{words} {key[bound]:,} tokens")
+    if key["expires_at"] is not None:
+        said.append(f"until {values.write_moment(key['expires_at'])}")
+    return ", ".join(said)
+
+
 def _written(value: object) -> str:
-    """As YAML has it; `$$` is a dollar sign in the settings."""
+    """Returns a value as YAML; `$$` is a dollar sign in the settings."""
     return json.dumps(value, ensure_ascii=False).replace("$", "$$")
 
 

@@ -1,4 +1,4 @@
-"""`penstock status`, `edges`, `queue`, `explain`, `pause`, `resume`, `drain`, `reload`: the live page's verbs."""
+"""`penstock status`, `edges`, `queue`, `explain`, `pause`, `resume`, `drain`, `reload`, `top`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ FAILURES_MAX = 6
 EXIT_BUSY = 3  # of `status --check`: something needs a look; 0: all is well, 1: no answer
 
 
-def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `command`, and the function that runs it."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command that `parser` is for."""
     admin_client.add_arguments(parser)
-    parser.set_defaults(run=_told(_RUN[command]))
+    command = parser.get_default("command")
     if command == "queue":
         parser.add_argument("verb", nargs="?", choices=["list", "bump", "cancel"], default="list", help="default: list")
         parser.add_argument("ids", nargs="*", metavar="ID", help="requests to bump or cancel")
@@ -37,25 +37,15 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("id", metavar="ID", help="a request's id (x-request-id)")
     elif command in ("pause", "drain", "resume"):
         parser.add_argument("model", metavar="MODEL", nargs="?", help="one model (default: all)")
-        parser.set_defaults(verb=command)
     elif command == "status":
-        parser.add_argument("--check", action="store_true", help=f"exit {EXIT_BUSY} where something needs a look")
+        parser.add_argument("--check", action="store_true", help=f"exit {EXIT_BUSY} if something needs attention")
     elif command == "top":
-        parser.add_argument("--once", action="store_true", help="print it once and leave (also where nobody sees it)")
+        parser.add_argument("--once", action="store_true", help="print it once and exit (implied without a terminal)")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
-def _told(run: Any) -> Any:
-    """Wraps a command: if the gateway can't be reached or refuses, it says so in a line and exits with 1."""
-
-    def told(args: argparse.Namespace) -> int:
-        try:
-            return int(run(admin_client.client(args), args))
-        except GatewayError as error:
-            print(f"penstock: {error}", file=sys.stderr)
-            return 1
-
-    return told
+def run(args: argparse.Namespace) -> int:
+    return admin_client.asked(args, _RUN[args.command])
 
 
 def _status(client: AdminClient, args: argparse.Namespace) -> int:
@@ -138,12 +128,12 @@ def _explain(client: AdminClient, args: argparse.Namespace) -> int:
 
 
 def _stop(client: AdminClient, args: argparse.Namespace) -> int:
-    answer = client.call("POST", f"/admin/{args.verb}", {"model": args.model} if args.model else {})
+    answer = client.call("POST", f"/admin/{args.command}", {"model": args.model} if args.model else {})
     if args.json:
         print(json.dumps(answer))
     else:
         stopped = [f"{key}: {_names(answer[key])}" for key in ("paused", "drained") if answer[key]]
-        back = "; `penstock resume` takes it back" if stopped and args.verb != "resume" else ""
+        back = "; `penstock resume` takes it back" if stopped and args.command != "resume" else ""
         print(f"{'; '.join(stopped) or 'nothing is stopped'}; {answer['waiting']} wait{back}")
     return 0
 

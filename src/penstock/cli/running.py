@@ -1,7 +1,8 @@
-"""A gateway from the command line: its loop, its log, and the file that is followed where there is one."""
+"""`penstock serve`: the gateway's loop, its log, and a file to follow if there is one."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import os
@@ -10,13 +11,65 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from penstock import logs
-from penstock.cli.following import changes
 from penstock.config.effect import effect_warnings, variable_warnings
-from penstock.config.load import ConfigError, Settings
+from penstock.config.load import ConfigError, Flags, Settings, load, require_endpoints
 from penstock.config.sections.roles import role_warnings
+from penstock.config.source import FILE_BYTES_MAX
 from penstock.gateway.event_loop import event_loop
 from penstock.gateway.fitness import cannot_listen
 from penstock.gateway.serve import Gateway, StartError
+
+LOOK_S = 2.0  # production-stack's router looks every ten seconds
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-c", "--config", metavar="FILE", default=os.environ.get("PENSTOCK_CONFIG"), help="settings (YAML)"
+    )
+    parser.add_argument("--endpoint", metavar="URL", action="append", default=[], help="an engine's URL; repeatable")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
+    parser.add_argument(
+        "--slots", metavar="N", type=int, help="concurrent requests per endpoint, unless set or reported by the engine"
+    )
+    parser.add_argument(
+        "--workers", metavar="N|auto", help="worker processes; from 2 on, one more schedules for them (default 1)"
+    )
+    parser.add_argument("--routing", metavar="NAME", help="routing policy (default predicted_ttft)")
+    parser.add_argument(
+        "--imbalance-threshold",
+        metavar="N",
+        help="with --routing load_balanced_kv: from this difference between queues on, use the least loaded endpoint "
+        "(default inf: never)",
+    )
+    parser.add_argument("--no-queue", action="store_true", help="no queueing: requests go straight through")
+    levels = ["debug", "info", "warning", "error"]
+    parser.add_argument("--log-level", metavar="LEVEL", default="info", choices=levels, help="default: info")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve with the settings of `args`; returns the exit code."""
+    flags = Flags(
+        endpoints=tuple(args.endpoint),
+        listen=args.listen,
+        slots=args.slots,
+        routing=args.routing,
+        imbalance_threshold=args.imbalance_threshold,
+        no_queue=args.no_queue,
+        workers=args.workers,
+    )
+
+    def read() -> Settings:
+        settings = load(args.config, os.environ, flags)
+        require_endpoints(settings)
+        return settings
+
+    try:
+        settings = read()
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"penstock: {problem.line()}", file=sys.stderr)
+        return 2
+    return serve(settings, read, args.log_level)
 
 
 def serve(
@@ -27,9 +80,9 @@ def serve(
     follows: Path | None = None,
     command: str = "penstock",
 ) -> int:
-    """Run until it is stopped; returns the exit code.
+    """Run until stopped; returns the exit code.
 
-    `follows`: a file whose every change is a reload. `command`: what was typed, which stands before what is told.
+    Every change of the file `follows` is a reload. `command` is the prefix of messages.
     """
     for warning in (*role_warnings(settings), *effect_warnings(settings), *variable_warnings(os.environ)):
         print(f"{command}: warning: {warning}", file=sys.stderr)
@@ -44,7 +97,7 @@ def serve(
     try:
         with asyncio.Runner(loop_factory=event_loop) as runner:
             runner.run(run())
-    except ConfigError as error:  # what only shows where it runs
+    except ConfigError as error:  # visible only at runtime
         for problem in error.problems:
             print(f"{command}: {problem.line()}", file=sys.stderr)
         return 2
@@ -59,7 +112,7 @@ def serve(
 
 @contextlib.asynccontextmanager
 async def _following(gateway: Gateway, file: Path | None) -> AsyncIterator[None]:
-    """Reload at every change of a file, as at a SIGHUP."""
+    """Reload at every change of a file, like SIGHUP."""
     if file is None:
         yield
         return
@@ -69,3 +122,22 @@ async def _following(gateway: Gateway, file: Path | None) -> AsyncIterator[None]
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def changes(file: Path, changed: Callable[[], None], *, look_s: float = LOOK_S) -> None:
+    """Call back at every change of the content, because a mounted ConfigMap is a link that moves. Never returns."""
+    before = await asyncio.to_thread(_content, file)
+    while True:
+        await asyncio.sleep(look_s)
+        now = await asyncio.to_thread(_content, file)
+        if now is not None and now != before:  # a missing file is being replaced
+            before = now
+            changed()
+
+
+def _content(file: Path) -> bytes | None:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(FILE_BYTES_MAX + 1)
+    except OSError:
+        return None

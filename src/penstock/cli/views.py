@@ -1,7 +1,6 @@
-"""How does a terminal show the gateway's state? The parts of the page as tables of 80 columns, and all of them
-together (`top`).
+"""The gateway's state in a terminal: parts of the page as tables of 80 columns, or all of them (`top`).
 
-Callers choose names, so every text is put in as plain text, its unprintable characters replaced: no markup, no escapes.
+Clients choose names, so every text is shown without markup, its unprintable characters replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from penstock.core.values.catalogue import MISSING
 from penstock.gateway.admin.phrases import printable, seconds
 
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
-STOPPED = ("◆ stopped", "bold magenta")  # by operators: no fault
+STOPPED = ("◆ stopped", "bold magenta")  # by operators, no fault
 DOUBTS_SHOWN = 3  # lines of `status` and `top`
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -49,7 +48,7 @@ def numbers(state: State) -> Text:
 
 
 def lately(state: State, most: int = 0) -> list[Text]:
-    """How the last minute went, in a line; and in the next ones what failed most often, and whose it was."""
+    """The last minute in a line, followed by the most frequent failures and their tenants."""
     told = state["lately"]
     line = Text(
         f"last minute: ended {told['ended']:,} · refused {told['refused']:,} · evicted {told['evicted']:,}"
@@ -100,11 +99,11 @@ def tenants(state: State, most: int) -> Table:
 
 
 def _in_band(flow: State) -> str:
-    """A flow's share of what its band got over the last minute, and the share that would be fair."""
+    """A flow's share of its band over the last minute, and its fair share."""
     if flow["is_alone"]:
         return "alone"
     fair = flow["fair_share"]
-    if fair is None or (flow["share"] < fair and flow["oldest_wait_s"] < 1.0):  # else it waits for its share
+    if fair is None or (flow["share"] < fair and flow["oldest_wait_s"] < 1.0):  # otherwise it waits for its share
         return f"{flow['share']:.0%}, all it asks"
     return f"{flow['share']:.0%}, fair {fair:.0%}"
 
@@ -128,7 +127,7 @@ def endpoints(state: State, most: int) -> Table:
 
 
 def group(share: State) -> Text:
-    """Which of the gateways that share decides, since when, and who says so."""
+    """The leader of a group, since when, and the election."""
     who = {
         "leads": f"{plain(share['name'], 40)} decides",
         "stands_by": f"{plain(share['decider'], 60)} decides, {plain(share['name'], 40)} stands by",
@@ -142,7 +141,7 @@ def group(share: State) -> Text:
 
 
 def edges(state: State) -> Table:
-    """The processes that carry bytes for the one that decides."""
+    """The worker processes."""
     last = "epoch" if state.get("share") else "starts"
     table = _table("worker", "where", ">up", ">requests", ">clients", ">CPU", ">link", ">lag", f">{last}")
     for one in state["edges"]:
@@ -161,7 +160,7 @@ def edges(state: State) -> Table:
 
 
 def doubts(state: State, most: int) -> list[Text]:
-    """Endpoints whose gauges are not believed, and why. Engines that tell no load at all are left to `doctor`."""
+    """Endpoints whose gauges are not trusted, and why; those without gauges are left to `doctor`."""
     told = [one for one in state["endpoints"] if one["gauges"] not in ("believed", "none")]
     return [Text(f"{plain(one['name'], 40)}: {plain(one['gauges_why'])}", style="yellow") for one in told[:most]]
 
@@ -213,7 +212,7 @@ def events(state: State, most: int) -> Group:
 
 
 def screen(state: State, width: int, height: int | None) -> RenderableType:
-    """Returns the whole screen. With a `height`, the lists share its lines, and requests get what is left."""
+    """Returns the whole screen. With a `height`, the lists share its lines, and requests get the rest."""
     lines = 60 if height is None else height
     sentence = headline(state)
     spent = (
@@ -279,7 +278,7 @@ def _state(state: str, role: str) -> Text:
     if state == "up":
         return Text(f"● up{only}")
     if state in ("draining", "drained"):
-        return Text(f"◆ {state}{only}", style="bold magenta")  # an operator's word, and no fault
+        return Text(f"◆ {state}{only}", style="bold magenta")  # by an operator, no fault
     is_bad = state in MISSING
     return Text(f"{'■' if is_bad else '▲'} {plain(state, 12)}{only}", style="bold red" if is_bad else "bold yellow")
 

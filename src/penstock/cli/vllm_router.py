@@ -1,6 +1,6 @@
-"""`penstock vllm-router FLAGS…`, and the console script `vllm-router`: production-stack's router, by its own flags.
+"""`penstock vllm-router FLAGS…`, or the script `vllm-router`: accepts the flags of production-stack's router.
 
-With `--print` the settings that the flags mean are written as YAML, with what changes above them; nothing is started.
+`--print` writes the equivalent settings as YAML, with notes above them, and starts nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _notes(found: RouterFlags) -> list[str]:
 
 
 def _help() -> str:
-    """Every flag in a line."""
+    """One line per flag."""
     lines = [
         "usage: vllm-router FLAGS… [--print]",
         "",

@@ -6,9 +6,11 @@ and contradictions are not checked. docs/penstock.schema.json is a copy, held by
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
@@ -63,6 +65,15 @@ def schema() -> Schema:
 
 def text() -> str:
     return json.dumps(schema(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def add_arguments(_: argparse.ArgumentParser) -> None:
+    """`penstock schema` has no arguments."""
+
+
+def run(_: argparse.Namespace) -> int:
+    sys.stdout.write(text())
+    return 0
 
 
 def _section(section: type[Section]) -> Schema:

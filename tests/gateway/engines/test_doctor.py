@@ -109,7 +109,7 @@ async def test_a_trial_shows_an_engine_that_refuses_the_field_which_asks_for_usa
     face = await world.face(faces.VLLM, serve=serve)
     found = [offer for offer in (await examine(face.url, tries=True)).offers if offer.what == "stream_usage"]
     assert [(offer.state, offer.detail) for offer in found] == [(N, "it refuses `stream_options`")]
-    assert "left out there" in found[0].without
+    assert "the field is omitted" in found[0].without
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,7 @@ async def test_keys_on_the_command_line(world: World, tmp_path: Path, capsys: py
     ]
     assert (await penstock("new", "team", "ci")) == (1, "", "penstock: There is a key `ci` already.\n")
     assert (await penstock("ls", "--tenant", "open"))[:2] == (0, "")
-    assert (await penstock("revoke", "ci")) == (0, "ci: withdrawn, it works no more\n", "")
+    assert (await penstock("revoke", "ci")) == (0, "ci: revoked\n", "")
     await works_no_more(world, key)
     code, _, err = await penstock("revoke", "ci")
     assert (code, err) == (1, "penstock: There is no key `ci`. `penstock keys ls` shows those that there are.\n")

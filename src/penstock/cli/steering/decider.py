@@ -1,11 +1,8 @@
-"""`penstock decider …`: which gateway of the group decides, and how does an operator let another one?"""
+"""`penstock decider …`: shows the leader of a group of gateways, or replaces it."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from typing import Any
 
 from rich.console import Console
 
@@ -13,8 +10,8 @@ from penstock.cli import admin_client, views
 from penstock.cli.admin_client import AdminClient, GatewayError
 
 _VERBS = {
-    "show": "say which gateway decides, since when, and who says so",
-    "step-down": "let another gateway decide; requests go on",
+    "show": "show the leader, since when, and by which election",
+    "step-down": "let another gateway lead; requests continue",
 }
 
 
@@ -28,30 +25,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit code: 1 where the gateway can't be reached, or refuses."""
-    try:
-        answer = _CALLS[args.verb](admin_client.client(args))
-    except GatewayError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return 1
+    return admin_client.asked(args, _show if args.verb == "show" else _step_down)
+
+
+def _show(client: AdminClient, args: argparse.Namespace) -> int:
+    share = client.call("GET", "/admin/state").get("share")
+    if share is None:
+        raise GatewayError("this gateway shares its queue with no other (docs/scale.md)")
     if args.json:
-        print(json.dumps(answer))
-    elif args.verb == "show":
-        Console(highlight=False).print(views.group(answer))
-    else:
-        print("another gateway decides within seconds")
+        return admin_client.show(args, share)
+    Console(highlight=False).print(views.group(share))
     return 0
 
 
-def _show(client: AdminClient) -> Any:
-    state = client.call("GET", "/admin/state")
-    if state.get("share") is None:
-        raise GatewayError("this gateway shares its queue with no other (docs/scale.md)")
-    return state["share"]
-
-
-def _step_down(client: AdminClient) -> Any:
-    return client.call("POST", "/admin/decider/step-down", {})
-
-
-_CALLS = {"show": _show, "step-down": _step_down}
+def _step_down(client: AdminClient, args: argparse.Namespace) -> int:
+    answer = client.call("POST", "/admin/decider/step-down", {})
+    return admin_client.show(args, answer, "another gateway takes over within seconds")

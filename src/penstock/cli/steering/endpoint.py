@@ -1,4 +1,4 @@
-"""`penstock endpoint …`: how does an operator change the endpoints of a running gateway from a shell?"""
+"""`penstock endpoint …`: changes the endpoints of a running gateway."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from penstock.cli.admin_client import AdminClient, GatewayError
 
 _LIST = "/admin/endpoints"
 _VERBS = {
-    "drain": "send it nothing more; what runs there ends",
+    "drain": "send it nothing more; running requests finish",
     "resume": "send it requests again",
     "remove": "drain it, then forget it",
-    "slots": "set how many requests it is sent at a time",
+    "slots": "set its number of concurrent requests",
 }
 _LIMITS = {
-    "weight": ("N", "its share of the requests, compared with others' (default: 1)"),
-    "price": ("N", "what its work costs, compared with others' (default: 1)"),
+    "weight": ("N", "its relative share of the requests (default: 1)"),
+    "price": ("N", "its relative cost (default: 1)"),
     "max_kv_usage": ("SHARE", "send nothing more above this share of its KV memory"),
-    "max_prefill_tokens": ("N", "prompt tokens it may have before it"),
-    "max_time_per_output_token": ("DURATION", "send nothing more while it takes longer per output token"),
+    "max_prefill_tokens": ("N", "prompt tokens that may wait in it"),
+    "max_time_per_output_token": ("DURATION", "send nothing more while its TPOT is above this"),
     "max_engine_waiting": ("N", "send only while fewer than this many wait inside it"),
 }
 
@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = verbs.add_parser("add", help="add one or more endpoints", allow_abbrev=False)
     add.add_argument("urls", metavar="URL", nargs="+", help="an engine's base URL")
     add.add_argument("--name", help="its name, when one is added (default: host:port)")
-    add.add_argument("--engine", help="what it speaks (default: auto)")
-    add.add_argument("--slots", help="how many requests it is sent at a time (default: auto)")
-    add.add_argument("--model", action="append", default=[], help="a model it serves (default: it is asked)")
+    add.add_argument("--engine", help="its kind (default: auto)")
+    add.add_argument("--slots", help="concurrent requests (default: auto)")
+    add.add_argument("--model", action="append", default=[], help="a model it serves (default: ask it)")
     for key, (metavar, meaning) in _LIMITS.items():
         add.add_argument(f"--{key.replace('_', '-')}", metavar=metavar, help=meaning)
     add.set_defaults(endpoint=_add)
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if verb == "slots":
             sub.add_argument("slots", metavar="N", help="a number, or `auto`")
         if verb == "remove":
-            sub.add_argument("--force", action="store_true", help="cut what runs there")
+            sub.add_argument("--force", action="store_true", help="abort running requests")
         sub.set_defaults(endpoint=_change, verb=verb)
         parsers.append(sub)
     for sub in parsers:

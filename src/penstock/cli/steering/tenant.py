@@ -1,10 +1,8 @@
-"""`penstock tenant …`: how does an operator steer one tenant of a running gateway from a shell?"""
+"""`penstock tenant …`: shows, pauses, limits or clears a tenant of a running gateway."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from typing import Any
 from urllib.parse import quote
 
@@ -15,10 +13,10 @@ from penstock.config.sections.tenancy import TenantLimits
 _LIST = "/admin/tenants"
 _UNLIMITED = "none"
 _CHANGES = {
-    "pause": "send nothing more of its requests; what comes waits, what runs goes on",
-    "resume": "take a pause back",
-    "limit": "put other limits in the place of those in the settings",
-    "cancel": "take its waiting requests out of the queue",
+    "pause": "stop dispatching its requests; new ones queue, running ones finish",
+    "resume": "end a pause",
+    "limit": "override the limits of the settings",
+    "cancel": "cancel its queued requests",
 }
 
 
@@ -28,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.set_defaults(tenant=_list)
     show = verbs.add_parser(
         "show",
-        help="show one tenant: its limits, and who set them",
-        description="Show one tenant: what waits and runs, its limits, and who set them: the settings or an operator.",
+        help="show one tenant: its limits and their origin",
+        description="Show one tenant: its requests, its limits, and their origin (the settings or an operator).",
         allow_abbrev=False,
     )
     show.add_argument("name", metavar="NAME", help="the tenant's name")
@@ -39,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         sub = verbs.add_parser(verb, help=meaning, description=f"{meaning.capitalize()}.", allow_abbrev=False)
         sub.add_argument("name", metavar="NAME", help="the tenant's name")
         if verb in ("pause", "limit"):
-            sub.add_argument("--until-reload", action="store_true", help="only until the settings are read again")
+            sub.add_argument("--until-reload", action="store_true", help="only until the next reload")
         if verb == "limit":
             _add_limits(sub)
         if verb == "cancel":
-            sub.add_argument("--running", action="store_true", help="also stop what runs at engines")
+            sub.add_argument("--running", action="store_true", help="also abort running requests")
         sub.set_defaults(tenant=_CALLS[verb])
         parsers.append(sub)
     for sub in parsers:
@@ -52,24 +50,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns the exit code: 1 where the gateway can't be reached, or refuses."""
-    try:
-        answer = args.tenant(admin_client.client(args), args)
-    except GatewayError as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        return 1
-    if args.json:
-        print(json.dumps(answer))
-    elif "cancelled" in answer:
+    return admin_client.asked(args, _run)
+
+
+def _run(client: AdminClient, args: argparse.Namespace) -> int:
+    answer = args.tenant(client, args)
+    if "cancelled" in answer:
         count = answer["cancelled"]
-        print(f"{views.plain(answer['name'])}: {count:,} request{'' if count == 1 else 's'} cancelled")
+        lines = [f"{views.plain(answer['name'])}: {count:,} request{'' if count == 1 else 's'} cancelled"]
     else:
-        for tenant in answer.get("tenants", [answer]):
-            for line in _lines(tenant, whole=args.tenant is not _list):
-                print(line)
-        if answer.get("more"):
-            print(f"and {answer['more']:,} more that have no requests here")
-    return 0
+        listed = answer.get("tenants", [answer])
+        lines = [line for tenant in listed for line in _lines(tenant, whole=args.tenant is not _list)]
+    if answer.get("more"):
+        lines.append(f"and {answer['more']:,} more without requests here")
+    return admin_client.show(args, answer, *lines)
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +71,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         meaning = (field.description or "").partition(". ")[0].rstrip(".")
         help_text = f"{meaning[0].lower()}{meaning[1:]} (`{_UNLIMITED}`: no such limit)".replace("%", "%%")
         parser.add_argument(f"--{key.replace('_', '-')}", metavar="N", help=help_text)
-    parser.add_argument("--reset", action="store_true", help="let the limits of the settings hold again")
+    parser.add_argument("--reset", action="store_true", help="restore the limits of the settings")
 
 
 def _list(client: AdminClient, _: argparse.Namespace) -> Any:
@@ -109,7 +103,7 @@ def _limit(client: AdminClient, args: argparse.Namespace) -> Any:
 
 
 def _cancel(client: AdminClient, args: argparse.Namespace) -> Any:
-    """The gateway takes some out at a time: until none is left of those that were there."""
+    """The gateway cancels some per call; repeat until those counted at first are gone."""
     body = {"running_too": True} if args.running else {}
     answer = client.call("POST", f"{_path(args)}/cancel", body)
     cancelled, left = answer["cancelled"], answer["left"]
@@ -124,7 +118,7 @@ def _path(args: argparse.Namespace) -> str:
 
 
 def _lines(tenant: dict[str, Any], *, whole: bool) -> list[str]:
-    """One tenant: on one line in a list, else with a line for each limit."""
+    """Returns a tenant on one line, or with `whole` a line per limit."""
     said = [f"{tenant['waiting']:,} waiting", f"{tenant['running']:,} running"]
     if tenant["weight"] is not None:
         said.append(f"weight {tenant['weight']:g}")
@@ -148,7 +142,7 @@ def _limit_line(key: str, limit: dict[str, Any]) -> str:
 
 
 def _who(change: dict[str, Any]) -> str:
-    until = "until the next reload" if change["until"] == "reload" else "until it is taken back"
+    until = "until the next reload" if change["until"] == "reload" else "until resumed or reset"
     return f"by an operator, {until}"
 
 
