@@ -272,7 +272,7 @@ async def test_while_the_store_is_down_the_keys_known_so_far_work(
                 await asyncio.sleep(0.02)
         await works(world, key)
         seen = (await world.ask("GET", "/admin/state")).json()
-        assert seen["lead"].startswith("Made keys can't be read, those known so far work: ")
+        assert seen["lead"].startswith("Issued keys cannot be read, those known so far work: ")
         assert seen["tone"] == "bad"
         assert (await asked(world, "pk-unknown")).status == 401
         answer = (await world.ask("GET", "/admin/keys")).json()
