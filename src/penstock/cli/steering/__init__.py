@@ -1,4 +1,1 @@
-"""Commands that change a running gateway: a noun, then a verb.
-
-One file per noun.
-"""
+"""Commands that change a running gateway, a noun and a verb: `endpoint.py`, `tenant.py`, `decider.py`."""
