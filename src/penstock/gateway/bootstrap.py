@@ -138,7 +138,7 @@ class Parts:
             request_id=app.refusals.request_id,
         )
         self.autoscale = Autoscale(driver, catalog, app.refusals.refuse)
-        metrics.add_source(self.autoscale)
+        metrics.add_sources([self.autoscale])
         for_operators = (own_paths, engine_paths, self.autoscale)
         for part in for_operators:
             app.serve(part)

@@ -16,7 +16,7 @@ from penstock.config.load import from_mapping
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.settings import EndpointSpec
 from penstock.gateway import settings_map
-from penstock.gateway.telemetry import exposition, series
+from penstock.gateway.telemetry import series
 from penstock.gateway.telemetry.exposition import BURST_S, KEPT_S_MAX, TIME_SHARE, Levels, Page
 from penstock.gateway.telemetry.levels import ENDPOINTS_MAX
 from penstock.gateway.telemetry.metrics import MODEL_LINES_MAX, Metrics
@@ -42,22 +42,6 @@ def test_a_line_is_what_the_library_prints(name: str, value: float) -> None:
     registry.register(type("Collector", (), {"collect": lambda _: [family], "describe": lambda _: []})())
     levels = Levels("level", "How it \\stands\nnow.", ["z", "a"], lambda: [((name, "x"), value)])
     assert "".join(levels.lines()).encode() == generate_latest(registry)
-    assert "".join(exposition.lines_of([family])).encode() == generate_latest(registry)
-
-
-@settings(max_examples=25)
-@given(st.lists(st.one_of(st.sampled_from((0.0, 0.5, 1)), st.floats(0, 100))), st.lists(st.integers(0, 10**7)))
-def test_counters_and_histograms_print_line_by_line_what_they_collect(values: list[float], amounts: list[int]) -> None:
-    histogram = series.Histogram("wait_seconds", "Waits.", ["model", "band"], bounds=(0.001, 0.5, 1, 10))
-    counter = series.Counter("tokens", "Tokens.", ["kind"])
-    for value in values:
-        histogram.labels('a "quoted"\nname', "batch").observe(value)
-    for amount in amounts:
-        counter.labels("prompt").inc(amount)
-    registry = CollectorRegistry()
-    for one in (histogram, counter):
-        registry.register(one)
-    assert "".join([*histogram.lines(), *counter.lines()]).encode() == generate_latest(registry)
 
 
 def test_labels_beyond_the_bound_count_as_other() -> None:

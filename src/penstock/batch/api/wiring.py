@@ -83,7 +83,7 @@ def batch_service(
     files = Files(store, rules, runner=name, urls=port.takes, wall=clock.wall)
     batches = Batches(store, manager, quota, urls=port.takes, keep_s=settings.keep, wall=clock.wall)
     calls = Calls(metrics.refused)
-    metrics.add(BatchMetrics(manager, runner, store))
+    metrics.add_sources([BatchMetrics(manager, runner, store)])
     return BatchService(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, manager)
 
 

@@ -25,29 +25,29 @@ class Served(msgspec.Struct, frozen=True):
     requests: int
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """An endpoint that was open to it when it was sent."""
 
     endpoint: str
     leases: int
     slots: int
-    prefill_tokens: int  #: before it at that endpoint, sent and not computed
+    prefill_tokens: int  #: ahead of it at that endpoint, sent and not computed
     cached_tokens: int  #: of its own prompt, believed to be cached there
-    score: float | None  #: what the routing policy compared; None where there was no choice
+    score: float | None  #: by the routing policy; None: there was no choice
 
 
-class Sent(msgspec.Struct, frozen=True):
+class Sent(msgspec.Struct):
     """One dispatch, with what decided it."""
 
     at_s: float  #: after its arrival
     endpoint: str
-    open_endpoints: int
-    candidates: list[Candidate]  #: the chosen one first
-    scored_by: str | None  #: what the candidates' scores are
-    service: float  #: what its flow had got by then, per weight: the least goes next
-    virtual_time: float  #: where its band stood: what the flow served last had got, per weight
-    overtaken: int  #: how often others went first that fitted where it did not
-    decode_endpoint: str | None = None  #: which answers it; None: the same
+    open_endpoints: int = 0
+    candidates: list[Candidate] = []  #: the chosen one first; empty if another scheduler sent it
+    scored_by: str | None = None  #: the unit of the candidates' scores
+    service: float = 0.0  #: of its flow by then, per weight: the least goes next
+    virtual_time: float = 0.0  #: of its band: the service per weight of the flow served last
+    overtaken: int = 0  #: how often others went first because they fitted and it did not
+    decode_endpoint: str | None = None  #: the one that answers it, if another
     decode_at_s: float | None = None  #: when it was handed over; None: its prompt is still being computed
 
 

@@ -31,49 +31,6 @@ STAYS_MAX = 32  # visits to the queue told apart; further ones count with the la
 SERVED_SHOWN = 12  # groups of those who went before
 
 
-Scores = tuple[str, int, int, int, int, float | None]  # as in `Candidate`
-
-
-class Dispatched:
-    """A dispatch as it is noted."""
-
-    __slots__ = (
-        "at_s",
-        "candidates",
-        "decode",
-        "decode_s",
-        "endpoint",
-        "open_endpoints",
-        "scored_by",
-        "serial",
-        "service",
-        "virtual",
-    )
-
-    def __init__(
-        self,
-        serial: int,
-        at_s: float,
-        endpoint: str,
-        *,
-        open_endpoints: int,
-        candidates: list[Scores],
-        scored_by: str | None,
-        service: float,
-        virtual: float,
-    ) -> None:
-        self.serial = serial
-        self.at_s = at_s
-        self.endpoint = endpoint
-        self.open_endpoints = open_endpoints
-        self.candidates = candidates
-        self.scored_by = scored_by
-        self.service = service
-        self.virtual = virtual
-        self.decode: str | None = None
-        self.decode_s: float | None = None
-
-
 class Trail:
     """What is noted of one request."""
 
@@ -90,6 +47,7 @@ class Trail:
         "reason",
         "requeues",
         "sent",
+        "sent_serial",
         "serial",
         "stay",
         "stays",
@@ -101,11 +59,12 @@ class Trail:
         self.arrived_s = now
         self.band = band  # by its name: ranks change with the settings
         self.serial = serial  # of the last dispatch before it came
+        self.sent_serial = 0  # of its own
         self.meter: Meter | None = None
         self.model: ModelMeter | None = None
         self.stay: Stay | None = None  # the present one
         self.stays: list[Stayed] | None = None  # those that are over
-        self.sent: Dispatched | None = None
+        self.sent: Sent | None = None  # the last dispatch; its times are the clock's
         self.counted = 0.0  # service its meter got for it
         self.requeues: list[tuple[float, str, str]] | None = None
         self.first_s: float | None = None
@@ -127,7 +86,7 @@ class Recorder:
         self._trails: dict[int, Trail] = {}  # by arrival number; ended ones as long as kept
         self._ended: deque[Entry] = deque()
         self._by_id: dict[str, Entry] = {}  # the latest of those that ended and had this id
-        self._sent: deque[tuple[Dispatched, Entry, Trail]] = deque(maxlen=DISPATCHES_KEPT)
+        self._sent: deque[tuple[int, Sent, Entry, Trail]] = deque(maxlen=DISPATCHES_KEPT)
         self._serial = 0
 
     # --- what happens (each request pays for all of it: benchmarks/snapshot.py) -----------------------------------
@@ -162,25 +121,24 @@ class Recorder:
             model = trail.model = shares.model(entry.model)
         chosen = choice.endpoint
         shown = [chosen, *[e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]]
-        candidates = [_scores(e, entry, choice.score(e)) for e in shown]
+        candidates = [_candidate(e, entry, choice.score(e)) for e in shown]
         node = entry.queue.node
         assert node is not None
         parent = node.parent
         while parent is not None and parent.parent is not None:
             node, parent = parent, parent.parent
         virtual = 0.0 if parent is None else parent.virtual
-        self._serial += 1
-        trail.sent = sent = Dispatched(
-            self._serial,
+        self._serial = trail.sent_serial = serial = self._serial + 1
+        trail.sent = sent = Sent(
             now,
             chosen.name,
-            open_endpoints=len(endpoints),
-            candidates=candidates,
-            scored_by=choice.scored_by,
-            service=node.tag,
-            virtual=virtual,
+            len(endpoints),
+            candidates,
+            choice.scored_by,
+            node.tag,
+            virtual,
         )
-        self._sent.append((sent, entry, trail))
+        self._sent.append((serial, sent, entry, trail))
         meter.running += 1
         model.running += 1
         model.dispatched += 1
@@ -194,16 +152,7 @@ class Recorder:
         trail, shares = self._trails[entry.seq], self._shares
         trail.arrived_s = came_s
         trail.meter, trail.model = meter, model = shares.meter(entry), shares.model(entry.model)
-        trail.sent = Dispatched(
-            trail.serial,
-            sent_s,
-            endpoint,
-            open_endpoints=0,
-            candidates=[],
-            scored_by=None,
-            service=0.0,
-            virtual=0.0,
-        )
+        trail.sent, trail.sent_serial = Sent(sent_s, endpoint), trail.serial
         meter.running += 1
         model.running += 1
         trail.counted = entry.charge.cost or entry.charge.work
@@ -229,12 +178,12 @@ class Recorder:
     def divided(self, entry: Entry, endpoint: str) -> None:
         """Note that the request is answered at `endpoint`; where it was sent only its prompt is computed."""
         if (sent := self._trails[entry.seq].sent) is not None:
-            sent.decode = endpoint
+            sent.decode_endpoint = endpoint
 
     def handed_over(self, entry: Entry, endpoint: str, now: float) -> None:
         """Note that the prompt is computed, and that `endpoint` answers from now on."""
         if (sent := self._trails[entry.seq].sent) is not None:
-            sent.decode, sent.decode_s = endpoint, now
+            sent.decode_endpoint, sent.decode_at_s = endpoint, now
 
     def released(self, entry: Entry) -> None:
         """Count out a request that is at no endpoint any more."""
@@ -390,7 +339,14 @@ class Recorder:
                 Served(tenant, band, why, count) for (tenant, band, why), count in before.most_common(SERVED_SHOWN)
             ],
             before_total=sum(before.values()),
-            sent=_sent(sent, entry, trail) if sent is not None else None,
+            sent=None
+            if sent is None
+            else replace(
+                sent,
+                at_s=sent.at_s - start_s,
+                overtaken=entry.dispatch.backfilled,
+                decode_at_s=None if sent.decode_at_s is None else sent.decode_at_s - start_s,
+            ),
             first_byte_s=None if trail.first_s is None else trail.first_s - start_s,
             instead_of=request.instead_of,
             tried=trail.tried,
@@ -401,15 +357,15 @@ class Recorder:
         )
 
     def _before(self, entry: Entry) -> Counter[tuple[str, str, str]]:
-        """Whom it saw go first, and why: by tenant, band and reason."""
+        """Return the requests that went first: how many, by tenant, band and why."""
         trail = self._trails[entry.seq]
-        until = trail.sent.serial if trail.sent is not None else self._serial + 1
-        ended_s = trail.ended_s if trail.sent is None and trail.ended_s is not None else None
+        until = self._serial + 1 if trail.sent is None else trail.sent_serial
+        ended_s = trail.ended_s if trail.sent is None else None
         served: Counter[tuple[str, str, str]] = Counter()
-        for sent, its, noted in reversed(self._sent):
-            if sent.serial <= trail.serial:
+        for serial, sent, its, noted in reversed(self._sent):
+            if serial <= trail.serial:
                 break
-            late = sent.serial >= until or (ended_s is not None and sent.at_s >= ended_s)
+            late = serial >= until or (ended_s is not None and sent.at_s >= ended_s)
             if not late and its is not entry and its.request.model == entry.model:
                 served[its.request.tenant, noted.band, _why(its, noted, entry)] += 1
         return served
@@ -422,10 +378,10 @@ def _strip(entry: Entry) -> None:
     entry.route.forget()
 
 
-def _scores(endpoint: Endpoint, entry: Entry, score: float | None) -> Scores:
+def _candidate(endpoint: Endpoint, entry: Entry, score: float | None) -> Candidate:
     ledger = endpoint.ledger
     cached = entry.route.located.tokens(endpoint.index)
-    return endpoint.name, len(ledger.leases), ledger.slots, ledger.prefill.outstanding_tokens, cached, score
+    return Candidate(endpoint.name, len(ledger.leases), ledger.slots, ledger.prefill.outstanding_tokens, cached, score)
 
 
 def _why(other: Entry, noted: Trail, entry: Entry) -> str:
@@ -445,19 +401,3 @@ def _seconds(stays: Iterable[Stayed]) -> dict[Cause, float]:
         for cause, seconds in stay.seconds().items():
             total[cause] = total.get(cause, 0.0) + seconds
     return total
-
-
-def _sent(sent: Dispatched, entry: Entry, trail: Trail) -> Sent:
-    candidates = [Candidate(*candidate) for candidate in sent.candidates]
-    return Sent(
-        at_s=sent.at_s - trail.arrived_s,
-        endpoint=sent.endpoint,
-        open_endpoints=sent.open_endpoints,
-        candidates=candidates,
-        scored_by=sent.scored_by,
-        service=sent.service,
-        virtual_time=sent.virtual,
-        overtaken=entry.dispatch.backfilled,
-        decode_endpoint=sent.decode,
-        decode_at_s=None if sent.decode_s is None else sent.decode_s - trail.arrived_s,
-    )

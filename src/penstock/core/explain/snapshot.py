@@ -434,7 +434,7 @@ def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
         waited_s=now - entry.queue.waits_since_s if entry.state is State.WAITING else entry.queue.waited_s,
         prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
         output_tokens=usage.completion_tokens if usage is not None else entry.charge.output_seen,
-        endpoint=(sent.endpoint if sent.decode_s is None else sent.decode)
+        endpoint=(sent.endpoint if sent.decode_at_s is None else sent.decode_endpoint)
         if sent is not None and entry.state is not State.WAITING
         else None,
         cause=recorder.cause(entry),

@@ -12,6 +12,7 @@ A line is looked at when it forms, then whenever the pump has found that nothing
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from penstock.core.dispatch import admission
 from penstock.core.dispatch.candidates import CandidateFilter
@@ -33,18 +34,15 @@ LINES_MAX = 1_024
 Seconds = dict[Cause, float]
 
 
-class Span:
-    """Since when a cause holds, and how long each one held before. Never changes."""
+class Span(NamedTuple):
+    """Since when a cause holds, and how long each one held before."""
 
-    __slots__ = ("before", "cause", "since_s")
-
-    def __init__(self, cause: Cause, since_s: float, before: Seconds) -> None:
-        self.cause = cause
-        self.since_s = since_s
-        self.before = before
+    cause: Cause
+    since_s: float
+    before: Seconds
 
     def up_to(self, until_s: float) -> Seconds:
-        """Returns the seconds of each cause, up to `until_s`."""
+        """Return the seconds of each cause, up to `until_s`."""
         held = dict(self.before)
         held[self.cause] = held.get(self.cause, 0.0) + max(0.0, until_s - self.since_s)
         return held
@@ -64,30 +62,24 @@ class Line:
         self.entries: dict[int, Entry] = {}  # in order of entering
 
 
-class Stay:
+class Stay(NamedTuple):
     """A visit of a request to a line, under way."""
 
-    __slots__ = ("begin", "begin_s", "line")
-
-    def __init__(self, line: Line, begin: Span, begin_s: float) -> None:
-        self.line = line
-        self.begin = begin
-        self.begin_s = begin_s
+    line: Line
+    begin: Span
+    begin_s: float
 
 
-class Stayed:
+class Stayed(NamedTuple):
     """A visit that is over."""
 
-    __slots__ = ("begin", "begin_s", "end", "end_s")
-
-    def __init__(self, begin: Span, begin_s: float, end: Span, end_s: float) -> None:
-        self.begin = begin
-        self.begin_s = begin_s
-        self.end = end
-        self.end_s = end_s
+    begin: Span
+    begin_s: float
+    end: Span
+    end_s: float
 
     def seconds(self) -> Seconds:
-        """Returns how long the request waited for what."""
+        """Return how long the request waited for each cause."""
         before = self.begin.up_to(self.begin_s)
         held = self.end.up_to(self.end_s)
         return {cause: s for cause, until in held.items() if (s := until - before.get(cause, 0.0)) > 1e-9}

@@ -16,8 +16,6 @@ from penstock.http.server.server import Exchange, Header, Refusal, SocketExchang
 
 REQUEST_ID_BYTES_MAX = 128
 
-#: May be over in a second.
-_SOON = (Reason.DRAINING, Reason.OVERLOAD, Reason.IDENTITY_UNAVAILABLE, Reason.NO_ENDPOINT, Reason.QUEUE_FULL)
 _REFUSALS = {
     Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
     Refusal.CLIENT_TIMEOUT: Reason.CLIENT_TIMEOUT,
@@ -67,7 +65,7 @@ class Refusals:
         if reason is Reason.METHOD_NOT_ALLOWED and message is None:
             message = errors.wrong_method(exchange.method, dict(extra)[b"allow"].decode())
         self._count(reason, exchange)
-        retry_after_s = 1.0 if reason in _SOON else None
+        retry_after_s = 1.0 if reason.retryable else None
         status, headers, body = errors.refusal(
             api_of(exchange.target_path), reason, message, param=param, retry_after_s=retry_after_s
         )
@@ -80,7 +78,7 @@ class Refusals:
         reason = _REFUSALS[refusal]
         api = api_of(exchange.target_path) if exchange is not None else errors.Api.OPENAI
         self._count(reason, exchange)
-        retry_after_s = 1.0 if reason is Reason.OVERLOAD else None
+        retry_after_s = 1.0 if reason.retryable else None
         status, headers, body = errors.refusal(api, reason, detail, retry_after_s=retry_after_s)
         if exchange is not None and exchange.method:
             headers.append((b"x-request-id", self.request_id(exchange)))

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
-from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
 from penstock import clock
@@ -61,29 +60,30 @@ def _escaped(value: str) -> str:
 
 
 class Levels:
-    """A family whose values are read when they are printed."""
+    """A family whose values are read when they are printed. `kind`: by the name, if none is given."""
 
     def __init__(
-        self, name: str, text: str, names: Sequence[str], values: Callable[[], Iterable[tuple[tuple[str, ...], float]]]
+        self,
+        name: str,
+        text: str,
+        names: Sequence[str],
+        values: Callable[[], Iterable[tuple[tuple[str, ...], float]]],
+        kind: str = "",
     ) -> None:
+        self._head = head(name, text, kind or ("counter" if name.endswith("_total") else "gauge"))
         self._name = name
-        self._text = text
         self._names = names
         self._values = values
 
     def lines(self) -> Iterator[str]:
-        yield head(self._name, self._text, "counter" if self._name.endswith("_total") else "gauge")
+        yield self._head
         for key, value in self._values():
             yield sample(self._name, labels_of(self._names, key), value)
 
 
-def lines_of(metrics: Iterable[Metric]) -> Iterator[str]:
-    """What a collector of prometheus_client's own kind has. For few series: each is an object before it is text."""
-    for metric in metrics:
-        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
-        yield head(name, metric.documentation, metric.type)
-        for one in metric.samples:
-            yield sample(one.name, labels_of(list(one.labels), list(one.labels.values())), one.value)
+def level(name: str, text: str, value: float) -> Iterator[str]:
+    """A family with one value."""
+    return Levels(name, text, [], lambda: [((), value)]).lines()
 
 
 class Page:

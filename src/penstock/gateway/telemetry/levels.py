@@ -9,13 +9,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import EndpointState
 from penstock.core.values.rows import SourceSnapshot
-from penstock.gateway.telemetry.exposition import Levels, lines_of
+from penstock.gateway.telemetry.exposition import Levels, level
 from penstock.gateway.telemetry.series import OTHER
 
 if TYPE_CHECKING:
@@ -25,16 +22,6 @@ ENDPOINTS_MAX = 1_000  # with series of their own: each has some twenty; discove
 
 Row = TypeVar("Row")
 _Values = Iterable[tuple[tuple[str, ...], float]]
-
-
-class Collected:
-    """What a collector of prometheus_client's kind has: few series, all made at once."""
-
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-
-    def lines(self) -> Iterator[str]:
-        return lines_of(self._collector.collect())
 
 
 class Gauges:
@@ -163,20 +150,9 @@ class RouterAliases:
         self._metrics = metrics
 
     def lines(self) -> Iterator[str]:
-        return lines_of(self._collect())
-
-    def _collect(self) -> Iterator[Metric]:
         snapshot = self._snapshot()
-        yield GaugeMetricFamily("vllm_router:queued_requests", "Requests waiting.", value=snapshot.waiting)
         reserved = sum(e.reserved for e in snapshot.endpoints)
-        yield GaugeMetricFamily("vllm_router:reservations", "Leases before their first token.", value=reserved)
+        yield from level("vllm_router:queued_requests", "Requests waiting.", snapshot.waiting)
+        yield from level("vllm_router:reservations", "Leases before their first token.", reserved)
         yield from self._metrics.router_counters()
-        wait = Metric("vllm_router:queue_wait_seconds", "Time in the queue.", "histogram")
-        totals: dict[tuple[str, str], float] = {}
-        for sample in next(iter(self._metrics.queue_wait_samples())).samples:
-            suffix = sample.name.removeprefix("penstock_queue_wait_seconds")
-            key = (suffix, sample.labels.get("le", ""))
-            totals[key] = totals.get(key, 0.0) + sample.value
-        for (suffix, le), value in totals.items():
-            wait.add_sample("vllm_router:queue_wait_seconds" + suffix, {"le": le} if le else {}, value)
-        yield wait
+        yield from self._metrics.queue_wait.in_all("vllm_router:queue_wait_seconds")

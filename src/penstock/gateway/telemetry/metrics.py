@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import prometheus_client
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from penstock.config.model import Settings
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.actions import Decode, Dispatch
 from penstock.core.values.catalogue import AFTER_ADMISSION, Cause, Failure, Outcome, Reason
 from penstock.core.values.request import Usage
-from penstock.gateway.telemetry.exposition import Levels, SeriesSource
+from penstock.gateway.telemetry.exposition import Levels, SeriesSource, level
 from penstock.gateway.telemetry.failures import Failures
-from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Collected, Gauges, RouterAliases
+from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Gauges, RouterAliases
 from penstock.gateway.telemetry.production_stack import ProductionStack
 from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
 from penstock.gateway.telemetry.tenants import TenantSeries
@@ -77,7 +75,7 @@ class Metrics:
         self._models: set[str] = set()
         self._lines: dict[tuple[str, str], _AnswerSeries] = {}
         self._requests = Counter("penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"])
-        self._queue_wait = Histogram(
+        self.queue_wait = Histogram(
             "penstock_queue_wait_seconds", "Time in the queue.", ["band", "outcome"], bounds=_WAITS_S
         )
         self._dispatches = Counter("penstock_dispatches", "Leases granted.", ["endpoint"], most=ENDPOINTS_MAX)
@@ -128,7 +126,7 @@ class Metrics:
             bounds=_PACES_S,
         )
         for series in (
-            *(self._requests, self._queue_wait, self._dispatches, self._rejections, self._requeues),
+            *(self._requests, self.queue_wait, self._dispatches, self._rejections, self._requeues),
             *(self._cancellations, self._ttft, self._request_time, self._overhead, self._tokens),
             *(*self._tenants.all, self._pace, self._prefills, self._prefill_time, self._fallbacks),
         ):
@@ -171,7 +169,7 @@ class Metrics:
         self._models_max = min(MODELS_MAX, MODEL_LINES_MAX // (_LINES_PER_BAND * len(self._bands)))
         for band in self._bands:
             for outcome in (Outcome.EVICTED, Outcome.FAILED, Outcome.COMPLETED):
-                self._queue_wait.labels(band, outcome)
+                self.queue_wait.labels(band, outcome)
         for model in (*self._models, OTHER):
             self._start_at_zero(model)
         for name, profile in settings.models.items():
@@ -185,17 +183,6 @@ class Metrics:
         self._reload_failed = config_hash is None
         if config_hash is not None:
             self._config_hash = config_hash
-
-    def queue_wait_samples(self) -> Iterable[Metric]:
-        return self._queue_wait.collect()
-
-    def add_source(self, source: SeriesSource) -> None:
-        """Print the series of something else, too."""
-        self._sources.append(source)
-
-    def add(self, collector: Collector) -> None:
-        """Print what somebody else collects, too."""
-        self._sources.append(Collected(collector))
 
     def lines(self) -> Iterator[str]:
         """The text for `/metrics`, line by line; what happens meanwhile may be in it or not."""
@@ -299,7 +286,7 @@ class Metrics:
             assert reason is not None
             self._rejections.labels(reason).inc()
         else:
-            self._queue_wait.labels(band, outcome).observe(journey.waited_s())
+            self.queue_wait.labels(band, outcome).observe(journey.waited_s())
         if reason is not None and reason in self._alias_rejections:
             self._alias_rejections[reason].inc()
         if reason is Reason.CANCELLED:
@@ -332,7 +319,7 @@ class Metrics:
     def _line_of(self, model: str, band: str) -> _AnswerSeries:
         line = self._lines[model, band] = _AnswerSeries(
             self._requests.labels(model, band, Outcome.COMPLETED, ""),
-            self._queue_wait.labels(band, Outcome.COMPLETED),
+            self.queue_wait.labels(band, Outcome.COMPLETED),
             self._ttft.labels(model, band),
             self._request_time.labels(model, band),
             self._pace.labels(model, band),
@@ -363,14 +350,10 @@ class Metrics:
 
     # --- for the router's names -------------------------------------------------------------------------------
 
-    def router_counters(self) -> Iterator[Metric]:
-        admissions = CounterMetricFamily("vllm_router:admissions", "Requests sent to an engine.")
-        admissions.add_metric([], self._admissions.value)
-        yield admissions
-        rejections = CounterMetricFamily("vllm_router:rejections", "Requests answered 429.", labels=["reason"])
-        for reason, count in self._alias_rejections.items():
-            rejections.add_metric([_ROUTERS_WORDS.get(reason, reason)], count.value)
-        yield rejections
-        cancelled = CounterMetricFamily("vllm_router:queue_cancellations", "Waiters that hung up.")
-        cancelled.add_metric([], self._cancelled.value)
-        yield cancelled
+    def router_counters(self) -> Iterator[str]:
+        yield from level("vllm_router:admissions_total", "Requests sent to an engine.", self._admissions.value)
+        counts = [
+            ((_ROUTERS_WORDS.get(reason, reason),), count.value) for reason, count in self._alias_rejections.items()
+        ]
+        yield from Levels("vllm_router:rejections_total", "Requests answered 429.", ["reason"], lambda: counts).lines()
+        yield from level("vllm_router:queue_cancellations_total", "Waiters that hung up.", self._cancelled.value)

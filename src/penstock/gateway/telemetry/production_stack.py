@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from penstock import clock
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.catalogue import AWAY
-from penstock.gateway.telemetry.exposition import lines_of
+from penstock.gateway.telemetry.exposition import Levels, level
 from penstock.gateway.telemetry.series import OTHER
 
 WINDOW_S = 60  # of `vllm:current_qps`: their chart's `requestStatsWindow`
@@ -123,34 +122,29 @@ class ProductionStack:
 
     def lines(self) -> Iterator[str]:
         """For `/metrics`."""
-        return lines_of(self.collect())
-
-    def collect(self) -> Iterator[Metric]:
-        """The families, as prometheus_client has them."""
         now = self._now()
         well = {e.name for e in self._snapshot().endpoints if e.state not in _OUT_OF_USE}
-        healthy = GaugeMetricFamily("vllm:healthy_pods_total", "1 while an engine may be used.", labels=["server"])
-        rate = GaugeMetricFamily("vllm:current_qps", "Requests per second, of the last minute.", labels=["server"])
-        hits = GaugeMetricFamily(
-            "vllm:gpu_prefix_cache_hits_total", "Prompt tokens from its cache, as told with answers.", labels=["server"]
-        )
-        asked = GaugeMetricFamily(
-            "vllm:gpu_prefix_cache_queries_total", "Prompt tokens, as told with answers.", labels=["server"]
-        )
-        for name, its in self._endpoints.items():
-            healthy.add_metric([its.url], float(name in well))
-            rate.add_metric([its.url], its.sent.per_s(now))
-            hits.add_metric([its.url], its.cached_tokens)
-            asked.add_metric([its.url], its.prompt_tokens)
-        yield from (healthy, rate, hits, asked)
-        came = CounterMetricFamily(
-            "vllm:num_incoming_requests", "Requests that came, also while no engine is there.", labels=["model"]
-        )
-        for model, count in self._came.items():
-            came.add_metric([model], count)
-        yield came
+        columns: list[tuple[str, str, Callable[[str, _Endpoint], float]]] = [
+            ("healthy_pods_total", "1 while an engine may be used.", lambda name, _: name in well),
+            ("current_qps", "Requests per second, of the last minute.", lambda _, its: its.sent.per_s(now)),
+            (
+                "gpu_prefix_cache_hits_total",
+                "Prompt tokens from its cache, by answers.",
+                lambda _, its: its.cached_tokens,
+            ),
+            ("gpu_prefix_cache_queries_total", "Prompt tokens, by answers.", lambda _, its: its.prompt_tokens),
+        ]
+        for column, text, value in columns:
+            rows = partial(self._rows, value)
+            yield from Levels(f"vllm:{column}", text, ["server"], rows, "gauge").lines()
+        came = [((model,), count) for model, count in self._came.items()]
+        text = "Requests that came, also while no engine is there."
+        yield from Levels("vllm:num_incoming_requests_total", text, ["model"], lambda: came).lines()
         for name, percent in self._machine.usage():
-            yield GaugeMetricFamily(f"router_{name}_usage_percent", "Of this machine or container.", value=percent)
+            yield from level(f"router_{name}_usage_percent", "Of this machine or container.", percent)
+
+    def _rows(self, value: Callable[[str, _Endpoint], float]) -> list[tuple[tuple[str, ...], float]]:
+        return [((its.url,), value(name, its)) for name, its in self._endpoints.items()]
 
 
 class Machine:

@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence, Set
 from typing import TypeVar
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
 from penstock.gateway.telemetry.exposition import head, labels_of, number, sample
@@ -79,12 +78,6 @@ class Counter:
         for values, count in list(self._series.items()):
             yield sample(name, labels_of(self._names, values), count.value)
 
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(self._name, self._text, labels=self._names)
-        for values, count in self._series.items():
-            family.add_metric([str(value) for value in values], count.value)
-        yield family
-
 
 class HistogramSeries:
     """One series of a histogram."""
@@ -141,36 +134,29 @@ class Histogram:
         _forget(self._series, firsts)
 
     def lines(self) -> Iterator[str]:
-        name = self._name
-        yield head(name, self._text, "histogram")
+        yield head(self._name, self._text, "histogram")
         for values, times in list(self._series.items()):
-            # `le` stands among the other labels, by its name.
-            before, after = self._split(values)
-            total = 0
-            for le, count in zip(self._le, times.counts, strict=True):
-                total += count
-                yield f'{name}_bucket{{{before}le="{le}"{after}}} {number(total)}\n'
-            labels = labels_of(self._names, values)
-            yield sample(f"{name}_count", labels, total)
-            yield sample(f"{name}_sum", labels, times.sum)
+            yield from self._lines(self._name, self._names, values, times)
 
-    def _split(self, values: Sequence[str]) -> tuple[str, str]:
-        """The labels before `le` and those after it, with their commas."""
-        pairs = list(zip(self._names, values, strict=True))
-        before, after = [p for p in pairs if p[0] < "le"], [p for p in pairs if p[0] > "le"]
-        left, right = [labels_of([n for n, _ in part], [v for _, v in part]) for part in (before, after)]
-        return left and left + ",", right and "," + right
+    def in_all(self, name: str) -> Iterator[str]:
+        """The lines of all series together, under another name."""
+        whole = HistogramSeries(self._bounds)
+        for times in self._series.values():
+            whole.counts = [have + more for have, more in zip(whole.counts, times.counts, strict=True)]
+            whole.sum += times.sum
+        yield head(name, self._text, "histogram")
+        yield from self._lines(name, (), (), whole)
 
-    def collect(self) -> Iterator[Metric]:
-        family = HistogramMetricFamily(self._name, self._text, labels=self._names)
-        for values, times in self._series.items():
-            total = 0
-            buckets: list[tuple[str, float]] = []
-            for le, count in zip(self._le, times.counts, strict=True):
-                total += count
-                buckets.append((le, float(total)))
-            family.add_metric([str(value) for value in values], buckets, times.sum)
-        yield family
+    def _lines(self, name: str, names: Sequence[str], values: Sequence[str], times: HistogramSeries) -> Iterator[str]:
+        pairs, total = list(zip(names, values, strict=True)), 0  # `le` stands among the other labels, by its name
+        before = "".join([labels_of([pair[0]], [pair[1]]) + "," for pair in sorted(pairs) if pair[0] < "le"])
+        after = "".join(["," + labels_of([pair[0]], [pair[1]]) for pair in sorted(pairs) if pair[0] > "le"])
+        for le, count in zip(self._le, times.counts, strict=True):
+            total += count
+            yield f'{name}_bucket{{{before}le="{le}"{after}}} {number(total)}\n'
+        labels = labels_of(names, values)
+        yield sample(f"{name}_count", labels, total)
+        yield sample(f"{name}_sum", labels, times.sum)
 
 
 def _forget(series: dict[tuple[str, ...], Series], firsts: Set[str]) -> None:
