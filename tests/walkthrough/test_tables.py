@@ -38,12 +38,6 @@ def test_each_error_has_its_status_and_the_exception_that_openai_raises() -> Non
         assert type(client._make_status_error("", body=None, response=answer)).__name__ == raised, reason
 
 
-def test_each_alert_is_told_once() -> None:
-    alerts = re.findall(r"- alert: (\w+)", Path("deploy/prometheus/alerts.yml").read_text())
-    told = [match[1] for row in rows("watching.md", "alerts") if (match := re.search(r"`(\w+)`", row[0]))]
-    assert told == alerts
-
-
 def test_series_that_are_watched_exist() -> None:
     source = "".join(path.read_text() for path in Path("src/penstock/gateway/telemetry").glob("*.py"))
     names = [
