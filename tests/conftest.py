@@ -15,7 +15,6 @@ import pytest
 from hypothesis import settings
 
 from penstock.build import compiled
-from penstock.gateway.serve import GARBAGE_OBJECTS
 
 gc.disable()  # until all tests are collected: nearly all that is made until then stays
 
@@ -66,7 +65,7 @@ def pytest_collection_finish() -> None:
     """The collector looks as rarely as in a gateway that serves; what was made until now stays."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GARBAGE_OBJECTS)
+    gc.set_threshold(20_000)
     gc.enable()
 
 

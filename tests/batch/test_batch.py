@@ -10,11 +10,13 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.batch.runner import Runner
 from penstock.cli.main import main
-from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.serve import Gateway
 from tests.gateway.conftest import CHAT, Answer, World, chat, fault, request
 from tests.patience import WAIT_S
+
+ONE_STEP_BYTES = 256 * 1024
 
 FORM = "multipart/form-data; boundary=edge"
 
@@ -93,6 +95,26 @@ async def api(world: World, tmp_path: Path) -> Batches:
 
 async def gateway(world: World, folder: Path, limits: dict[str, Any] | None = None, **settings: Any) -> Gateway:
     return await world.gateway(**{"batch": {"data": str(folder / "data"), "limits": limits or {}}, **settings})
+
+
+@pytest.mark.virtual_time
+async def test_a_runner_looks_for_work_and_room_each_second() -> None:
+    loop = asyncio.get_running_loop()
+    looked_s: list[float] = []
+
+    class Port:
+        @property
+        def decides(self) -> bool:
+            looked_s.append(round(loop.time() - began_s, 1))
+            return True
+
+    nothing: Any = None
+    port: Any = Port()
+    began_s = loop.time()
+    task = asyncio.ensure_future(Runner(nothing, port, name="r", now=loop.time).fill())
+    await asyncio.sleep(3.5)
+    task.cancel()
+    assert looked_s == [1.0, 2.0, 3.0]
 
 
 async def test_the_openai_client_runs_a_batch(world: World, tmp_path: Path) -> None:

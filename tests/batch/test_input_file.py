@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from penstock.batch.input_file import PROBLEMS_MAX, InputReader, read_line
+from penstock.batch.input_file import InputReader, read_line
 from penstock.batch.states import OPEN, TRANSITIONS, BatchEvent, Status, after, is_open, may
 from penstock.batch.values import LineProblem, NewItem
 from penstock.batch.window import window_s
+
+PROBLEMS_MAX = 1000
 
 CHAT = "/v1/chat/completions"
 

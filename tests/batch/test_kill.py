@@ -120,6 +120,7 @@ async def test_killed_in_the_middle_every_item_has_one_result(gateways: Gateways
     await api.close()
 
 
+@pytest.mark.slow
 async def test_two_gateways_share_a_batch_on_postgres_and_one_is_killed(gateways: Gateways) -> None:
     postgres.require()
     with postgres.server() as url:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.batch import EXIT_ERRORS
 from penstock.cli.main import main
 from tests.batch.test_batch import gateway, jsonl, line
 from tests.gateway.conftest import World
@@ -51,7 +50,7 @@ async def test_a_bad_file_is_told_line_by_line(
     await gateway(world, tmp_path)
     file = tmp_path / "in.jsonl"
     file.write_bytes(jsonl(line("a"), b"no json", line("a")))
-    assert await run(world, "run", str(file)) == EXIT_ERRORS
+    assert await run(world, "run", str(file)) == 3
     out = capsys.readouterr().out
     assert "line 2: This line is not parseable as valid JSON. (invalid_json_line)" in " ".join(out.split())
     assert "line 3: " in out

@@ -17,14 +17,16 @@ from pydantic import ValidationError
 
 from penstock.cli import check as config_cli
 from penstock.config.effect import effect_warnings
-from penstock.config.explain import NOT_YET, TOLD_MAX, nested, sections
+from penstock.config.explain import NOT_YET, nested, sections
 from penstock.config.load import ConfigError, Flags, Settings, check, config_hash, from_mapping, load, require_endpoints
 from penstock.config.problems import listing
 from penstock.config.sections.policies import OWN
 from penstock.config.sections.roles import role_warnings
 from penstock.config.sections.tenancy import TenantKey
-from penstock.config.source import FILE_BYTES_MAX
 from tests.tidy.configuration import reference_markdown
+
+TOLD_MAX = 50
+FILE_BYTES_MAX = 4 * 1024 * 1024
 
 ROOT = Path(__file__).parents[2]
 NO_ENV: Mapping[str, str] = {}

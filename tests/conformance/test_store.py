@@ -11,8 +11,6 @@ import pytest
 from penstock.batch.states import BatchEvent, ItemState, Status
 from penstock.batch.store import sql_store
 from penstock.batch.store.port import (
-    CHUNK_BYTES,
-    STEP_ROWS,
     InUseError,
     NameTakenError,
     QuotaError,
@@ -21,10 +19,12 @@ from penstock.batch.store.port import (
     StoreError,
     TooManyKeysError,
 )
-from penstock.batch.store.sql_store import FAR_S, KEEP_S
 from penstock.batch.store.sqlite import SqliteStore
 from penstock.batch.values import Batch, File, FileKind, Item, LineProblem, MadeKey, NewItem, Quota, Result
 from tests.batch import postgres
+
+CHUNK_BYTES = 64 * 1024
+KEEP_S = 30 * 86_400.0
 
 T = 1_800_000_000.0
 MANY = Quota(files=100, bytes=1 << 30, batches=100, items=1_000_000)
@@ -224,7 +224,7 @@ def test_a_claim_from_before_the_clock_was_set_back_does_not_last_for_ever(store
     running(store)
     store.beat("r", T + 30)
     assert store.claim("batch_1", "m", 3, "r")
-    set_back = T - FAR_S
+    set_back = T - 86_400.0
     assert store.release_lost(set_back) == 3
 
 
@@ -290,7 +290,7 @@ def test_open_batches_come_by_deadline_and_are_bounded_per_tenant(store: Store) 
 def test_what_did_not_run_ends_in_the_error_file(
     store: Store, event: BatchEvent | None, end: BatchEvent, status: Status
 ) -> None:
-    items = STEP_ROWS + 20
+    items = 520  # more than one step of 500 rows
     running(store, items=items)
     ran = store.claim("batch_1", "m", 15, "r")
     store.finish([done(item) for item in ran[:10]], "r")

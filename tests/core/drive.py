@@ -9,7 +9,7 @@ from typing import Any
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.endpoints.lease import Lease
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.estimate import BYTES_PER_TOKEN, Estimator, contents_of
+from penstock.core.queueing.estimate import Estimator, contents_of
 from penstock.core.routing.policies.base import Context, RoutingPolicy
 from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
@@ -34,7 +34,7 @@ def request(
     name: str, *, model: str = "m", band: int = 0, prompt_tokens: int = 0, output_tokens: int = 50, **more: Any
 ) -> Request:
     """A request that an estimator which knows of longer answers only takes to be that long."""
-    sizes: dict[str, Any] = {"body_bytes": round(prompt_tokens * BYTES_PER_TOKEN), "output_tokens_max": output_tokens}
+    sizes: dict[str, Any] = {"body_bytes": round(prompt_tokens * 4.0), "output_tokens_max": output_tokens}
     if "tenant" in more:
         sizes["flow"] = (more["tenant"],)
     return Request(id=name, model=model, band=band, **sizes | more)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
 from penstock.conformance.invariants import CheckedScheduler
@@ -32,6 +33,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
     assert trace(7) != trace(8)
 
 
+@pytest.mark.slow
 def test_nothing_depends_on_the_order_of_hashes() -> None:
     """Two interpreters with different string hashes agree."""
     digests = {

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from penstock.core.values.observation import Observation
 from penstock.engines.base import Engine, PageReader
-from penstock.engines.page import LINE_BYTES_MAX, SAMPLES_MAX, Sample, Selector, number, total
+from penstock.engines.page import Sample, Selector, number, total
 from penstock.engines.recognise import ENGINES, by_page
 from penstock.sim.engine.model import EngineModel as SimEngine
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine import metrics
+
+LINE_BYTES_MAX = 16 * 1024
 
 GOLDEN = Path(__file__).parent / "golden"
 READERS = {name: PageReader(engine) for name, engine in ENGINES.items() if engine.series is not None}
@@ -244,7 +246,7 @@ def test_a_number_at_the_end_of_what_is_read_of_a_line_is_not_cut_short() -> Non
 
 
 def test_a_page_with_absurdly_many_samples_is_not_read() -> None:
-    page = b"".join(b'a{n="%d"} 1\n' % n for n in range(SAMPLES_MAX + 1))
+    page = b"".join(b'a{n="%d"} 1\n' % n for n in range(513))
     assert Selector.of("a").samples(page) is None
 
 

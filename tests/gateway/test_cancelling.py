@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
-from penstock.gateway.cancelling import TIMES_MAX, cancel
+from penstock.gateway.cancelling import cancel
+
+TIMES_MAX = 5
 
 
 def swallower(times: int) -> asyncio.Task[None]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.admin.auth import FAILURES_MAX
 from penstock.gateway.workers import office, worker
 from penstock.logs import FIELDS
 from tests.gateway.conftest import CHAT, World, chat, request
@@ -109,7 +108,7 @@ async def test_wrong_tokens_slow_down_whom_a_proxy_names(world: World) -> None:
         headers = {"authorization": "Bearer wrong-one", "x-forwarded-for": client}
         return (await world.ask("GET", "/admin/state", headers=headers)).status
 
-    assert {await guess(CLIENT) for _ in range(FAILURES_MAX)} == {401}
+    assert {await guess(CLIENT) for _ in range(10)} == {401}
     assert await guess(CLIENT) == 429
     assert await guess("198.51.100.9") == 401
     good = {"authorization": "Bearer the-token-of-all", "x-forwarded-for": CLIENT}

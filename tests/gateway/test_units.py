@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.openai import errors
-from penstock.gateway.openai.answers.stream_end import TAIL_BYTES, cut_off, ended_well, tells_error
+from penstock.gateway.openai.answers.stream_end import cut_off, ended_well, tells_error
 from penstock.gateway.openai.body import BadBody, peek, read_large
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.fields import Read
@@ -24,6 +24,8 @@ from penstock.gateway.openai.routes import ROUTES, PathKind, api_of, route
 from penstock.gateway.openai.splice import Spliced, remove_in_bytes, set_in_bytes
 from penstock.gateway.proxy.headers import request_headers, response_headers
 from tests.gateway.conftest import run
+
+TAIL_BYTES = 4 * 1024
 
 CHAT = "/v1/chat/completions"
 
@@ -126,6 +128,7 @@ def _refusal(raw: bytes) -> str:
     return str(refused.value)
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     "field",
     [
@@ -137,6 +140,11 @@ def _refusal(raw: bytes) -> str:
 )
 def test_a_field_of_a_large_body_is_set_without_holding_up_everybody(field: Callable[[], str]) -> None:
     raw = ('{"model":"a",' + field() + "}").encode()
+    assert min(_longest_step_s(raw) for _ in range(3)) < 0.02
+
+
+def _longest_step_s(raw: bytes) -> float:
+    """CPU time of the longest turn of the loop in which a body is read."""
     steps, longest_s = read_large(raw, pooled=False), 0.0
     gc.disable()  # what other tests have left is not to be looked through in here
     try:
@@ -151,7 +159,7 @@ def test_a_field_of_a_large_body_is_set_without_holding_up_everybody(field: Call
         assert peek(replaced).model == "b"
     finally:
         gc.enable()
-    assert longest_s < 0.02
+    return longest_s
 
 
 def test_colons_of_a_prompt_are_no_fields() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from penstock.batch.api import calls
-from penstock.batch.api.calls import CALLS_TENANT_MAX
 from penstock.batch.api.wiring import BatchService
 from penstock.batch.store.sqlite import FILE, SqliteStore
 from penstock.batch.values import Quota
@@ -19,6 +18,8 @@ from penstock.config.problems import ConfigError
 from penstock.gateway.serve import Gateway
 from tests.batch.test_batch import FORM, Batches, form, gateway, jsonl, line
 from tests.gateway.conftest import World, request
+
+CALLS_TENANT_MAX = 64
 
 
 def service(gate: Gateway) -> BatchService:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.gateway.serve import GARBAGE_OBJECTS
 from tests.gateway.conftest import World
 
 MODELS = 500
@@ -24,7 +23,7 @@ def _collects_as_served() -> Iterator[None]:
     usual = gc.get_threshold()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GARBAGE_OBJECTS)
+    gc.set_threshold(20_000)
     yield
     gc.set_threshold(*usual)
     gc.unfreeze()

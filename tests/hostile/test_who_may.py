@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.admin.auth import FAILURE_DELAY_S, FAILURES_MAX
 from tests.gateway.conftest import World, chat, request
 
 START_S = 60.0
@@ -143,11 +142,11 @@ def test_this_machine_looks_without_a_token_and_its_commands_find_it(served: Ser
 def test_wrong_tokens_of_others_never_keep_the_right_one_out(served: Served) -> None:
     """One wrong token every six seconds from the same address kept operators out."""
     right, wrong = ({"authorization": f"Bearer {token}"} for token in (served.token, "a-guess-at-random"))
-    answers = [served.ask("POST", "/admin/resume", headers=wrong)[0] for _ in range(FAILURES_MAX)]
+    answers = [served.ask("POST", "/admin/resume", headers=wrong)[0] for _ in range(10)]
     assert set(answers) == {401}
     began_s = time.monotonic()
     status, headers = served.ask("POST", "/admin/resume", headers=wrong)
-    assert (status, time.monotonic() - began_s >= FAILURE_DELAY_S) == (429, True)
+    assert (status, time.monotonic() - began_s >= 1.0) == (429, True)
     assert int(headers["retry-after"]) >= 1
     assert served.ask("POST", "/admin/resume", headers=right)[0] == 200
 

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from penstock.http.server import listener
 from penstock.http.server.limits import ServerLimits
-from penstock.http.server.proxy_header import LINE_BYTES_MAX, SIGNATURE, ProxyHeaderError, missing, read
+from penstock.http.server.proxy_header import SIGNATURE, ProxyHeaderError, missing, read
 from tests.fuzz.targets import proxy_header
 from tests.http.http1_world import World, on_both_loops, request
+
+LINE_BYTES_MAX = 107
 
 CLIENT = ("203.0.113.7", 56324)
 V1 = b"PROXY TCP4 203.0.113.7 192.0.2.1 56324 443\r\n"

@@ -16,7 +16,6 @@ import msgspec
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.request import Request
 from penstock.core.values.settings import BandSettings, QueueBounds
-from penstock.share.gathering import GATHER_S
 from tests import long_run
 from tests.share.gateways import TTL_S, Gateways, Troubles
 from tests.share.virtual import BANDS, Chances
@@ -29,7 +28,7 @@ KINDS = {
     "cuts": Troubles(cut_s=8.0),
     "all": Troubles(8.0, 12.0, 3.0, 8.0, 15.0),
 }
-PAUSE_S = TTL_S + GATHER_S + 0.5  # a look at the record, and the way there and back: the longest that a death costs
+PAUSE_S = TTL_S + 0.5 + 0.5  # a look at the record, and the way there and back: the longest that a death costs
 
 
 def tried(kind: str, seed: int, *, requests: int) -> Gateways:

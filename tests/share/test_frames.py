@@ -13,8 +13,11 @@ from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.request import Contents, Request, Usage
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import Prices
-from penstock.share.frames import FRAME_BYTES_MAX, LinkError, decider_reader, edge_reader, why_not, written
-from penstock.share.messages import PROTOCOL, Arrived, Failed, Finished, Hello, Stop, Told
+from penstock.share.frames import LinkError, decider_reader, edge_reader, why_not, written
+from penstock.share.messages import Arrived, Failed, Finished, Hello, Stop, Told
+
+FRAME_BYTES_MAX = 32 * 1024 * 1024
+PROTOCOL = 4
 
 REQUEST = Request(
     "r-1",

@@ -25,6 +25,7 @@ def test_nothing_is_lost_or_doubled_whatever_ends(seed: int, kind: str) -> None:
     assert len(world.seen) > 1
 
 
+@pytest.mark.slow
 def test_weights_hold_through_the_deaths_of_deciders() -> None:
     """4:1, each tenant at gateways of its own, a decider dead every twelve seconds or so: no share begins anew."""
     world = Gateways(

@@ -52,7 +52,7 @@ WILD = Chances(dies_every_s=2.0, freezes_every_s=9.0)
         (3, Chances(link_s=(0.0, 0.5))),
         (4, Chances(dies_every_s=1.0)),
         (5, Chances(freezes_every_s=5.0, link_s=(0.001, 0.3))),
-        *((seed, WILD) for seed in range(6, 10)),
+        *(pytest.param(seed, WILD, marks=pytest.mark.slow) for seed in range(6, 10)),
     ],
 )
 def test_each_request_ends_once_and_no_slot_is_used_twice_or_lost(seed: int, chances: Chances) -> None:
@@ -117,8 +117,14 @@ def _backlogged(
 
 @pytest.mark.parametrize(
     "placement",
-    [{"a": [0, 1], "b": [0, 1]}, {"a": [0], "b": [1]}, {"a": [1], "b": [0]}, {"a": [0, 0, 0, 1], "b": [1]}],
-    ids=["balanced", "apart", "swapped", "skewed"],
+    [
+        {"a": [0, 0, 0, 1], "b": [1]},
+        *(
+            pytest.param(more, marks=pytest.mark.slow)
+            for more in ({"a": [0, 1], "b": [0, 1]}, {"a": [0], "b": [1]}, {"a": [1], "b": [0]})
+        ),
+    ],
+    ids=["skewed", "balanced", "apart", "swapped"],
 )
 def test_weights_hold_wherever_requests_come_in(placement: dict[str, list[int]]) -> None:
     """Two frontends, weights 4:1, one engine; with a queue in each, a skewed ingress gives 1:1."""
@@ -129,9 +135,9 @@ def test_weights_hold_wherever_requests_come_in(placement: dict[str, list[int]])
 @pytest.mark.parametrize(
     "placement",
     [
-        {"a": [0], "b": [1], "c": [1], "d": [1]},
-        {"a": [0], "b": [0, 1], "c": [1], "d": [0, 1]},
-        {"a": [0], "b": [0], "c": [0, 1], "d": [1]},
+        pytest.param({"a": [0], "b": [1], "c": [1], "d": [1]}, marks=pytest.mark.slow),
+        pytest.param({"a": [0], "b": [0, 1], "c": [1], "d": [0, 1]}, marks=pytest.mark.slow),
+        pytest.param({"a": [0], "b": [0], "c": [0, 1], "d": [1]}, marks=pytest.mark.slow),
         {"a": [0], "b": [1], "c": [2, 3], "d": [3]},
     ],
     ids=["A|BCD", "ABD|BCD", "ABC|CD", "A|B|C|C+D"],

@@ -139,7 +139,7 @@ def test_a_run_repeats_to_the_last_event() -> None:
 # --- the scenarios ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ingress", ["skewed", "swapped"])
+@pytest.mark.parametrize("ingress", ["skewed", pytest.param("swapped", marks=pytest.mark.slow)])
 def test_weights_hold_wherever_requests_come_in_and_are_lost_where_each_decides_alone(ingress: str) -> None:
     asked, weights = Setup(1, 60.0), {"a": 4.0, "b": 1.0}
     got = tokens_got(asked, "one queue", weights, INGRESS[ingress], 2, one_queue=True)
@@ -148,6 +148,7 @@ def test_weights_hold_wherever_requests_come_in_and_are_lost_where_each_decides_
     assert alone["a"] / alone["b"] == pytest.approx(1.0, rel=0.1), alone
 
 
+@pytest.mark.slow
 def test_four_tenants_get_the_same_at_four_gateways() -> None:
     count, placement = PLACEMENTS["A|B|C|C+D on 4"]
     asked, weights = Setup(1, 60.0), dict.fromkeys("abcd", 1.0)
@@ -157,5 +158,6 @@ def test_four_tenants_get_the_same_at_four_gateways() -> None:
     assert jain(list(alone.values())) < 0.95, alone
 
 
+@pytest.mark.slow
 def test_workers_isolate_as_one_process_does_and_who_is_killed_takes_its_own_requests_only() -> None:
     kept("workers", 60.0, "")

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from penstock.sim.command import LEFT_FROM_S, ProgressLine
+from penstock.sim.command import ProgressLine
 
 COMMAND = [sys.executable, "-m", "bench", "scenarios", "scarce_memory", "--duration", "60"]
 
@@ -33,7 +33,7 @@ def test_the_line_says_what_runs_how_far_it_is_and_how_long_it_takes_still(capsy
     assert said("fair", 1.0) == "weights (2 of 9), seed 7, fair: 1 of 600 simulated seconds, 0%"
     clock.now += 0.1
     assert said("fair", 30.0) == "", "not more often than eyes can follow"
-    clock.now += LEFT_FROM_S
+    clock.now += 1.0
     assert said("fair", 150.0).endswith("fair: 150 of 600 simulated seconds, 25%, 3 s left")
     clock.now += 1
     assert said("fcfs", 60.0).endswith("fcfs: 60 of 600 simulated seconds, 10%"), "of another run nothing is known yet"
@@ -69,6 +69,7 @@ def run(*words: str) -> tuple[bytes, bytes]:
     return printed, said
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_the_same_to_the_byte() -> None:
     printed, said = run()
     assert b"scarce_memory, seed 1, " in said

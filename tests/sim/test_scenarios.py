@@ -78,12 +78,12 @@ def test_clients_that_hang_up_leave_nothing_behind() -> None:
 @pytest.mark.parametrize(
     ("name", "duration_s"),
     [
-        ("flood_small", 12.0),
+        pytest.param("flood_small", 12.0, marks=pytest.mark.slow),
         ("priorities", 12.0),
-        ("cancel_storm", 12.0),
+        pytest.param("cancel_storm", 12.0, marks=pytest.mark.slow),
         ("engine_death", 12.0),
-        ("frozen_engine", 16.0),
-        ("grouping", 4.0),
+        pytest.param("frozen_engine", 16.0, marks=pytest.mark.slow),
+        pytest.param("grouping", 4.0, marks=pytest.mark.slow),
     ],
 )
 def test_invariants_hold_after_every_event(name: str, duration_s: float) -> None:

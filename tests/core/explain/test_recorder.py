@@ -10,8 +10,6 @@ from msgspec.structs import replace
 
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.explain.explanation import Explanation
-from penstock.core.explain.recorder import KEPT
-from penstock.core.explain.shares import SHOWN_MAX
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import State
@@ -19,6 +17,9 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits, RoutingSettings
 from tests.core.drive import request, scheduler, the_lease
+
+KEPT = 1000
+SHOWN_MAX = 50
 
 TWO_BANDS = SchedulerSettings(bands=(BandSettings("high"), BandSettings("low")))
 
@@ -256,6 +257,14 @@ def test_meters_of_callers_who_left_are_forgotten(monkeypatch: pytest.MonkeyPatc
     for at in range(1_000):
         made.finished(the_lease(made.arrived(request(f"r{at}", tenant=f"t{at}"), now=0.0)), Usage(1, 1), now=0.0)
     assert len(made.inspect().shares._meters) <= 100
+
+
+def test_service_of_a_minute_ago_counts_a_third() -> None:
+    made = scheduler(a=1)
+    for tenant, now in (("a", 0.0), ("b", 60.0)):
+        made.finished(the_lease(made.arrived(request(tenant, tenant=tenant), now=now)), Usage(50, 50), now=now)
+    shares = {flow.tenant: flow.share for flow in made.snapshot(now=60.0).flows}
+    assert shares == {"a": pytest.approx(0.27, abs=0.01), "b": pytest.approx(0.73, abs=0.01)}
 
 
 def test_shares_survive_a_long_life() -> None:

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.queueing.charges import REFRESH_TOKENS, Charges
+from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import QueueTree
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import Prices
 from tests.core.drive import waiting_entry
+
+REFRESH_TOKENS = 64
 
 
 def flow(path: tuple[str, ...] = ("t",), weights: tuple[float, ...] = (1.0,)) -> tuple[QueueTree, Charges, Entry]:
@@ -20,6 +22,15 @@ def flow(path: tuple[str, ...] = ("t",), weights: tuple[float, ...] = (1.0,)) ->
     entry.queue.node = tree.node(path, weights)
     entry.charge.cost = account.estimated_cost(entry)
     return tree, account, entry
+
+
+def test_policies_for_prices_of_models_are_bounded() -> None:
+    account = Charges(["weighted_tokens"], Prices())
+    kept = []
+    for price in range(5_000):
+        account.policy_at(0, Prices(prompt=float(price)))
+        kept.append(len(account._priced))
+    assert max(kept) == 4_096
 
 
 def test_the_estimate_is_charged_at_dispatch() -> None:

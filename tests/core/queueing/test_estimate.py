@@ -6,17 +6,13 @@ from random import Random
 
 import pytest
 
-from penstock.core.queueing.estimate import (
-    DOCUMENT_TOKENS,
-    KEYS_MAX,
-    OUTPUT_TOKENS,
-    PICTURE_TOKENS,
-    PROMPT_TOKENS_MAX,
-    SOUND_TOKENS,
-    VIDEO_TOKENS,
-    Estimator,
-)
+from penstock.core.queueing.estimate import Estimator
 from penstock.core.values.request import Contents, Estimate
+
+KEYS_MAX = 10_000
+OUTPUT_TOKENS = 16.0
+PICTURE_TOKENS = 765.0
+PROMPT_TOKENS_MAX = 1024 * 1024
 
 
 def guess(estimator: Estimator, tenant: str = "t", *, body_bytes: int = 4000, cap: int | None = None) -> Estimate:
@@ -99,9 +95,9 @@ def told(estimator: Estimator, contents: Contents) -> int:
     ("contents", "expected"),
     [
         (PICTURE, 50 + PICTURE_TOKENS),
-        (Contents(400, pictures=2, sounds=1), 100 + 2 * PICTURE_TOKENS + SOUND_TOKENS),
-        (Contents(400, videos=1), 100 + VIDEO_TOKENS),
-        (Contents(400, documents=3), 100 + 3 * DOCUMENT_TOKENS),
+        (Contents(400, pictures=2, sounds=1), 100 + 2 * 765.0 + 500.0),
+        (Contents(400, videos=1), 1100.0),
+        (Contents(400, documents=3), 2350.0),
         (Contents(40, token_ids=5000), 10 + 5000),
     ],
 )

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from penstock.conformance.tree_check import check_tree
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.fair_tree import NODES_MAX, Node, QueueTree
+from penstock.core.queueing.fair_tree import Node, QueueTree
 from penstock.core.values.lifecycle import Event
 from tests.core.drive import lease, request
+
+NODES_MAX = 20_000
 
 PATHS = [("a", "t1", "u1"), ("a", "t1", "u2"), ("a", "t2", "u1"), ("b", "t1", "u1"), ("b", "t3", "u2")]
 MODELS = ["x", "y"]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.core.queueing.ttft_evidence import FRESH_S, KEPT, LAST, LAST_MIN, TRY_EVERY_S, TtftEvidence
+from penstock.core.queueing.ttft_evidence import TtftEvidence
+
+FRESH_S = 10.0
+KEPT = 64
+LAST = 8
+LAST_MIN = 3
+TRY_EVERY_S = 0.5
 
 
 def told(*took_s: float, tokens: int = 1000, now: float = 0.0) -> TtftEvidence:

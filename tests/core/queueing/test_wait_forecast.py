@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from penstock.core.queueing.wait_forecast import MODELS_MAX, RETRY_AFTER_UNKNOWN_S, WaitForecast, retry_after_s
+from penstock.core.queueing.wait_forecast import WaitForecast, retry_after_s
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Dispatch
 from penstock.core.values.request import Usage
@@ -18,9 +18,11 @@ from penstock.core.values.settings import BandSettings, QueueBounds
 from tests.core.drive import ends, request, scheduler, sent, the_lease, until, waiting_entry
 from tests.core.shop import PATIENT, Customer, Shop, ShopJob
 
+MODELS_MAX = 1000
+
 
 def test_retry_after_is_spread_and_bounded() -> None:
-    assert retry_after_s(None, 0.0) == RETRY_AFTER_UNKNOWN_S
+    assert retry_after_s(None, 0.0) == 5.0
     assert retry_after_s(10.0, 0.0) == 10.0
     assert retry_after_s(10.0, 1.0) == 12.5
     assert retry_after_s(0.0, 0.5) == 1.0

@@ -141,7 +141,10 @@ HELD_BY: dict[str, tuple[Change, Change]] = {
 }
 
 
-@pytest.mark.parametrize(("waiting", "for_s"), [(12, 40.0), (12, 70.0), (3, 70.0), (3, 300.0)])
+@pytest.mark.parametrize(
+    ("waiting", "for_s"),
+    [(12, 40.0), *(pytest.param(*slow, marks=pytest.mark.slow) for slow in [(12, 70.0), (3, 70.0), (3, 300.0)])],
+)
 @pytest.mark.parametrize("by", HELD_BY)
 def test_a_tenant_that_was_held_takes_no_more_than_its_share(by: str, waiting: int, for_s: float) -> None:
     """With three requests waiting a tenant is no flood, so slots may be reserved for it: not while it is held."""
@@ -154,14 +157,14 @@ def test_a_tenant_that_was_held_takes_no_more_than_its_share(by: str, waiting: i
         assert world.least_used(HELD_AT_S + 2.0, released_s) == 8, "slots idle for a tenant that may not use them"
 
 
-@pytest.mark.parametrize("for_s", [40.0, 70.0, 300.0])
+@pytest.mark.parametrize("for_s", [40.0, *(pytest.param(slow, marks=pytest.mark.slow) for slow in (70.0, 300.0))])
 def test_a_flow_whose_model_was_paused_takes_no_more_than_its_share(for_s: float) -> None:
     world = World([customer("a"), customer("b", model="n")]).hold(paused("n"), resumed("n"), for_s)
     check_release(world.service(), HELD_AT_S + for_s, {"a": 0.5, "b": 0.5})
     assert world.least_used(HELD_AT_S + 2.0, HELD_AT_S + for_s) == 8
 
 
-@pytest.mark.parametrize("for_s", [40.0, 70.0, 300.0])
+@pytest.mark.parametrize("for_s", [40.0, *(pytest.param(slow, marks=pytest.mark.slow) for slow in (70.0, 300.0))])
 @pytest.mark.parametrize("verbs", [("endpoint_down", "endpoint_up"), ("endpoint_drained", "endpoint_resumed")])
 def test_a_flow_whose_engines_were_away_takes_no_more_than_its_share(verbs: tuple[str, str], for_s: float) -> None:
     """Both share the large engine; meanwhile `a` went on at the small one."""
@@ -214,7 +217,7 @@ def test_a_flow_of_a_held_tenant_is_lifted_although_flows_are_no_tenants() -> No
     check_release(world.service(), HELD_AT_S + 70.0, {"a": 0.5, "b": 0.5})
 
 
-@pytest.mark.parametrize("for_s", [40.0, 70.0, 300.0])
+@pytest.mark.parametrize("for_s", [40.0, *(pytest.param(slow, marks=pytest.mark.slow) for slow in (70.0, 300.0))])
 def test_a_flow_whose_sessions_waited_for_their_home_takes_no_more_than_its_share(for_s: float) -> None:
     """Its home has two of eight slots. Then its requests belong to no session and may go anywhere."""
     settings = replace(SETTINGS, routing="session", router=RoutingSettings(affinity_wait_s=1e6))

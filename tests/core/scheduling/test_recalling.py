@@ -9,14 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.endpoints.endpoint import SURPLUS_MIN
-from penstock.core.scheduling.recalling import RECALLS_MAX
 from penstock.core.values.actions import Action, Dispatch, Requeue
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import EndpointSpec
 from tests.core.drive import request, scheduler, until
 from tests.core.shop import PATIENT
+
+SURPLUS_MIN = 2
+RECALLS_MAX = 2
 
 STEP_S = 0.1
 SIZE = 48

@@ -11,6 +11,8 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.settings import HealthSettings
 from tests.core.drive import request, scheduler, the_lease
 
+FROZEN_S = 30.0
+
 
 def dispatches(actions: list[Action]) -> list[Dispatch]:
     return [action for action in actions if isinstance(action, Dispatch)]

@@ -7,7 +7,10 @@ import math
 import pytest
 
 from penstock.core.values.catalogue import Failure, Reason
-from penstock.core.values.retry import RETRIES_MIN, WINDOW_S, RetryBudget, Verdict, final_reason, verdict
+from penstock.core.values.retry import RetryBudget, Verdict, final_reason, verdict
+
+RETRIES_MIN = 10
+WINDOW_S = 10
 
 SPENDING = [Failure.CONNECT, Failure.RESET, Failure.SERVER_ERROR]
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.admin.tenant_orders import ORDERED_MAX, Order, TenantOrders, TooManyOrderedError
+from penstock.gateway.admin.tenant_orders import Order, TenantOrders, TooManyOrderedError
 from penstock.gateway.identity.callers import key_hash
 from tests.gateway.admin.test_admin_state import crowded, let_go, state, verb
 from tests.gateway.conftest import World, chat
+
+ORDERED_MAX = 1000
 
 KEY = "pk-nightly"
 TENANTS: list[dict[str, Any]] = [
@@ -88,6 +90,12 @@ async def test_a_tenants_waiting_requests_are_cancelled_and_no_others(world: Wor
     assert (await clients[1].answer()).header("x-penstock-reason") == "operator"
     assert world.picture().running == 1
     assert (await verb(world, "tenants/anonymous/cancel", {"running_too": True}))["cancelled"] == 1
+    await let_go(clients)
+
+
+async def test_a_thousand_requests_are_cancelled_at_a_time(world: World) -> None:
+    clients = await crowded(world, tenants=("team-a",), waiting=1_001)
+    assert await verb(world, "tenants/team-a/cancel") == {"name": "team-a", "cancelled": 1_000, "left": 1}
     await let_go(clients)
 
 

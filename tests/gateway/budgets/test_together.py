@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 
-from penstock.core.queueing.quotas import DAY_S, MINUTE_S, Quotas
+from penstock.core.queueing.quotas import Quotas
 from penstock.core.values.settings import Limits
 from penstock.gateway.budgets import together
-from penstock.gateway.budgets.together import APART_S, Together
+from penstock.gateway.budgets.together import Together
 from penstock.gateway.budgets.valkey_budgets import BudgetsError, Use, ValkeyBudgets
 from tests.gateway.elect import valkey
 from tests.patience import WAIT_S
+
+MINUTE_S = 60.0
+APART_S = 3.0
 
 SIZE = 60_000  # a minute's tokens: a thousand a second
 TENANT = "team-a"
@@ -121,7 +124,7 @@ async def test_days_and_minutes(server: valkey.Server) -> None:
     for each in (one, two):
         left = {budget.period_s: budget.left for budget in each.quotas.budgets(each.now_s)}
         assert left[MINUTE_S] == pytest.approx(SIZE - 4_000, abs=1_000)
-        assert left[DAY_S] == pytest.approx(10 * SIZE - 4_000, abs=100)
+        assert left[86_400.0] == pytest.approx(10 * SIZE - 4_000, abs=100)
 
 
 async def test_what_is_used_while_the_word_is_on_its_way_counts(server: valkey.Server) -> None:

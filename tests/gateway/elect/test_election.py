@@ -7,8 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from penstock.share.election import REST_S, STOP_S, TTL_S, Contender, Follows, Leads, Nobody, Record
+from penstock.share.election import Contender, Follows, Leads, Nobody, Record
 from tests.gateway.elect.virtual import TICK_S, Node, World, virtually
+
+REST_S = 5.0
+STOP_S = 2.0
+TTL_S = 3.0
 
 Story = Callable[[World], Awaitable[None]]
 
@@ -145,6 +149,7 @@ def test_a_slow_store(trip_s: float, leads: bool) -> None:
 # --- a store that is away, or forgets ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_store_that_is_away_for_ten_minutes_changes_nothing_while_all_follow() -> None:
     async def story(world: World) -> None:
         leader = await first(world)

@@ -125,6 +125,13 @@ async def test_a_long_list_comes_in_pages() -> None:
         assert (len(seen.urls()), api.lists) == (23, 4)
 
 
+async def test_a_page_of_a_list_may_have_8_mb() -> None:
+    async with KubeApi() as api:
+        api.pod("vllm-0", "10.0.0.1", annotations={"notes": "x" * 8_000_000})
+        async with following(api) as seen:
+            await seen.until(lambda: seen.urls() == truth(api))
+
+
 async def _settled(api: KubeApi, seen: Seen) -> None:
     """Everything was sent, and what was sent is what is there."""
     await seen.until(lambda: api.watched and seen.urls() == truth(api))

@@ -6,7 +6,6 @@ import logging
 import shutil
 import ssl
 import subprocess
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def certificate(folder: Path, name: str, alt: str = "DNS:engine.internal", *more
     return folder / f"{name}.pem"
 
 
-class Secure(AbstractAsyncContextManager["Secure"]):
+class Secure(RawEngine):
     """An engine with the certificate `name`; it wants one that `clients` signed, if given."""
 
     def __init__(self, folder: Path, name: str, *, clients: Path | None = None) -> None:
@@ -42,28 +41,17 @@ class Secure(AbstractAsyncContextManager["Secure"]):
         if clients is not None:
             self.context.load_verify_locations(clients)
             self.context.verify_mode = ssl.CERT_REQUIRED
-        self._raw = RawEngine(self._script, tls=self.context)
+        super().__init__(self._answers, tls=self.context)
 
     def shows(self, folder: Path, name: str) -> None:
         self.context.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
 
-    async def _script(self, peer: Peer) -> None:
+    async def _answers(self, peer: Peer) -> None:
         while True:
             data = await peer.request()
             routes = {b"/v1/models": LISTED, b"/metrics": text(TEXT.replace(b"} 2", b"} 0"))}
             path = data.split(b" ")[1]
             await peer.send(COMPLETION if data.startswith(b"POST") else routes.get(path, http(404)))
-
-    async def __aenter__(self) -> Secure:
-        await self._raw.__aenter__()
-        return self
-
-    async def __aexit__(self, *details: Any) -> None:
-        await self._raw.__aexit__(*details)
-
-    @property
-    def url(self) -> str:
-        return self._raw.url
 
 
 async def served(world: World) -> None:
@@ -167,7 +155,7 @@ def test_what_is_wrong_with_the_files_is_said_at_the_start(tmp_path: Path) -> No
         with pytest.raises(ConfigError) as error:
             from_mapping({"endpoints": [{"url": "https://gpu-0", "tls": tls}]})
         assert f"endpoints[0].{words}" in str(error.value)
-    with pytest.raises(ConfigError, match=r"endpoints\[0\]\.tls: is given, but the endpoint is spoken to by `http`"):
+    with pytest.raises(ConfigError, match=r"endpoints\[0\]\.tls: is given, but the endpoint uses `http`"):
         from_mapping({"endpoints": [{"url": "http://gpu-0", "tls": {"ca": cert}}]})
     with pytest.raises(ConfigError, match=r"discovery\[0\]\.dns\.tls\.ca: cannot be read"):
         from_mapping({"discovery": [{"dns": {"name": "x", "port": 1, "scheme": "https", "tls": {"ca": nowhere}}}]})

@@ -11,10 +11,12 @@ import pytest
 from penstock.core.endpoints.health import Presence
 from penstock.gateway.endpoints import probe
 from penstock.gateway.endpoints.observer import ObserveSettings
-from penstock.gateway.endpoints.probe import HUNG_AFTER_S, ProbeAnswer, Prober
+from penstock.gateway.endpoints.probe import ProbeAnswer, Prober
 from penstock.http.client.pool import UpstreamError, UpstreamErrorKind, UpstreamException
 from tests.gateway.conftest import World, chat, request
 from tests.gateway.raw_engine import Peer, RawEngine
+
+HUNG_AFTER_S = 10.0
 
 TIMEOUT_S = 2.0
 NEVER = float("-inf")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -23,15 +22,15 @@ REFUSALS = {
 }
 
 
-class Guarded(AbstractAsyncContextManager["Guarded"]):
+class Guarded(RawEngine):
     """An engine that wants `key` on its /v1 paths, as `vllm --api-key` does; None: it takes any request."""
 
     def __init__(self, key: str | None = "right", refusal: bytes = UNAUTHORIZED, *, paths: bytes = b"/v1/") -> None:
         self.key, self.refusal, self.paths = key, refusal, paths
         self.posts = 0
-        self._raw = RawEngine(self._script)
+        super().__init__(self._answers)
 
-    async def _script(self, peer: Peer) -> None:
+    async def _answers(self, peer: Peer) -> None:
         while True:
             data = await peer.request()
             method, path, _ = data.split(b" ", 2)
@@ -47,17 +46,6 @@ class Guarded(AbstractAsyncContextManager["Guarded"]):
                 await peer.send(PAGE)
             else:
                 await peer.send(http(200 if path == b"/health" else 404))
-
-    async def __aenter__(self) -> Guarded:
-        await self._raw.__aenter__()
-        return self
-
-    async def __aexit__(self, *details: Any) -> None:
-        await self._raw.__aexit__(*details)
-
-    @property
-    def url(self) -> str:
-        return self._raw.url
 
     @property
     def name(self) -> str:

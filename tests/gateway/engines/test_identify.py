@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from penstock.engines.base import Priority
-from penstock.gateway.endpoints.identify import MODELS_MAX
-from penstock.gateway.endpoints.load_reader import TRIES_BEFORE_GIVING_UP
-from penstock.gateway.endpoints.observer import FACTS_TRIES_MAX
-from penstock.gateway.proxy.target import LOAD_INTERVAL_S
 from tests.gateway.conftest import chat
 from tests.gateway.engines import faces
 from tests.gateway.engines.conftest import Faces
 from tests.gateway.engines.faces import Face, Route
+
+TRIES_BEFORE_GIVING_UP = 3
+FACTS_TRIES_MAX = 5
 
 CHAT = chat(model="m")
 # face, engine, model, slots (None: found out), context, priority
@@ -253,7 +252,10 @@ async def test_few_answers_are_asked_for_load_because_telling_costs_the_engine(w
     face = await world.face(faces.VLLM)
     await world.behind(face)
     await world.until(lambda: world.target(face).engine.orca)
-    target, step_s = world.target(face), LOAD_INTERVAL_S / 4
+    target, step_s = (
+        world.target(face),
+        0.25 / 4,
+    )  # four looks in each interval
     assert [target.asks_load(1e6 + at * step_s) for at in range(10)] == [at in (0, 4, 8) for at in range(10)]
     assert not target.asks_load(1e6), "what goes there asks what the target says"
     assert (await world.ask(body=CHAT)).status == 200
@@ -275,7 +277,7 @@ async def test_a_list_of_a_hundred_thousand_models_is_read_up_to_a_bound(
     face = await world.face({**faces.VLLM, "/v1/models": faces.models("vllm", *names)})
     await world.behind(face)
     await world.until(lambda: bool(world.endpoint(face).models))
-    assert len(world.endpoint(face).models or ()) == MODELS_MAX
+    assert len(world.endpoint(face).models or ()) == 10_000
     assert (await world.ask(body=chat(model="adapter-7"))).status == 200
     world.gate.autoscale.look()  # as each second
     page = (await world.ask("GET", "/metrics")).body.decode()

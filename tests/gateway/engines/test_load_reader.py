@@ -12,10 +12,12 @@ from penstock.engines.openai import OPENAI
 from penstock.engines.sglang import SGLANG
 from penstock.engines.trtllm import TRTLLM
 from penstock.engines.vllm import VLLM
-from penstock.gateway.endpoints.load_reader import GLIMPSE_INTERVAL_S, TRIES_BEFORE_GIVING_UP, LoadReader
+from penstock.gateway.endpoints.load_reader import LoadReader
 from penstock.gateway.endpoints.probe import ProbeAnswer
 from tests.gateway.engines import faces
 from tests.gateway.engines.faces import GOLDEN, Route
+
+TRIES_BEFORE_GIVING_UP = 3
 
 
 class Source:
@@ -129,7 +131,7 @@ def test_load_headers_are_read_no_more_often_than_gauges_move() -> None:
     text = b"TEXT named_metrics.num_requests_waiting=3.0, named_metrics.kv_cache_usage_perc=0.5"
     assert source.reader.heard(text) == Glimpse(asked_s=100.0, waiting=3.0, kv_usage=0.5)
     assert source.reader.heard(text) is None
-    source.now_s += GLIMPSE_INTERVAL_S * 1.01
+    source.now_s += 0.05 * 1.01
     assert source.reader.heard(text) is not None
 
 

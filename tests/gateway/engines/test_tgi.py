@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.answers.stream_end import TAIL_BYTES, ended_well
+from penstock.gateway.openai.answers.stream_end import ended_well
 from penstock.gateway.openai.answers.usage import own_usage
 from tests.gateway.conftest import request
 from tests.gateway.engines import faces
@@ -17,6 +17,8 @@ from tests.gateway.engines.conftest import Faces
 from tests.gateway.engines.faces import events
 from tests.gateway.raw_engine import Peer
 from tests.patience import WAIT_S
+
+TAIL_BYTES = 4 * 1024
 
 STREAM = "/generate_stream"
 ASK = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 3, "details": True}}

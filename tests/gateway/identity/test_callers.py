@@ -14,7 +14,9 @@ from penstock.config.load import ConfigError, from_mapping
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Caller, Unauthorized
 from penstock.gateway.identity.callers import Callers, key_hash, new_key
-from penstock.gateway.identity.name_quota import IDLE_S, NameQuota, safe_name
+from penstock.gateway.identity.name_quota import NameQuota, safe_name
+
+IDLE_S = 600.0
 
 ALICE, BOB, REVOKED = "pk-alice", "sk-an-older-key-of-bob", "pk-revoked"
 TENANTS: list[dict[str, object]] = [

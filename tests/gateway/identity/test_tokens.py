@@ -18,12 +18,14 @@ from penstock.gateway.identity.caller import Caller, Claims, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers, key_hash
 from penstock.gateway.identity.tokens import issuer_keys, verifier
 from penstock.gateway.identity.tokens.accepted import AcceptedTokens
-from penstock.gateway.identity.tokens.issuer_keys import REFETCH_S, IssuerKeys, KeysError, read_keys
+from penstock.gateway.identity.tokens.issuer_keys import IssuerKeys, KeysError, read_keys
 from penstock.gateway.identity.tokens.verifier import Verifier
 from tests.gateway.conftest import Answer, World, chat
 from tests.gateway.identity.issuer import AUDIENCE, Issuer, forged, private_key, public_jwk
 from tests.gateway.test_shutdown import serving
 from tests.patience import WAIT_S
+
+REFETCH_S = 10.0
 
 TEAMS = [{"name": "team-a", "max_band": "interactive"}, {"name": "team-b"}]
 

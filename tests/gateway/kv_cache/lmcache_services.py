@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Self
+from typing import Any
 
 from tests.gateway.raw_engine import Peer, RawEngine
 
@@ -25,24 +25,16 @@ def chunk_hashes(tokens: Sequence[int]) -> list[str]:
     return found
 
 
-class _Service:
+class _Service(RawEngine):
     """JSON over HTTP. `asked` keeps what was asked."""
 
     def __init__(self) -> None:
-        self._raw = RawEngine(self._serve)
+        super().__init__(self._answers)
         self.asked: list[tuple[str, Any]] = []
         self.broken: bytes | None = None  #: answered to everything instead
         self.hangs = False  #: never answers
 
-    async def __aenter__(self) -> Self:
-        await self._raw.__aenter__()
-        self.url = self._raw.url
-        return self
-
-    async def __aexit__(self, kind: object, *details: object) -> None:
-        await self._raw.__aexit__(kind, *details)
-
-    async def _serve(self, peer: Peer) -> None:
+    async def _answers(self, peer: Peer) -> None:
         while True:
             head, _, body = (await peer.request()).partition(b"\r\n\r\n")
             method, path, _ = head.split(b"\r\n")[0].decode().split(" ")

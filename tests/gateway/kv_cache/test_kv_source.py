@@ -266,7 +266,7 @@ async def test_an_engine_that_tells_nothing_is_listened_to_where_the_settings_sa
 
 
 def test_a_publisher_that_breaks_again_and_again_is_tried_less_and_less_often() -> None:
-    pauses = [kv_source.PAUSE_S]
+    pauses = [0.2]
     for _ in range(6):
         pauses.append(kv_source.pause_after(pauses[-1], lasted_s=0.1))
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]

@@ -21,6 +21,9 @@ from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.raw_engine import Peer, RawEngine
 from tests.patience import WAIT_S
 
+REST_S_MAX = 120.0
+REST_S = 2.0
+
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "why is water wet?"}]
 
@@ -171,12 +174,12 @@ async def test_memory_is_bounded_by_tokens_and_the_oldest_go_first() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "rest_s"),
     [
-        (404, b'{"detail":"Not Found"}', tokenizer_module.REST_S_MAX),
-        (401, b"", tokenizer_module.REST_S_MAX),
-        (503, b"", tokenizer_module.REST_S),
-        (200, b"{}", tokenizer_module.REST_S),
-        (200, b'{"tokens": [-1]}', tokenizer_module.REST_S),
-        (200, b"<html>", tokenizer_module.REST_S),
+        (404, b'{"detail":"Not Found"}', REST_S_MAX),
+        (401, b"", REST_S_MAX),
+        (503, b"", REST_S),
+        (200, b"{}", REST_S),
+        (200, b'{"tokens": [-1]}', REST_S),
+        (200, b"<html>", REST_S),
         (404, b'{"error":{"type":"NotFoundError"}}', 0.0),  # that is about the model
         (400, b"{}", 0.0),
     ],

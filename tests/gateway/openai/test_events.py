@@ -10,7 +10,7 @@ import pytest
 from penstock.core.values.request import Usage
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.answers.events import Meaning, meaning, meaning_of_line
-from penstock.gateway.openai.answers.opening import HELD_BYTES_MAX, Opening
+from penstock.gateway.openai.answers.opening import Opening
 
 
 def choice(**delta: Any) -> dict[str, Any]:
@@ -115,12 +115,13 @@ def test_asides_pass_at_once_and_announcements_with_the_first_token() -> None:
     assert opening.take(text[9:] + b": c\n\n") == (b"", role + text + b": c\n\n")
 
 
-def test_announcements_are_held_up_to_a_bound() -> None:
+def test_announcements_are_held_up_to_256_kib() -> None:
     opening = Opening(lines=False)
-    large = data({"type": "response.created", "response": {"instructions": "x" * 200_000}})
-    assert opening.take(large) == (b"", None)
-    assert opening.take(large) == (b"", large + large)
-    assert 2 * len(large) > HELD_BYTES_MAX
+    half = data({"type": "response.created", "response": {"instructions": "x" * 128_000}})
+    rest = data({"type": "response.created", "x": ""})
+    rest = rest.replace(b'""', b'"%b"' % (b"x" * (256 * 1024 - len(half) - len(rest))))
+    assert opening.take(half) == opening.take(rest) == (b"", None)
+    assert opening.take(b"d") == (b"", half + rest + b"d")
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"], ids=["LF", "CRLF", "CR"])

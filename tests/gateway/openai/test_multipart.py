@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.openai.multipart import FIELD_BYTES_MAX, FIELDS_MAX, HEADERS_BYTES_MAX, BadForm, Form
+from penstock.gateway.openai.multipart import BadForm, Form
+
+FIELD_BYTES_MAX = 4 * 1024
+HEADERS_BYTES_MAX = 8 * 1024
 
 TYPE = b"multipart/form-data; boundary=edge"
 
@@ -51,6 +54,15 @@ def test_an_empty_file_and_a_quoted_boundary_are_fine() -> None:
     assert (content, form.filename, form.ended) == (b"", "empty", True)
 
 
+def test_the_headers_of_a_part_may_have_8_kib() -> None:
+    short = part("a", b"v").removeprefix(b"--edge")
+    more = b"\r\nx: " + b"x" * (8 * 1024 - short.index(b"\r\n\r\n") - 5)
+    form, _ = read(b"--edge" + short.replace(b"\r\n\r\n", more + b"\r\n\r\n") + b"--edge--")
+    assert form.fields == {"a": "v"}
+    with pytest.raises(BadForm):
+        read(b"--edge" + short.replace(b"\r\n\r\n", more + b"x\r\n\r\n") + b"--edge--")
+
+
 def test_a_form_that_is_cut_off_has_not_ended() -> None:
     assert not read(part("file", b"abc", "f"))[0].ended
     assert not read(part("file", b"abc", "f") + b"--edge-")[0].ended
@@ -74,7 +86,7 @@ def test_what_is_no_form_is_refused(content_type: bytes) -> None:
         part("file", b"a", "f") + part("file", b"b", "f"),
         part("purpose", b"a") + part("purpose", b"b"),
         part("purpose", b"a" * (FIELD_BYTES_MAX + 100)),
-        b"".join(part(f"f{n}", b"") for n in range(FIELDS_MAX + 1)),
+        b"".join(part(f"f{n}", b"") for n in range(33)),
     ],
 )
 @pytest.mark.parametrize("step", [1, 1 << 20])

@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.answers.answer import HEAD_BYTES, HELD_BYTES_MAX, AnswerReader
+from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.body import BadBody, asks_usage, peek, read_large
 from penstock.gateway.openai.splice import Spliced, add_field, set_in_bytes
 from tests.gateway.conftest import CHAT, World, chat, request, run
+
+HELD_BYTES_MAX = 64 * 1024
 
 COMPLETIONS = "/v1/completions"
 ASKS: dict[str, Any] = {"stream_options": {"include_usage": True}}
@@ -317,7 +319,7 @@ def test_anthropics_prompt_is_told_first_and_its_answer_last_wherever_they_are_s
             pieces = [came[at : at + size] for at in range(0, len(came), size)]
             _, answer = through(pieces, hides=False)
             assert answer.usage() == Usage(27, count + 1, 20, cached_told=True), size
-    assert len(begin) < HEAD_BYTES
+    assert len(begin) < 1024
 
 
 @pytest.mark.parametrize(
@@ -338,6 +340,8 @@ def test_anthropics_prompt_is_told_first_and_its_answer_last_wherever_they_are_s
         (b'"usage":{"prompt_tokens":"5"}', None),
         (b'"usage":{"prompt_tokens":99999999999999999999}', None),
         (b'"usage":{"prompt_tokens":2147483648}', None),
+        (b'"usage":{"x":"' + 4_000 * b"x" + b'","prompt_tokens":5}', Usage(5, 0, 0)),
+        (b'"usage":{"x":"' + 4_100 * b"x" + b'","prompt_tokens":5}', None),
         (b'"usage":{}', None),
         (b'"usage":null', None),
         (b'"usage":{"prompt_tokens":', None),

@@ -145,6 +145,7 @@ async def test_light_tenants_hardly_notice_one_that_floods(world: World) -> None
     assert ratio <= 2.0, f"p99 to the first token: {p99(alone_s):.3f} s alone, {p99(beside_s):.3f} s beside the flood"
 
 
+@pytest.mark.slow
 async def test_isolation_costs_next_to_no_throughput(world: World) -> None:
     """Tokens per step: a step that takes longer because this machine is busy counts as one."""
     await two_engines(world)
@@ -194,6 +195,7 @@ async def shares(world: World, flows: dict[str, tuple[int, int]], steps: int = 6
     return {flow: its / sum(served.values()) for flow, its in served.items()}
 
 
+@pytest.mark.slow
 async def test_weights_divide_between_tenants_and_users_share_their_tenants_part(world: World) -> None:
     await world.engine(step_s=0.01, max_num_seqs=32)
     tenants = [{"name": name, "weight": weight} for name, weight in (("one", 1), ("two", 2), ("four", 4))]
@@ -206,6 +208,7 @@ async def test_weights_divide_between_tenants_and_users_share_their_tenants_part
     assert got["four/x"] == pytest.approx(got["four/y"], rel=0.1), got
 
 
+@pytest.mark.slow
 async def test_backlogged_tenants_get_the_same_however_large_their_requests_are(world: World) -> None:
     await world.engine(step_s=0.01, max_num_seqs=32)
     await world.gateway(slots=32)

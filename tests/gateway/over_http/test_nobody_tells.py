@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.endpoints.gauge_belief import TRY_S, Standing
+from penstock.core.endpoints.gauge_belief import Standing
 from tests.gateway.conftest import World, fault
 
 
@@ -67,7 +67,7 @@ async def test_gauges_frozen_at_overloaded_keep_nobody_out_for_long(world: World
     began_s = loop.time()
     answers = await asyncio.gather(*(world.chat(stream=True, tokens=2) for _ in range(20)))
     assert [answer.status for answer in answers] == [200] * 20
-    assert loop.time() - began_s < TRY_S + 3.0
+    assert loop.time() - began_s < 5.0
     shown = world.picture().endpoints[0]
     assert shown.gauges != Standing.BELIEVED
     assert shown.gauges_why

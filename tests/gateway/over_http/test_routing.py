@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
-from penstock.core.values.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, PREFIX_KEYS_MAX
+from penstock.core.values.request import PREFIX_ENDS
 from penstock.gateway.openai.body import peek
 from penstock.gateway.openai.fields import Text
 from penstock.gateway.openai.prefix_keys import cut_at, keys
 from tests.gateway.conftest import Answer, World, chat, fault
+
+PREFIX_CHUNK_BYTES = 512
+PREFIX_KEYS_MAX = 81
 
 pytestmark = pytest.mark.virtual_time
 

@@ -11,6 +11,8 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+import pytest
+
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.conftest import Client, World, chat, fault, request
 
@@ -72,6 +74,7 @@ async def restarted(world: World, engine: EngineServer) -> None:
     await world.restart(engine, **PACE)
 
 
+@pytest.mark.slow
 async def test_2000_requests_in_a_storm_leak_nothing(world: World) -> None:
     rng = Random(4711)
     for _ in range(ENGINES):

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from penstock.core.endpoints.endpoint import SURPLUS_MIN
 from tests.gateway.conftest import World, chat, request
+
+SURPLUS_MIN = 2
 
 SLOTS = 64
 CALLERS = 96
@@ -15,6 +16,7 @@ LONG = 200
 STEP_S = 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.virtual_time
 async def test_what_was_sent_beyond_what_an_engine_runs_comes_back(world: World) -> None:
     engine = await world.engine(max_num_seqs=SLOTS, step_s=STEP_S)

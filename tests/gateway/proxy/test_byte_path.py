@@ -55,6 +55,13 @@ def test_what_was_packed_is_unpacked(piece: bytes, times: int, level: int) -> No
         assert unpacked(gzip.compress(body, level), len(body) - 1) is None
 
 
+def test_a_gzip_body_has_at_most_1000_members() -> None:
+    member = gzip.compress(b"a")
+    assert run(inflate(1_000 * member, "gzip", 1 << 20, lambda _: True)) == 1_000 * b"a"
+    with pytest.raises(BadPacking):
+        run(inflate(1_001 * member, "gzip", 1 << 20, lambda _: True))
+
+
 def test_a_body_unpacks_to_a_hundred_times_its_size_at_most_beyond_a_megabyte() -> None:
     assert unpacked(gzip.compress(bytes(1 << 20)), 1 << 30) == bytes(1 << 20)
     assert unpacked(gzip.compress(bytes(2 << 20)), 1 << 30) is None

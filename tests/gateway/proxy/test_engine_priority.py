@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.core.scheduler import BAND_RANKS
 from tests.gateway.conftest import Answer, World, chat, request
+
+BAND_RANKS = 1024
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 ON: dict[str, Any] = {"admission": {"engine_priority": True}}

@@ -10,11 +10,12 @@ from unittest.mock import ANY
 import openai
 import pytest
 
-from penstock.gateway.proxy.relay import WHOLE_BYTES_MAX
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.conftest import CHAT, NOT_FOUND, Answer, Client, World, chat, fault, request
 from tests.gateway.raw_engine import Peer, RawEngine, Script
 from tests.patience import WAIT_S
+
+WHOLE_BYTES_MAX = 64 * 1024
 
 QUICK: dict[str, Any] = {"queue": {"max_wait": 0.4}}
 STREAMED = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])

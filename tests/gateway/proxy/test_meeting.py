@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.gateway.proxy.disagg.concurrent import ROOM_BITS
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.conftest import World, chat, fault
@@ -36,7 +35,7 @@ async def test_both_are_sent_the_same_request_and_the_place_where_they_meet(worl
     assert body(first) == asked | met
     assert prefill.rooms is not None
     assert (met["bootstrap_host"], met["bootstrap_port"]) == ("127.0.0.1", prefill.rooms.port)
-    assert 0 <= met["bootstrap_room"] < 2**ROOM_BITS
+    assert 0 <= met["bootstrap_room"] < 2**63
     assert (first.kv_transfer, first.tokens) == ("promised", 1)
     assert (second.kv_transfer, second.tokens, second.cached_tokens) == ("used", 5, second.prompt_tokens - 1)
     words = [event["choices"][0]["delta"].get("content", "") for event in answer.events() if event["choices"]]

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import openai
+import pytest
 
 from tests.batch import postgres
 from tests.gateway.conftest import World, chat
@@ -26,6 +27,7 @@ async def _begin(api: openai.AsyncOpenAI) -> str:
     return made.id
 
 
+@pytest.mark.slow
 async def test_items_that_run_when_the_one_that_decides_ends_are_waited_for_on_postgres(
     world: World, tmp_path: Path
 ) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.share.kills import killed
+from tests.patience import WAIT_S
 
 pytestmark = pytest.mark.slow
-
-BUSY_S = 10.0  # beside other tests; the measured time is in docs/results.md
 
 
 async def test_kills_lose_nothing_but_what_the_killed_one_carried(tmp_path: Path) -> None:
@@ -18,4 +17,4 @@ async def test_kills_lose_nothing_but_what_the_killed_one_carried(tmp_path: Path
     assert [kill.kind for kill in tally.kills] == ["decider", "gateway"]
     assert tally.callers.whole.total() > 12
     assert tally.callers.cut > 0
-    assert tally.wrong(extra_wait_s_max=BUSY_S) == []
+    assert tally.wrong(extra_wait_s_max=WAIT_S) == []

@@ -17,10 +17,11 @@ from penstock.core.scheduler import Scheduler
 from penstock.core.values.settings import EndpointSpec
 from penstock.gateway import settings_map
 from penstock.gateway.telemetry import series
-from penstock.gateway.telemetry.exposition import BURST_S, KEPT_S_MAX, TIME_SHARE, Levels, Page
-from penstock.gateway.telemetry.levels import ENDPOINTS_MAX
-from penstock.gateway.telemetry.metrics import MODEL_LINES_MAX, Metrics
-from penstock.gateway.telemetry.tenants import TENANTS_MAX
+from penstock.gateway.telemetry.exposition import Levels, Page
+from penstock.gateway.telemetry.metrics import Metrics
+
+BURST_S = 0.25
+TENANTS_MAX = 1000
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.integers(0, 10**9).map(float)
@@ -56,7 +57,7 @@ def test_labels_beyond_the_bound_count_as_other() -> None:
     ]
 
 
-@pytest.mark.parametrize("bands", [3, 8])
+@pytest.mark.parametrize("bands", [8, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_series_of_models_endpoints_and_tenants_are_bounded_in_sum(bands: int) -> None:
     settings = from_mapping(
         {
@@ -74,8 +75,8 @@ def test_the_series_of_models_endpoints_and_tenants_are_bounded_in_sum(bands: in
         metrics.endpoint_added(f"e{n}")
     metrics.models_known(f"m{n}" for n in range(2_000))
     page = "".join(metrics.lines())
-    assert page.count("\n") < MODEL_LINES_MAX + 25_000 + 25 * TENANTS_MAX
-    assert page.count("\npenstock_slots{") == ENDPOINTS_MAX
+    assert page.count("\n") < 140_000
+    assert page.count("\npenstock_slots{") == 1000
     assert page.count("\npenstock_tenant_service_tokens_total{") == TENANTS_MAX
 
 
@@ -113,19 +114,19 @@ async def test_a_page_shows_what_happened_before_it_was_asked_for_however_busy_t
         assert await asked(page) == b"%d\n" % counted
 
 
-async def test_a_page_is_made_in_slices() -> None:
+async def test_a_page_is_made_in_slices_of_four_milliseconds() -> None:
     clock, turns = Clock(), 0
 
     def lines() -> Iterator[str]:
         for n in range(10_000):
-            clock.now_s += 1e-4
+            clock.now_s += 1e-5
             yield f"{n}\n"
 
     task = asyncio.ensure_future(asked(Page(lines, clock, clock)))
     while not task.done():
         await asyncio.sleep(0)
         turns += 1
-    assert turns > 100, "a second of work, and the loop went on to others between"
+    assert 20 <= turns <= 30, "a tenth of a second of work"
 
 
 async def test_pages_take_no_more_than_their_share_of_the_time() -> None:
@@ -141,9 +142,9 @@ async def test_pages_take_no_more_than_their_share_of_the_time() -> None:
     for _ in range(100):
         await asked(page)
     assert made == BURST_S / 0.05 + 1, "then the last one is given again"
-    clock.now_s += 2 * 0.05 / TIME_SHARE
+    clock.now_s += 1.0
     await asked(page)
     await asked(page)
     assert made == BURST_S / 0.05 + 3
-    clock.now_s += KEPT_S_MAX
+    clock.now_s += 15.0
     assert await asked(page) == b"%d\n" % made

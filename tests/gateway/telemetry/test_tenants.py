@@ -6,8 +6,10 @@ from hashlib import sha256
 
 from penstock.config.load import from_mapping
 from penstock.core.values.catalogue import Outcome, Reason
-from penstock.gateway.telemetry.tenants import TENANTS_MAX, TenantSeries
+from penstock.gateway.telemetry.tenants import TenantSeries
 from tests.gateway.conftest import World, chat, fault
+
+TENANTS_MAX = 1000
 
 NIGHTLY = {"X-Tenant-Id": "nightly"}
 ENDED = "penstock_tenant_requests_total"

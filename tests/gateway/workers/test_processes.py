@@ -156,7 +156,7 @@ async def test_a_parent_that_is_killed_ends_its_workers(world: World) -> None:
         await world.until(lambda: world.engines[0].engine.in_engine == 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 async def test_a_signal_to_all_processes_drains_as_one_to_the_first(world: World, number: signal.Signals) -> None:
     """As a terminal, systemd and most containers send it."""
     engine = await world.engine(step_s=0.02)

@@ -28,7 +28,6 @@ KEEP_S = 30 * 86_400.0  # ended batches stay in lists this long, after their fil
 UPLOAD_S_MAX = 86_400.0  # an older upload, of no runner that we know, was cut off with its gateway
 FAR_S = 86_400.0  # a claim that is good for longer than this was made before the clock was set back
 ERASED_CHUNKS = 64
-RUNNER_KEPT_S = 3_600.0
 _ENDS = (BatchEvent.ALL_ENDED, BatchEvent.WINDOW_OVER, BatchEvent.STOPPED)
 
 
@@ -285,7 +284,7 @@ class SqlStore:
 
     def release_lost(self, now: float) -> int:
         with self.database.transaction():
-            self.database.run("forget_runners", before=now - RUNNER_KEPT_S)
+            self.database.run("forget_runners", now=now)
             return self.database.run("release_lost", now=now, far=now + FAR_S)
 
     def purge(self, now: float) -> bool:

@@ -172,7 +172,7 @@ UPDATE items SET state = 0, runner = NULL
 WHERE state = 1 AND runner NOT IN (SELECT name FROM runners WHERE until > :now AND until <= :far)
 
 -- name: forget_runners
-DELETE FROM runners WHERE until <= :before
+DELETE FROM runners WHERE until <= :now
 
 -- name: forget_all_runners
 DELETE FROM runners
