@@ -1,8 +1,9 @@
-"""What an operator may do to requests at run time: see why one waits, stop and go on sending, bump one, cancel one."""
+"""An operator's verbs for requests: explain, bump or cancel one; pause, drain or resume all or a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from penstock.core.dispatch.operator_pauses import TooManyStoppedError
 from penstock.core.explain.snapshot import ALL
@@ -22,15 +23,15 @@ class RequestVerbs:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._scheduler = driver.scheduler
-        self._stops: dict[tuple[str, str], tuple[str, float]] = {}  # by verb and model: whose word it was, and when
+        self._stops: dict[tuple[str, str], tuple[str, float]] = {}  # by verb and model: who said it first, and when
 
     def add_to(self, routes: AdminRoutes) -> None:
         routes.add("GET", REQUEST, self._explain)
         routes.add("POST", REQUEST + "/bump", self._bump)
         routes.add("POST", REQUEST + "/cancel", self._cancel)
-        routes.add("POST", "/admin/pause", self._pause)
+        routes.add("POST", "/admin/pause", partial(self._stop, PAUSE))
+        routes.add("POST", "/admin/drain", partial(self._stop, DRAIN))
         routes.add("POST", "/admin/resume", self._resume)
-        routes.add("POST", "/admin/drain", self._drain)
 
     # --- one request ----------------------------------------------------------------------------------------------
 
@@ -38,7 +39,7 @@ class RequestVerbs:
         name = names["id"]
         explanation = self._scheduler.explain(name, now=self._driver.now())
         if explanation is None:
-            raise AdminError(404, "request_not_found", f"Nothing is known of a request `{name[:200]}` (any more).")
+            raise AdminError(404, "request_not_found", f"No request `{name[:200]}` is known (any more).")
         answer(exchange, {"explanation": explanation, "story": story(explanation)})
 
     def _bump(self, exchange: Exchange, names: Mapping[str, str]) -> None:
@@ -62,49 +63,37 @@ class RequestVerbs:
     # --- all, or a model ------------------------------------------------------------------------------------------
 
     def stops(self) -> dict[tuple[str, str], StoppedBy]:
-        """Whose word pauses and drains are, by verb and model (`ALL` for all)."""
+        """Return who paused and drained, by verb and model (`ALL` for all)."""
         now = self._driver.now()
         return {key: StoppedBy(by, now - at_s) for key, (by, at_s) in self._stops.items()}
 
-    def _pause(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        model = self._served(exchange)
+    def _stop(self, verb: str, exchange: Exchange, _: Mapping[str, str]) -> None:
+        model, now = self._served(exchange), self._driver.now()
+        stop = self._scheduler.paused if verb == PAUSE else self._scheduler.drained
         try:
-            self._driver.tell(self._scheduler.paused(model, now=self._driver.now()))
+            self._driver.tell(stop(model, now=now))
         except TooManyStoppedError as error:
             raise AdminError(409, "conflict", str(error)) from None
-        self._note(PAUSE, model, exchange)
-        self._stopped(exchange)
-
-    def _drain(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        model = self._served(exchange)
-        try:
-            self._driver.tell(self._scheduler.drained(model, now=self._driver.now()))
-        except TooManyStoppedError as error:
-            raise AdminError(409, "conflict", str(error)) from None
-        self._note(DRAIN, model, exchange)
-        self._stopped(exchange)
+        self._stops.setdefault((verb, ALL if model is None else model), (exchange.client, now))
+        self._answer(exchange)
 
     def _resume(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         model = _model(exchange)
         self._driver.tell(self._scheduler.resumed(model, now=self._driver.now()))
         for key in [key for key in self._stops if model in (None, key[1])]:
             del self._stops[key]
-        self._stopped(exchange)
+        self._answer(exchange)
 
     def _served(self, exchange: Exchange) -> str | None:
-        """The model that is to be stopped; None for all. One that no endpoint has is a slip of the pen, or an alias."""
+        """The model to stop; None for all. A model without endpoints is a typing error, or an alias."""
         model = _model(exchange)
         if model is not None and self._scheduler.knows(model, now=self._driver.now()) is False:
             message = f"No endpoint serves the model `{model[:200]}`. Aliases are stopped by the name of their model."
             raise AdminError(404, "model_not_found", message, param="model")
         return model
 
-    def _note(self, verb: str, model: str | None, exchange: Exchange) -> None:
-        """Remember whose word it is; of one that is said again, who said it first."""
-        self._stops.setdefault((verb, ALL if model is None else model), (exchange.client, self._driver.now()))
-
-    def _stopped(self, exchange: Exchange) -> None:
-        """What is stopped now."""
+    def _answer(self, exchange: Exchange) -> None:
+        """Answer with everything that is stopped now."""
         snapshot = self._scheduler.snapshot(now=self._driver.now())
         answer(exchange, {"paused": snapshot.paused, "drained": snapshot.drained, "waiting": snapshot.waiting})
 

@@ -1,7 +1,7 @@
-"""What an operator may do to a tenant at run time: look, pause, resume, limit, and take its requests out.
+"""An operator's verbs for a tenant: show, pause, resume, limit, and cancel its requests.
 
 A tenant is one of the settings, the part of all callers without a key, or a name that a trusted proxy gave within the
-last ten minutes. A name inside that shared part has no limits of its own: only its requests can be taken out.
+last ten minutes. A name inside that shared part has no limits of its own: only its requests can be cancelled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What an operator may do to endpoints at run time: add, drain, resume, remove, give slots.
+"""An operator's verbs for endpoints: add, drain, resume, remove, set slots.
 
-Nothing of it is written anywhere: what stands in the settings comes back with the next start.
+Nothing is stored: the next start goes by the settings again.
 """
 
 from __future__ import annotations

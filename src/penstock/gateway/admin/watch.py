@@ -286,11 +286,6 @@ class Watch:
             self._events.note("queue", line)
 
 
-def _access(routes: AdminRoutes, exchange: Exchange) -> None:
-    """What the caller may do, so that the page shows no button that would be refused."""
-    answer(exchange, {"writes": routes.may_change(exchange)})
-
-
 def _tasks() -> int:
     """How many tasks the event loop has: a leak of them is seen here first. 0 where no loop runs."""
     try:
