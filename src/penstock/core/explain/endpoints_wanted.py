@@ -1,25 +1,22 @@
-"""How many endpoints would it take to serve a model's requests in time? What an autoscaler is told.
+"""How many endpoints does a model need to serve its requests in time? For autoscalers.
 
-Picture: a counter hall. How many clerks it takes is how many people are being served at a time, counting those who
-would be if there were room (Little: arrivals a second times how long one is served), and on top as many as it takes to
-have the queue that will have formed by the time a new clerk sits down served within `target_wait_s`. What grows is seen
-coming: a new engine serves `start_s` after it was asked for, so the rule looks so far ahead along the present slope, as
-far as that is no noise. What falls is believed slowly: the largest of what was wanted within `keep_s` counts, for an
-engine that is let go costs `start_s` of waiting to get back.
+Model: Little's law. The slots needed are the requests served concurrently (arrivals per second times service time),
+plus enough to serve, within `target_wait_s`, the queue that will stand when a new engine is up `start_s` from now.
+Growth is extrapolated that far along the present slope, as far as it exceeds the noise. Decreases count late: the
+largest need within `keep_s` holds, because an engine that is let go costs `start_s` to get back.
 
     slots = running(now + start) + queue(now + start) · min(1, turn / target_wait)
     wanted = ceil(slots / (slots of one · saturation))
 
-It goes by what a gateway knows and an engine does not: who waits before it, and who came. An engine's own queue is kept
-short here, and its utilisation is full as soon as anybody is there; neither says how many engines are missing.
+Only a gateway knows the input: the queue before the engines, and the arrivals. An engine's own queue is kept short,
+its utilisation is full as soon as there is any load; neither shows how many engines are missing.
 
 A forecast needs evidence. Arrivals count at the rate of the weaker half of the last `RATE_WINDOW_S`, so a burst is no
-rate, however large; and nothing grows that was not followed for `SLOW_S`. Until then only facts count: the requests
-that run, and the queue that the present slots leave over. A queue never wants more slots than it has requests.
+rate; and nothing grows before `SLOW_S` of history. Until then only facts count: running requests, and the queue that
+the present slots leave over. A queue never wants more slots than it has requests.
 
-Bound: a number per second of `keep_s`. Pure: told one `ModelLoad` a second, it reads no clock. The road not taken: a
-queue length over a threshold (as HPA on `num_requests_waiting` does) asks for engines by how long ago the shortage
-began, and goes on asking while they start.
+Bound: a number per second of `keep_s`. Pure: one `ModelLoad` a second, no clock. The road not taken: a threshold on
+the queue length (HPA on `num_requests_waiting`) asks for engines by the age of the shortage, also while they start.
 """
 
 from __future__ import annotations
@@ -37,9 +34,9 @@ from penstock.core.queueing.band import Band
 
 RATE_WINDOW_S = 20.0  # of arrivals: longer than a burst, and a few dozen looks at most
 TURN_WINDOW_S = 120.0  # of how long one is served: some answers' worth
-FAST_S, SLOW_S = 15.0, 90.0  # of what is served at a time: their difference is the slope
-SHORT_S = 5.0  # of shortage: after that, what came since it began tells more of a flash crowd than what came before
-RATE_MIN = 1e-6  # of ends per second: below, what was learned has faded
+FAST_S, SLOW_S = 15.0, 90.0  # of the concurrently served: their difference is the slope
+SHORT_S = 5.0  # of shortage: after that, arrivals since its beginning show a flash crowd better than earlier ones
+RATE_MIN = 1e-6  # of ends per second: below, the estimate has faded
 TURN_UNKNOWN_S = 10.0  # of a model that nobody was served by yet
 SLOTS_UNKNOWN = 16  # of an endpoint of which none was seen yet (`admission.slots_initial`)
 GROWTH_MAX = 1.0  # looked ahead at most: as much again as there is now
@@ -87,12 +84,12 @@ def loads_now(bands: Sequence[Band], pool: Pool, shares: Shares) -> dict[str, Mo
 
 
 class ScalingTargets(msgspec.Struct, frozen=True):
-    """What is wanted of engines' number."""
+    """Targets for the number of engines."""
 
     target_wait_s: float = 60.0  #: the queue that stands when new endpoints serve is to be gone within
     saturation: float = 0.85  #: the share of the slots that is to be in use
     start_s: float = 60.0  #: from asking for an endpoint to its first request
-    keep_s: float = 300.0  #: what was wanted so lately is wanted still
+    keep_s: float = 300.0  #: how long the largest need holds
 
 
 class _Mean:
@@ -186,7 +183,7 @@ class EndpointsWanted:
 
     @property
     def backlog_s(self) -> float:
-        """How long until what waits now is sent, as slots turn over; where there are none, as one would."""
+        """Time until the present queue is sent, as slots turn over (one slot, if there are none)."""
         load = self._load
         if load is None or not load.waiting:
             return 0.0
@@ -194,7 +191,7 @@ class EndpointsWanted:
 
     @property
     def wait_s(self) -> float:
-        """How long who comes now is likely to wait, served in turn."""
+        """The expected wait of a new request, served in turn."""
         load = self._load
         if load is None or (not load.waiting and load.running < load.slots):
             return 0.0
@@ -202,7 +199,7 @@ class EndpointsWanted:
 
     @property
     def saturation(self) -> float:
-        """The share of the slots in use; 1 where requests wait and there is none."""
+        """The share of the slots in use; 1 if requests wait and there are none."""
         load = self._load
         if load is None or not load.slots:
             return 1.0 if load is not None and load.waiting else 0.0
@@ -218,7 +215,7 @@ class EndpointsWanted:
         return max(load.running, self._arriving() * TURN_UNKNOWN_S)
 
     def _arriving(self) -> float:
-        """Requests per second in the weaker half of the time looked at; 0 if that is too short to tell."""
+        """Requests per second in the weaker half of the window; 0 if that is too short."""
         now, seen = self._at_s, list(self._arrived)
         if self._short_s is not None and now - self._short_s >= SHORT_S:
             seen = [look for look in seen if look[0] >= self._short_s]

@@ -10,7 +10,7 @@ from penstock.core.values.rows import LimitReached
 
 
 class Waited(msgspec.Struct, frozen=True):
-    """What it waited for, and how long."""
+    """A cause, and how long it held."""
 
     cause: Cause
     seconds: float
@@ -37,7 +37,7 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Sent(msgspec.Struct):
-    """One dispatch, with what decided it."""
+    """One dispatch, and the numbers that decided it."""
 
     at_s: float  #: after its arrival
     endpoint: str
@@ -60,7 +60,7 @@ class Requeued(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """All that is known of one request. Times are seconds after its arrival, unless they say otherwise."""
+    """Everything known of one request. Times are seconds after its arrival, unless named otherwise."""
 
     id: str
     tenant: str
@@ -69,20 +69,20 @@ class Explanation(msgspec.Struct, frozen=True):
     flow: list[str]
     state: State
     came_s_ago: float
-    prompt_tokens: int  #: estimated, or as the engine told
-    output_tokens: int  #: estimated, or as the engine told
+    prompt_tokens: int  #: estimated, or as the engine reported
+    output_tokens: int  #: likewise
     waited_s: float
     waits: list[Waited]  #: the longest first
     waits_for: Cause | None  #: now
-    closed: dict[Cause, int]  #: now, of the endpoints that serve its model: how many are closed for what
+    closed: dict[Cause, int]  #: now, of the endpoints that serve its model: how many are closed, by cause
     estimated_wait_s: float | None  #: from now on
     before: list[Served]  #: while it waited, of the last `DISPATCHES_KEPT` dispatches
     before_total: int
     sent: Sent | None  #: the last time
-    instead_of: str  #: the model that was asked for, where its own is a fallback; else empty
-    tried: bool  #: it was sent although it was forecast to miss its deadline: nothing else would have told
+    instead_of: str  #: the requested model, if its own is a fallback; else empty
+    tried: bool  #: it was sent to measure the wait, though it was forecast to miss its deadline
     first_byte_s: float | None
     requeues: list[Requeued]
     ended_s: float | None
     reason: Reason | None
-    limit: LimitReached | None = None  #: of its tenant, where that is the reason
+    limit: LimitReached | None = None  #: of its tenant, if that is the reason

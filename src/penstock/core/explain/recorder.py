@@ -1,8 +1,8 @@
-"""Why did, or does, this request wait: what is kept of each request to answer that, and the answer.
+"""Why did, or does, a request wait: the notes on each request, and the answer made of them.
 
 A request has a `Trail` here from its arrival on, and the last `KEPT` that ended are kept with theirs. On the way only
-references and numbers at hand are noted; whatever has to be worked out (durations per cause, who went before and why)
-is worked out when somebody asks. See docs/decisions/0008-explaining-a-wait.md for what that costs and leaves out.
+references and numbers at hand are noted; durations per cause, and which requests went first and why, are worked out
+on request. See docs/decisions/0008-explaining-a-wait.md for the costs and limits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import AdmissionSettings
 
 KEPT = 1_000  # requests that ended
-DISPATCHES_KEPT = 1_000  # looked through to say who went before
+DISPATCHES_KEPT = 1_000  # searched for the requests that went first
 CANDIDATES_MAX = 3  # of the endpoints that were open, noted with their load
-STAYS_MAX = 32  # visits to the queue told apart; further ones count with the last
-SERVED_SHOWN = 12  # groups of those who went before
+STAYS_MAX = 32  # visits to the queue kept apart; further ones count with the last
+SERVED_SHOWN = 12  # groups of requests that went first
 
 
 class Trail:
-    """What is noted of one request."""
+    """The notes on one request."""
 
     __slots__ = (
         "arrived_s",
@@ -89,14 +89,14 @@ class Recorder:
         self._sent: deque[tuple[int, Sent, Entry, Trail]] = deque(maxlen=DISPATCHES_KEPT)
         self._serial = 0
 
-    # --- what happens (each request pays for all of it: benchmarks/snapshot.py) -----------------------------------
+    # --- events (each request pays for all of it: benchmarks/snapshot.py) -----------------------------------
 
     def arrived(self, entry: Entry, now: float) -> None:
         """Begin the trail of a request that came."""
         self._trails[entry.seq] = Trail(now, self._serial, self._bands[entry.request.band])
 
     def waits(self, entry: Entry, now: float) -> None:
-        """Note that `entry` stays in the queue: its wait counts for its tenant, and for what it waits for."""
+        """Note that `entry` stays in the queue: its wait counts for its tenant and its cause."""
         trail = self._trails[entry.seq]
         meter = trail.meter
         if meter is None:
@@ -176,7 +176,7 @@ class Recorder:
         trail.first_s = now
 
     def divided(self, entry: Entry, endpoint: str) -> None:
-        """Note that the request is answered at `endpoint`; where it was sent only its prompt is computed."""
+        """Note that the request is answered at `endpoint`, and only its prompt is computed at the other."""
         if (sent := self._trails[entry.seq].sent) is not None:
             sent.decode_endpoint = endpoint
 
@@ -194,7 +194,7 @@ class Recorder:
         trail.model.running -= 1
 
     def requeued(self, entry: Entry, failure: str, endpoint: str, now: float) -> None:
-        """Note that a request goes back to the queue because of `failure`: what it got counts for nothing."""
+        """Note that a request goes back to the queue because of `failure`: its service is taken off again."""
         trail = self._trails[entry.seq]
         assert trail.meter is not None
         assert trail.sent is not None
@@ -241,7 +241,7 @@ class Recorder:
             self.waits(entry, now)
 
     def relined(self, entries: Iterable[Entry], now: float) -> None:
-        """Some who wait may wait for something else from now on: each joins the line that it belongs to."""
+        """Move waiting requests to the lines that they belong to now."""
         for entry in entries:
             trail = self._trails[entry.seq]
             if trail.meter is not None:
@@ -278,7 +278,7 @@ class Recorder:
                 del self._by_id[oldest.request.id]
 
     def _leave(self, entry: Entry, trail: Trail, now: float) -> None:
-        """It waits no more."""
+        """Take it out of its tenant's meter and its line."""
         meter, stay = trail.meter, trail.stay
         if meter is not None and meter.entries.pop(entry.seq, None) is not None and not meter.entries:
             self._shares.waits_no_more(meter)
@@ -290,10 +290,10 @@ class Recorder:
             elif len(trail.stays) < STAYS_MAX:
                 trail.stays.append(over)
 
-    # --- what is told -------------------------------------------------------------------------------------------
+    # --- answers ------------------------------------------------------------------------------------------------
 
     def trail(self, entry: Entry) -> Trail:
-        """Returns what is noted of a request that is here, or that ended and is kept."""
+        """Returns the notes on a request that is here, or that ended and is kept."""
         return self._trails[entry.seq]
 
     def find(self, request_id: str) -> Entry | None:
@@ -305,7 +305,7 @@ class Recorder:
         return reversed(self._ended)
 
     def cause(self, entry: Entry) -> Cause | None:
-        """Returns what a waiting request waits for, as last looked at; None if it is in no line."""
+        """Returns the cause of a waiting request, as last looked at; None if it is in no line."""
         stay = self._trails[entry.seq].stay
         return stay.line.span.cause if stay is not None else None
 
@@ -372,7 +372,7 @@ class Recorder:
 
 
 def _strip(entry: Entry) -> None:
-    """Let go of what only routing needed: a long prompt's keys are many times larger than all else."""
+    """Drop the routing data: a long prompt's keys are many times larger than all else."""
     if entry.request.prefix:
         entry.became(replace(entry.request, prefix=()))
     entry.route.forget()

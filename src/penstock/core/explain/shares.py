@@ -1,8 +1,8 @@
-"""Who has how much, and recently got how much: one meter per tenant in a band, one per model.
+"""Present and recent use: one meter per tenant in a band, one per model.
 
-A meter counts what waits and what runs, and adds up the service that was charged, forgetting over a minute. Forgetting
-is done by letting what comes later count for more (all sums grow by the same factor, so shares need no arithmetic
-with time, and 10,000 meters can be compared as they stand); now and then all are scaled down together.
+A meter counts waiting and running requests and sums the charged service, forgetting over a minute: later service
+counts for more by a growing factor, the same for all meters, so they compare as they stand; now and then all are
+scaled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ RESCALE_S = 300 * SHARE_WINDOW_S  # e^300 is far from a float's end, and so is a
 METERS_MAX = 25_000  # tenants are bounded at the door (configured ones and `max_dynamic`); this only makes sure
 MODELS_MAX = 1_000
 WAITS_KEPT = 256  # per model, for the quantiles of the wait,
-WAITS_S = 10.0  # of so many seconds: as first tokens are told, beside which they stand
-ALONE_SHARE = 0.98  # of its band's service: who was there before fades out within some minutes
+WAITS_S = 10.0  # the window of first tokens, which stand beside them
+ALONE_SHARE = 0.98  # of its band's service: earlier tenants fade out within some minutes
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
 
 
 class Meter:
-    """What one tenant has in one band."""
+    """The requests and service of one tenant in one band."""
 
     __slots__ = ("band", "entries", "got", "part", "path", "running", "tenant")
 
@@ -44,7 +44,7 @@ class Meter:
 
 
 class ModelMeter:
-    """What one model has. Totals only grow: rates are differences between two snapshots."""
+    """The requests and tokens of one model. Totals only grow: rates are differences between two snapshots."""
 
     __slots__ = (
         "dispatched",
@@ -77,9 +77,7 @@ class ModelMeter:
         return self.prompt_tokens + self.output_tokens > 0
 
     def wait_quantiles_s(self, now: float) -> tuple[float, float] | None:
-        """Returns the median of the waits that ended with a dispatch in the last seconds, and what 99 in 100 of them
-        stay under; None if nothing was sent.
-        """
+        """Returns p50 and p99 of the waits that ended with a dispatch in the last seconds; None if there were none."""
         ordered = sorted([waited_s for at_s, waited_s in self.waits_s if now - at_s <= WAITS_S])
         return (ordered[len(ordered) // 2], ordered[int(0.99 * len(ordered))]) if ordered else None
 
@@ -213,7 +211,7 @@ class Shares:
         )
 
     def _fair_units(self, others: list[Meter]) -> list[float]:
-        """Per band, what a weight of 1 is due: what those who ask for less leave, by weight among the rest."""
+        """Per band, the fair share of a weight of 1: service left by modest tenants, by weight among the rest."""
         units = []
         for band, waiting in enumerate(self._waiting):
             tree = self._queues.bands[band].tree
@@ -234,7 +232,7 @@ class Shares:
         self._epoch_s = now
 
     def _forget_some(self) -> None:
-        """Drop who has nothing here; a tenth at least, so that this is rare."""
+        """Drop idle meters; a tenth at least, so that this is rare."""
         idle = [key for key, m in self._meters.items() if not m.entries and not m.running]
         idle.sort(key=lambda key: self._meters[key].got)
         for key in idle[: METERS_MAX // 10]:
@@ -247,7 +245,7 @@ def oldest_s(entries: Iterable[Entry], now: float) -> float:
 
 
 def _weight(tree: QueueTree, meters: Iterable[Meter], parts: set[str]) -> float:
-    """What some meters weigh together. A part that several share counts once; those in `parts` have counted already."""
+    """The weight of some meters together. A shared part counts once; those in `parts` have counted already."""
     total = 0.0
     for meter in meters:
         if meter.part:

@@ -1,7 +1,7 @@
 """The picture now: frozen values that metrics, the admin page, tests and the simulator share, and how they are taken.
 
-Taking it costs per endpoint, band, model and tenant, never per waiting request: lists of what may be many are cut to
-what is shown, and say how many more there are.
+Taking it costs per endpoint, band, model and tenant, never per waiting request: long lists are cut,
+with the number left out.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from penstock.core.values.rows import FlowSnapshot, SourceSnapshot, TenantSnapsh
 from penstock.core.values.settings import AdmissionSettings, EndpointLimits, QueueBounds
 
 MODELS_SHOWN = 50
-_SIZES = (Cause.KV_FULL, Cause.PREFILL_FULL)  # what may keep a request from an endpoint that takes smaller ones
+_SIZES = (Cause.KV_FULL, Cause.PREFILL_FULL)  # they keep a request from an endpoint that takes smaller ones
 REQUESTS_SHOWN = 40  # in each state
-STOPPING_S = 10.0  # whoever takes no connection, but has moved a stream so recently, is about to end, and not gone
+STOPPING_S = 10.0  # an endpoint that takes no connection, but moved a stream so recently, is about to end
 
 
 class EndpointSnapshot(msgspec.Struct, frozen=True):
@@ -44,39 +44,39 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     name: str
     state: EndpointState
     role: str  #: both, prefill or decode
-    models: list[str] | None  #: None: it has not told
+    models: list[str] | None  #: None: not reported yet
     slots: int
     slots_auto: bool  #: found out, so they may change
     leases: int
     reserved: int  #: leases before their first token
-    pending: int  #: of these, for requests whose prompts are still being computed elsewhere
-    given_up: int  #: slots that are not leased, and in which its engine still works for who hung up
+    pending: int  #: of these, for requests with prompts that are still computed elsewhere
+    given_up: int  #: slots without a lease, still busy for clients that hung up
     load: float
     others: float  #: requests that are not ours, as its gauges show them on average
-    engine_waiting: float | None  #: as last observed; None where nothing credible was
+    engine_waiting: float | None  #: as last observed; None: nothing credible
     engine_running: float | None
     kv_usage: float | None
-    kv_usage_believed: float | None  #: with what was sent since the reading
+    kv_usage_believed: float | None  #: including requests sent since the reading
     kv_tokens_free: int | None  #: below the ceiling, by the same belief
     prefix_hit_ratio: float | None  #: share of prompt tokens its cache held, as the engine counts
     observed_s_ago: float | None
-    gauges: Standing  #: what they are worth
-    gauges_why: str  #: a sentence; empty where they are believed
+    gauges: Standing  #: how far they are believed
+    gauges_why: str  #: a sentence; empty if they are believed
     time_per_output_token_s: float
     dispatches_total: int
     price: float  #: of its work, compared with other endpoints'
     weight: float  #: its share of the requests, compared with other endpoints'
-    limits: EndpointLimits | None  #: its own thresholds, where it has any
+    limits: EndpointLimits | None  #: its own thresholds, if it has any
     closed: (
         Cause | None
     )  #: why nothing of the highest band that has work goes there; None: something may, or none waits
-    needed_tokens: int | None  #: by the first in line, where that is what keeps it from there
+    needed_tokens: int | None  #: by the first in line, if that keeps it away
     failure: str | None  #: the last one, whether or not it still matters
     failed_s_ago: float | None
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True):
-    """What waits for one model in one band."""
+    """The queue of one model in one band."""
 
     model: str
     band: str
@@ -97,7 +97,7 @@ class BandSnapshot(msgspec.Struct, frozen=True):
 
 
 class BoundSnapshot(msgspec.Struct, frozen=True):
-    """A bound of what may wait, and how much does."""
+    """A bound on queued requests, and the present amount."""
 
     of: Literal["requests", "bytes", "tokens"]
     band: str | None  #: None: of all bands together
@@ -110,8 +110,8 @@ class HeadSnapshot(msgspec.Struct, frozen=True):
 
     band: str
     tenant: str
-    tokens: int  #: its prompt and its answer, estimated: what it takes of KV memory
-    kv_tokens_free: int | None  #: the most that one of the cause's endpoints has left below the ceiling, if they tell
+    tokens: int  #: of KV memory: its prompt and its answer, estimated
+    kv_tokens_free: int | None  #: the most below the ceiling at one of the cause's endpoints; None: not reported
 
 
 class ModelSnapshot(msgspec.Struct, frozen=True):
@@ -121,14 +121,14 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     waiting: int
     running: int
     slots: int  #: of the endpoints in service that answer for it
-    taken: int  #: leases there, whatever their models; more than `slots` where slots were taken away
+    taken: int  #: leases there, whatever their models; more than `slots` if slots were taken away
     answering: int  #: these endpoints
     endpoints: int  #: that serve it, in service or not
     up: int  #: of these, those in service
-    cause: Cause | None  #: what the first of those that wait waits for
+    cause: Cause | None  #: of the first waiting request
     cause_endpoints: int  #: at how many endpoints
     head: HeadSnapshot | None  #: the first of those that wait
-    kv_usage_min: float | None  #: over the endpoints that tell; where one cause holds at some, over these
+    kv_usage_min: float | None  #: over the endpoints that report it; of a cause that holds at some, over these
     kv_usage_max: float | None
     oldest_wait_s: float
     wait_p50_s: float | None  #: in the queue, of those sent in the last ten seconds; None: nothing was
@@ -151,10 +151,10 @@ class RequestRow(msgspec.Struct, frozen=True):
     state: State
     age_s: float  #: since it came, or from then to its end
     waited_s: float
-    prompt_tokens: int  #: estimated, or as the engine told
-    output_tokens: int  #: what came so far, or in all
+    prompt_tokens: int  #: estimated, or as the engine reported
+    output_tokens: int  #: so far, or in all
     endpoint: str | None
-    cause: Cause | None  #: what it waits for
+    cause: Cause | None  #: of waiting
     reason: Reason | None  #: why it ended without an answer
     ended_s_ago: float | None
     requeues: int
@@ -178,7 +178,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     waiting_bytes: int
     waiting_tokens: int
     running: int
-    kv_usage_ceiling: float  #: of each endpoint: what would go beyond is not sent
+    kv_usage_ceiling: float  #: of each endpoint: no request is sent that would exceed it
     endpoints: list[EndpointSnapshot]
     bands: list[BandSnapshot]
     queues: list[QueueSnapshot]
@@ -189,9 +189,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     flows: list[FlowSnapshot]  #: tenants by band: those with most waiting, then those that got most
     flows_more: int
     requests: RequestRows
-    sources: list[SourceSnapshot]  #: of what is cached where
+    sources: list[SourceSnapshot]  #: of cached prefixes
     paused_tenants: list[str] = []
-    bounds: list[BoundSnapshot] = []  #: none where queueing is off
+    bounds: list[BoundSnapshot] = []  #: none if queueing is off
 
 
 ALL = "*"  #: all models, where those that are paused or drained are named
@@ -244,14 +244,14 @@ def bounds_now(queues: Queues, bounds: QueueBounds) -> list[BoundSnapshot]:
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """What keeps the first in a line from an endpoint that takes smaller ones."""
+    """Why the first in a line cannot go to an endpoint that takes smaller requests."""
 
     cause: Cause
-    tokens: int  #: what it needs
+    tokens: int  #: needed
 
 
 def tight(busy: Band | None, waits: Waits) -> dict[Endpoint, Misfit]:
-    """Returns what keeps the first in line from the endpoints that are open to `busy`, the highest band with work."""
+    """Returns why the first in line cannot go to endpoints open to `busy`, the highest band with work."""
     lines = [line for line in waits.lines() if line.band is busy and line.span.cause in _SIZES]
     if busy is None or not lines:
         return {}
@@ -267,7 +267,7 @@ def head_of(line: Line) -> Entry:
 def endpoint_now(
     endpoint: Endpoint, busy: Band | None, tight: Mapping[Endpoint, Misfit], settings: AdmissionSettings, now: float
 ) -> EndpointSnapshot:
-    """`busy`: the highest band with work; `tight`: what is open to it, and why that does not help."""
+    """`busy`: the highest band with work; `tight`: endpoints open to it that do not help, and why."""
     ledger = endpoint.ledger
     base = ledger.base if ledger.credible(now) else None
     closed = busy.closed.get(endpoint) if busy is not None else None
@@ -315,7 +315,7 @@ def models_now(
         backlog.update(band.tree.root.backlog)
     meters = shares.models()
     served = {name for endpoint in pool for name in endpoint.models or ()}
-    # What only callers ever named is no row, unless it waits or runs.
+    # A name that only callers used has no row, unless a request waits or runs.
     names = dict.fromkeys([*backlog, *[name for name, meter in meters.items() if meter.running or meter.real]])
     names.update(dict.fromkeys(sorted(served)))
     shown = heapq.nlargest(
@@ -403,7 +403,7 @@ def _whole(tokens: float | None) -> int | None:
 
 
 def _closed(band: Band, endpoint: Endpoint, cause: Cause | None) -> bool:
-    """Whether that is what keeps the endpoint from taking the first in line."""
+    """Whether the endpoint does not take the first in line for that cause."""
     return band.closed.get(endpoint) is cause or (cause in _SIZES and endpoint in band.open)
 
 

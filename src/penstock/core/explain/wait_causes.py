@@ -1,12 +1,12 @@
-"""What keeps requests waiting, and for how long each cause did.
+"""Causes of waiting, and how long each held.
 
-Requests of one band for one model wait for the same thing (those of a tenant with a limit on what runs, maybe for
+Requests of one band for one model have the same cause (those of a tenant with a limit on running requests, maybe
 that), so they stand in one *line*, and a line has one cause at a time. A line adds up how long each cause held; a
-request remembers where the sums stood when it came and when it left, and the difference is what it waited for. So a
+request remembers the sums at its arrival and its leaving, and the difference is its own wait by cause. So a
 request pays two references, however often causes change and however long it waits.
 
 A line is looked at when it forms, then whenever the pump has found that nothing more can be sent, at most every
-`LOOK_S`: causes are exact to that where something happens, and to the interval of the readings where nothing does.
+`LOOK_S`: causes are exact to that if anything happens, else to the interval of the readings.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Span(NamedTuple):
 
 
 class Line:
-    """Those who wait for the same thing."""
+    """Requests with the same cause of waiting."""
 
     __slots__ = ("band", "entries", "looked_s", "model", "span", "tenant")
 
@@ -147,7 +147,7 @@ class Waits:
         self._lines.clear()
 
     def look(self, now: float, *, at_once: bool = False) -> None:
-        """See what keeps each line, now that the pump can send nothing more.
+        """Find the cause of each line, now that the pump can send nothing more.
 
         A look within `LOOK_S` of the last one is skipped, unless it is to be `at_once`.
         """
@@ -166,7 +166,7 @@ class Waits:
         return self._queues.bands[rank]
 
     def present(self, stay: Stay, now: float) -> Cause:
-        """Returns what a line waits for at this very moment."""
+        """Returns the cause of a line at this very moment."""
         self._look_at(stay.line, now)
         return stay.line.span.cause
 
@@ -175,7 +175,7 @@ class Waits:
         return [line for line in self._lines.values() if line.entries]
 
     def cause(self, band: Band, model: str, tenant: str | None, now: float) -> Cause:
-        """Returns what keeps the first of a line from being sent. `tenant`: None if it has no limit on what runs."""
+        """Returns why the first of a line is not sent. `tenant`: None if it has no limit on running requests."""
         if not self._pauses.sends(model):
             return Cause.NO_DECIDER if self._pauses.halted else Cause.PAUSED
         if tenant is not None and self._quotas.at_limit(tenant):
@@ -204,7 +204,7 @@ class Waits:
         return closed, [e for e in band.open if e.serves(model)]
 
     def _endpoints_by_role(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
-        """The same for those that may compute the first one's prompt; where none may answer it, what keeps these."""
+        """The same for endpoints that may compute the first one's prompt; if none may answer, for those."""
         head, roles = band.tree.head([model]), self._pool.roles
         whole = head is not None and head.whole
         serving = [e for e in self._pool if e.serves(model)]

@@ -1,13 +1,13 @@
-"""Who may look at /admin, and who may change things there (docs/decisions/0050).
+"""Access to /admin: which callers may look, and which may change things (docs/decisions/0050).
 
-Two tokens: one for everything, one that only reads. With neither, the gateway has one of its own, which only who may
-read its file knows (`gateway/admin/own_token.py`). Without a token nobody changes anything; where none is set, and it
-listens on loopback, this machine may look (`identity/origins.py` says who that is).
+Two tokens: one for everything, one that only reads. With neither, the gateway makes its own, which is in a file
+(`gateway/admin/own_token.py`). Without a token nobody changes anything; if none is set and the gateway listens on
+loopback, this machine may look (`identity/origins.py`).
 
-The right token is always let in, however many wrong ones came before it and from wherever: otherwise anybody behind
-the same proxy could lock an operator out. So what is wrong is compared too, and a guesser is slowed down instead: past
-some wrong tokens of an address (IPv6: a /64), each further one is answered late, and one connection can try no more
-often than that. What keeps guessers with many connections out is the token's length.
+The right token always works, however many wrong ones came before and from any address: otherwise anybody behind the
+same proxy could lock an operator out. So a guesser is slowed down instead: past some wrong tokens from an address
+(IPv6: a /64), each further one is answered late, and one connection can try no faster. Guessers with many connections
+are kept out by the token's length.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Denied(msgspec.Struct, frozen=True):
     reason: Reason
     message: str
     retry_after_s: float | None = None
-    delay_s: float = 0.0  #: to be told so late
+    delay_s: float = 0.0  #: how late the refusal goes out
 
 
 class AdminAuth:
@@ -71,9 +71,9 @@ class AdminAuth:
         self._read_token = _digest(None if admin.read_token is None else admin.read_token.get_secret_value())
 
     def denied(self, head: Head, *, writes: bool, public: bool = False) -> Denied | None:
-        """Why the caller may not do this; None when it may. `public`: what shows nothing of the gateway."""
+        """Why the caller may not do this; None if it may. `public`: it shows nothing of the gateway."""
         given = _digest(_bearer(head))
-        # Both are compared whatever the first says, so that time tells nothing.
+        # Both are always compared, so that timing leaks nothing.
         is_full = _equal(given, self._token if self.is_set else self._own)
         is_reader = _equal(given, self._read_token)
         if is_full or (is_reader and not writes):
@@ -95,7 +95,7 @@ class AdminAuth:
         return _equal(_digest(_bearer(head)), self._token if self.is_set else self._own)
 
     def _without_token(self, head: Head, *, writes: bool, public: bool) -> Denied | None:
-        """What nobody needs a token for, where none is set."""
+        """Why a caller without a token may not do this, if none is set."""
         if not self._is_local:
             return Denied(Reason.FORBIDDEN, _CLOSED)
         foreign = self._origins.foreign_name(head) if public else self._origins.foreign(head)
@@ -112,7 +112,7 @@ class AdminAuth:
     # --- wrong tokens ---------------------------------------------------------------------------------------------
 
     def _failed(self, peer: str) -> Denied:
-        """A wrong token came from an address: note it, and say how it is answered."""
+        """Note a wrong token from an address, and return how it is answered."""
         now = self._now()
         count, since_s = self._failures.get(peer) or (0.0, 0.0)
         left = max(0.0, count - (now - since_s) / FAILURE_FORGIVEN_S)  # that are not forgiven yet

@@ -1,6 +1,6 @@
 """What happened recently, for people: a short list in memory, the same lines in the log.
 
-What operators did stands there with who did it. Nobody's prompts, and of what operators sent only names and numbers.
+Operators' actions are among them with the operator's address. No prompts, and only names and numbers that were sent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.gateway.admin.phrases import printable
 logger = logging.getLogger(__name__)
 
 EVENTS_MAX = 200
-# Of what an operator sent: the rest may hold secrets.
+# Of an operator's request: the rest may hold secrets.
 SHOWN_FIELDS = ("model", "name", "slots", "url", *TenantLimits.model_fields, "until_reload", "running_too")
 
 Kind = Literal["start", "operator", "endpoint", "queue", "settings", "worker", "share", "failure"]
@@ -51,10 +51,7 @@ class EventLog:
         return self._serial
 
     def amend(self, serial: int, kind: Kind, text: str) -> int:
-        """Let a line say something else from now on; a new one where there is none any more. Returns its serial.
-
-        The log can't be written anew: it has the line as it was at first, and once more when that is `over`.
-        """
+        """Replace a line, or add one if it is gone; returns its serial. The log has its first and last text."""
         at = serial - self._serial - 1  # serials have no gaps, so that is its place from the end
         if serial < 1 or -at > len(self._events):
             return self.note(kind, text)
@@ -62,7 +59,7 @@ class EventLog:
         return serial
 
     def over(self, kind: Kind, text: str) -> None:
-        """A line that was amended says this for good."""
+        """Log the final text of a replaced line."""
         logger.info("%s, in all: %s", kind, printable(text))
 
     def latest(self, count: int = EVENTS_MAX) -> list[LoggedEvent]:

@@ -1,4 +1,4 @@
-"""The state of everything in a few sentences: is it healthy, who waits, why, for how long.
+"""The state of everything in a few sentences: health, queues, their causes and ages.
 
 Made here once from the snapshot, so that the page, `top` and `status` agree. Missing endpoints come first, because
 somebody has to look at them; then stops by operators, which explain the rest; then the model with the most queued
@@ -109,7 +109,7 @@ def _drained(model: ModelSnapshot, snapshot: Snapshot) -> int:
 
 
 def _state(snapshot: Snapshot) -> list[str]:
-    """What waits and what runs, and where."""
+    """Queued and running requests, or engines that are up."""
     if snapshot.draining:
         waits = count(snapshot.waiting, "waits", "wait")
         return [f"Shutting down: nothing new is let in, {waits}, {snapshot.running} run."]
@@ -125,7 +125,7 @@ def _state(snapshot: Snapshot) -> list[str]:
 
 
 def _stores(around: Around) -> list[str]:
-    """Which stores do not answer, and what that means."""
+    """Stores that do not answer, and the effect."""
     down = []
     if around.batch_store is not None:
         down.append(f"Files and batches are down: {printable(around.batch_store, TROUBLE_CHARS_MAX)}.")
@@ -136,7 +136,7 @@ def _stores(around: Around) -> list[str]:
 
 
 def _stopped(snapshot: Snapshot, around: Around) -> list[str]:
-    """What an operator stopped, who and since when, and how many requests were refused for it."""
+    """Stops by operators, with address and age, and how many requests were refused for them."""
     if snapshot.draining:
         return []
     stopped = []
@@ -159,7 +159,7 @@ def _names(stopped: Sequence[str]) -> str:
 
 
 def _who(verb: str, stopped: Sequence[str], around: Around) -> str:
-    """Who made the latest of these stops, and how long ago; empty if not known."""
+    """The operator of the latest of these stops, and its age; empty if not known."""
     known = [stop for model in stopped if (stop := around.stops.get((verb, model))) is not None]
     latest = min(known, key=lambda stop: stop.for_s, default=None)
     return "" if latest is None else f" ({short_name(latest.by)}, {seconds(latest.for_s)} ago)"
@@ -204,7 +204,7 @@ def _holding(snapshot: Snapshot) -> list[str]:
 
 
 def _by_band(snapshot: Snapshot, bands: list[BandSnapshot], *, one_line: bool) -> str:
-    """Who goes next and who waits behind; several models have a queue each, so then only who waits."""
+    """The next band and those behind it; of several models, each with its own queue, only the numbers."""
     listed = [f"{band.waiting:,} {band.name}{_whose(snapshot, band, ' ({})')}" for band in bands]
     if listed[BANDS_NAMED_MAX:]:
         listed[BANDS_NAMED_MAX:] = [f"{sum(band.waiting for band in bands[BANDS_NAMED_MAX:]):,} in lower bands"]

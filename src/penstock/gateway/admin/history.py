@@ -1,4 +1,4 @@
-"""The last hour in samples a second apart: what the curves are drawn from.
+"""The last hour in samples a second apart, for the curves.
 
 One ring per curve, 3,600 numbers each, kept as bare ones: as objects they would weigh four times as much. The rings are
 made whole at the start, so no memory grows for an hour. Whoever comes later gets the hour thinned: each second of the
@@ -20,9 +20,9 @@ from penstock.gateway.telemetry.failures import Failures, Kind
 SAMPLES_MAX = 3_600
 FINE_SAMPLES = 300
 COARSE_S = 10
-TOKENS_OVER = 10  # samples: answers tell their growth in steps, and those that do not stream at their ends
+TOKENS_OVER = 10  # samples: streams report their growth in steps, other answers at their ends
 RATES = ("sent_per_s", "tokens_per_s", *(f"{kind}_per_s" for kind in Kind))
-TIMES = ("first_token_p50_s", "first_token_p99_s")  # NaN, null in JSON, where no stream began
+TIMES = ("first_token_p50_s", "first_token_p99_s")  # NaN, null in JSON, if no stream began
 CURVES = ("waiting", "running", "slots", "oldest_s", "kv_max", *RATES, *TIMES)
 
 

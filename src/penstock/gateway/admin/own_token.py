@@ -46,7 +46,7 @@ class OwnToken:
         self._settle()
 
     def listening(self, port: int) -> None:
-        """The gateway listens, so its commands know where to look."""
+        """The gateway listens on this port: the file's place is known."""
         self._port = port
         self._settle()
 
@@ -59,7 +59,7 @@ class OwnToken:
             self.remove()
 
     def write(self, port: int) -> None:
-        """Let the commands on this machine find it. Where that fails, the log says what follows."""
+        """Write the file for the commands on this machine; a failure is logged."""
         if self.file is not None:
             return
         if self._folder is None:
@@ -87,12 +87,12 @@ class OwnToken:
 
 
 def folder_of(state_dir: str | None, env: Mapping[str, str]) -> Path | None:
-    """Where a gateway keeps what is its own; None where nothing says."""
+    """The state folder of a gateway; None if nothing sets one."""
     return next(_folders(state_dir, env), None)
 
 
 def find(url: str, env: Mapping[str, str]) -> str | None:
-    """The token of the gateway at a URL, where that is on this machine and its file can be read."""
+    """The token of the gateway at a URL, if it is on this machine and its file can be read."""
     try:
         parts = urlsplit(url)
         port = parts.port or _DEFAULT_PORTS.get(parts.scheme)

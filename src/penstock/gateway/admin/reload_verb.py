@@ -1,4 +1,4 @@
-"""`POST /admin/reload`: what an operator hears of it."""
+"""`POST /admin/reload`: its answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What is there under /admin: a table of routes, and what all of them share.
+"""The paths under /admin: a table of routes, and their common parts.
 
-A route is a method, a path whose `{…}` parts are names, who may use it, and a function that answers. The head decides
+A route is a method, a path whose `{…}` parts are names, its access, and a function that answers. The head decides
 whether a request is served at all (path, method, token); only then its body is read. Handlers may raise `AdminError`;
 it is answered in the shape of all errors. `verbs.py` and others add their routes to a table; `proxy/app.py` asks it.
 """
@@ -18,15 +18,15 @@ from penstock.gateway.admin.auth import AdminAuth, Denied
 from penstock.gateway.openai import errors
 from penstock.http.server.server import Exchange, Header
 
-BODY_BYTES_MAX = 1 << 16  # a thousand models' names; read on the event loop, where so much takes two milliseconds
-MEMBERS_MAX = 64  # of a body's object: what is wrong with each is told to the caller, at some microseconds each
+BODY_BYTES_MAX = 1 << 16  # a thousand models' names; read on the event loop in two milliseconds
+MEMBERS_MAX = 64  # of a body's object: each problem is reported, at some microseconds each
 PREFIX = "/admin"
 LATE_MAX = 256  # refusals that are held back at a time, each a connection and its timer; further ones go out at once
 
 # Names in answers are callers' own: no browser shall take them for anything but text.
 _UNKEPT: list[Header] = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
-Audit = Callable[[str, str, str, Mapping[str, object], str | None], None]  # who, method, path, body, why refused
+Audit = Callable[[str, str, str, Mapping[str, object], str | None], None]  # client, method, path, body, refusal
 Handler = Callable[[Exchange, Mapping[str, str]], None]
 
 
@@ -59,9 +59,9 @@ class AdminRoutes:
     def add(
         self, method: str, path: str, handler: Handler, *, writes: bool | None = None, public: bool = False
     ) -> None:
-        """Serve a path. What is not a GET changes something, unless said otherwise.
+        """Serve a path. All but GET change something, unless `writes` is given.
 
-        `public`: it shows nothing of the gateway, so it needs no token where there are any.
+        `public`: it shows nothing of the gateway, so it needs no token.
         """
         route = _Route(_split(path), handler, method != "GET" if writes is None else writes, public)
         self._routes.setdefault(method, []).append(route)
@@ -76,13 +76,13 @@ class AdminRoutes:
         return path == PREFIX or path.startswith(PREFIX + "/")
 
     def begin(self, exchange: Exchange) -> int:
-        """Refuse by the head what is not to be served. Returns the limit on the body."""
+        """Refuse by the head, if it is not to be served. Returns the limit on the body."""
         method = "GET" if exchange.method == "HEAD" else exchange.method
         found = self._find(method, exchange.target_path)
         if found is None:
             allowed = [m for m in self._routes if self._find(m, exchange.target_path) is not None]
             denied = self.auth.denied(exchange, writes=False)
-            if denied is not None:  # who may not look is not told what is there
+            if denied is not None:  # without access nothing is shown of the paths
                 self._refuse(exchange, denied)
             elif allowed:
                 takes = ", ".join(allowed)
@@ -119,7 +119,7 @@ class AdminRoutes:
             self._answer_late(exchange, exchange.note)
             return
         found = self._find("GET" if exchange.method == "HEAD" else exchange.method, exchange.target_path)
-        assert found is not None, "begin refuses what has no route"
+        assert found is not None, "begin refuses unknown paths"
         route, names = found
         refused = None
         try:
@@ -140,7 +140,7 @@ class AdminRoutes:
 
 
 def _said(exchange: Exchange) -> Mapping[str, object]:
-    """What the caller sent, for the record."""
+    """The body, for the audit."""
     try:
         return body_of(exchange)
     except AdminError:
@@ -148,7 +148,7 @@ def _said(exchange: Exchange) -> Mapping[str, object]:
 
 
 def body_of(exchange: Exchange) -> dict[str, object]:
-    """The JSON object in a request's body; empty where nothing was sent."""
+    """The JSON object in a request's body; empty if nothing was sent."""
     if not exchange.body.strip():
         return {}
     try:

@@ -45,7 +45,7 @@ class TenantVerbs:
     def _list(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         busy = self._scheduler.busy()
         listed = [profile.name for profile in self._callers.profiles()]
-        # Those with work first, the most waiting first, then those of which an operator said something.
+        # Those with work first, the most waiting first, then those with orders.
         names = dict.fromkeys([*sorted(busy, key=lambda name: busy[name], reverse=True), *self._orders, *listed])
         rows = [self._row(name, busy.get(name, (0, 0))) for name in islice(names, SHOWN_MAX)]
         answer(exchange, {"tenants": rows, "more": len(names) - len(rows)})
@@ -54,7 +54,7 @@ class TenantVerbs:
         self._answer(exchange, self._account(names))
 
     def _row(self, name: str, busy: tuple[int, int]) -> dict[str, object]:
-        """How a tenant stands, and who said so."""
+        """A tenant's requests and limits, and where each limit comes from."""
         profile, orders = self._callers.profile(name), self._orders.of(name)
         file = self._orders.file.get(name)
         limits: dict[str, object] = {}
@@ -113,7 +113,7 @@ class TenantVerbs:
         self._answer(exchange, name)
 
     def _cancel(self, exchange: Exchange, names: Mapping[str, str]) -> None:
-        """Take out what waits, and what runs where that is said; so many at a time, and tell how many are left."""
+        """Cancel waiting requests, and running ones if asked; so many at a time, with the number left."""
         name = names["name"]
         running_too = _flag(body_of(exchange), "running_too")
         found = self._scheduler.requests_of(name, running=False)
@@ -128,7 +128,7 @@ class TenantVerbs:
     # --- parts ----------------------------------------------------------------------------------------------------
 
     def _account(self, names: Mapping[str, str]) -> str:
-        """The tenant that a path names. Raises where there is none, or where it has no limits of its own."""
+        """The tenant that a path names. Raises if there is none, or if it has no limits of its own."""
         name = names["name"]
         if name in self._orders:
             return name

@@ -1,4 +1,4 @@
-"""Who looks at the gateway: one picture a second for the history, the events and everybody who listens.
+"""One picture a second for the history, the events and the listeners.
 
 However many pages are open, a snapshot is taken and encoded once. A listener that has not taken the last frame when
 the next one comes is dropped: it connects again by itself, and nobody's slowness is kept in our memory.
@@ -53,7 +53,7 @@ _SSE_HEADERS = [
 
 
 class GatewayFacts(msgspec.Struct, frozen=True):
-    """What the page shows that the scheduler does not know."""
+    """State for the page that the scheduler does not know."""
 
     version: str
     config_hash: Callable[[], str]
@@ -65,9 +65,7 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     key_store: Callable[[], str | None] = lambda: None  #: why made keys can't be read
     share: Callable[[], ShownGroup | None] = lambda: None  #: how it stands among gateways that share; None: alone
     failures: Failures = msgspec.field(default_factory=Failures)
-    stops: Callable[[], Mapping[tuple[str, str], StoppedBy]] = (
-        dict  #: whose word pauses and drains are, by verb and model
-    )
+    stops: Callable[[], Mapping[tuple[str, str], StoppedBy]] = dict  #: who paused and drained, by verb and model
 
 
 class Watch:
@@ -105,7 +103,7 @@ class Watch:
             await asyncio.sleep(INTERVAL_S)
 
     def close(self) -> None:
-        """Tell everybody who listens that it is over."""
+        """End all listeners' answers."""
         for exchange in list(self._listeners):
             self._drop(exchange)
             exchange.end()
@@ -254,7 +252,7 @@ class Watch:
         return self._driver.scheduler.snapshot(now=self._driver.now())
 
     def _state_s(self, snapshot: Snapshot) -> dict[str, float]:
-        """For how long endpoints have been in their states: those whose states are as they were at the last look."""
+        """For how long endpoints have been in their states, if these are as at the last look."""
         now = self._driver.now()
         return {
             endpoint.name: now - self._since[endpoint.name]
@@ -287,7 +285,7 @@ class Watch:
 
 
 def _tasks() -> int:
-    """How many tasks the event loop has: a leak of them is seen here first. 0 where no loop runs."""
+    """The number of the event loop's tasks, where a leak shows first; 0 if no loop runs."""
     try:
         return len(asyncio.all_tasks())
     except RuntimeError:
@@ -295,7 +293,7 @@ def _tasks() -> int:
 
 
 def short(row: Row) -> Row:
-    """A row whose names are fit to be shown: callers choose them, also ones of ten kilobytes."""
+    """A row with names cut and printable: callers choose them."""
     names = {key: printable(name, NAME_CHARS_MAX) for key in _NAMES if (name := getattr(row, key, None)) is not None}
     changed = {key: name for key, name in names.items() if name != getattr(row, key)}
     return msgspec.structs.replace(row, **changed) if changed else row
@@ -311,7 +309,7 @@ def _with_why(row: msgspec.Struct, why: str | None) -> dict[str, object]:
 
 
 def _troubled_first(endpoint: EndpointSnapshot) -> tuple[int, bool]:
-    """Faults, what passes by itself, what operators did, and then those that are up."""
+    """Faults, passing states, drained ones, and then those that are up."""
     state = endpoint.state
     rank = 0 if state in MISSING else 3 if state == "up" else 2 if state == "draining" else 1
     return rank, endpoint.closed is None

@@ -1,4 +1,4 @@
-"""What is counted, traced and logged of requests?
+"""How are requests counted, traced and logged?
 
 `metrics.py` are the series, counted for as little as an addition (`series.py`), read from a snapshot (`levels.py`) or
 from what worker processes say of themselves (`edges.py`); `tenants.py` are those with a tenant. `failures.py` is what

@@ -1,6 +1,6 @@
 """The access log (`log.access`): one line per request that reached the queue, when it is over.
 
-As text, `key=value` and spaces between. Callers choose ids, names and paths: what has a space, an equals sign or a
+As text, `key=value` and spaces between. Callers choose ids, names and paths: a value with a space, an equals sign or a
 quote in it stands in quotes, as JSON writes them, so that nobody writes fields.
 """
 
@@ -25,7 +25,7 @@ _PLAIN = re.compile(r"[^\s=\"\\]+")
 
 
 def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
-    """Who asked for what, how long it waited and took, and how it ended; nothing of what was said."""
+    """Log the request's origin, model, times and end; no prompt and no answer."""
     exchange, request = journey.exchange, journey.request
     first_s = None if journey.first_s is None else journey.first_s - journey.started_s
     fields = {
@@ -53,6 +53,6 @@ def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> No
 
 
 def word(value: object) -> str:
-    """A value that is read back as one: in quotes where it could be taken for several, or for a field of its own."""
+    """A value that is read back as one: in quotes if it could be taken for several, or for a field."""
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -34,7 +34,7 @@ class ShownGroup(Protocol):
 
     @property
     def role(self) -> str:
-        """`leads` where it decides for all."""
+        """`leads` if it decides for all."""
 
     @property
     def sentence(self) -> str:

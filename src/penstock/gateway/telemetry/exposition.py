@@ -6,7 +6,7 @@ them. A page begins after the question for it: scrapes that come while one is ma
 more than a tenth of the CPU time: past that the last one is given again, until it is as old as a scrape is from the
 next.
 
-What is printed is what prometheus_client prints (its text format 0.0.4); a test holds the two against each other.
+The text is prometheus_client's (text format 0.0.4); a test compares the two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock import clock
 
 SLICE_S = 0.004  # of the loop at once: a fifth of what a stream's reader could notice
 LINES_AT_ONCE = 64  # between two looks at the clock
-TIME_SHARE = 0.1  # of a CPU that making pages may take, whoever asks
+TIME_SHARE = 0.1  # of a CPU for making pages
 BURST_S = 0.25  # of CPU for making, before that share counts: a page made on each of a hundred questions in a row
 KEPT_S_MAX = 15.0  # Prometheus asks every 15 s or more rarely, as people set it
 _EXACT_MAX = 1e6  # from there on Go writes exponents

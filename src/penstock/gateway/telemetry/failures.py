@@ -1,9 +1,8 @@
-"""What ended badly since the last look, and whose was it? Counted as it happens, taken once a second by who watches.
+"""Failures since the last look, with tenant and endpoint. Counted as they happen, taken once a second by `Watch`.
 
-A failure is told by a few words: what became of the request, the reason, the tenant, the endpoint where one had a part
-in it, and the limit of the tenant where that was reached. So a flood of a million refusals is one row with a number,
-and rows are bounded: past `ROWS_MAX` between two looks, tenants are no longer told apart, and then endpoints neither.
-Clients that hang up are no failure.
+A row is a few words: kind, reason, tenant, endpoint if one had a part in it, and limit of the tenant if one was
+reached. So a flood of a million refusals is one row with a number. Rows are bounded: past `ROWS_MAX` between two looks,
+tenants are merged, and then endpoints. Clients that hang up are no failure.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ ROWS_MAX = 512  # between two looks
 OTHERS = "others"  # a tenant or an endpoint past that
 FIRST_TOKENS_MAX = 512  # remembered for the quantiles
 FIRST_TOKENS_S = 10.0  # long enough to have some, short enough to follow what happens
-_ENDED, _FIRST_TOKENS = "ended", "first_tokens"  # what else is told between processes
+_ENDED, _FIRST_TOKENS = "ended", "first_tokens"  # other rows between processes
 _OWN_WISH = (Reason.CANCELLED, Reason.CLIENT_GONE, Reason.OPERATOR)
 
 
@@ -34,17 +33,17 @@ class Kind(StrEnum):
     RETRIED = "retried"  #: sent, and back in the queue: its client notices a longer wait
 
 
-AT_ENDPOINTS = (Kind.BROKEN, Kind.FAILED, Kind.RETRIED)  # where an endpoint had a part in it
+AT_ENDPOINTS = (Kind.BROKEN, Kind.FAILED, Kind.RETRIED)  # an endpoint had a part in it
 
 
 class Mishap(NamedTuple):
-    """What happened to whose request where."""
+    """One row."""
 
     kind: Kind
     reason: str
     tenant: str  #: "": not known, as it was refused before anybody asked
     endpoint: str  #: "": none had a part in it
-    limit: str = ""  #: of the tenant, where that is the reason
+    limit: str = ""  #: of the tenant, if that is the reason
 
 
 class Failures:
@@ -61,7 +60,7 @@ class Failures:
     def note(
         self, tenant: str, endpoint: str, outcome: Outcome, reason: Reason | None, limit: LimitReached | None = None
     ) -> None:
-        """A request ended. Nothing is noted where it went well, or its client wished it."""
+        """A request ended. Nothing is noted if it went well, or its client wished it."""
         self.ended += 1
         if reason is None or outcome is Outcome.COMPLETED or reason in _OWN_WISH:
             return
@@ -82,7 +81,7 @@ class Failures:
         return rows
 
     def first_tokens_s(self, now: float) -> tuple[float, float] | None:
-        """The median of the last seconds, and what 99 in 100 stay under; None where no stream began."""
+        """p50 and p99 of the last seconds; None if no stream began."""
         self._first_tokens.extend([(now, after_s) for after_s in self._fresh])
         self._fresh.clear()
         times = sorted([after_s for at_s, after_s in self._first_tokens if now - at_s <= FIRST_TOKENS_S])
@@ -102,7 +101,7 @@ class Failures:
         return rows
 
     def add(self, labels: Sequence[str], values: Sequence[float]) -> None:
-        """Add what another process told."""
+        """Add another process's rows."""
         if labels == [_FIRST_TOKENS]:
             self._fresh.extend(values)
         elif labels == [_ENDED]:

@@ -107,14 +107,14 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Levels]:
 
 
 def _told(endpoint: EndpointSnapshot, value: float | None) -> float:
-    """0 until it was read for the first time, as every gauge. From then on what it did not tell is no number."""
+    """0 until the first reading, as every gauge; then NaN for a value that is not reported."""
     if value is None:
         return 0.0 if endpoint.observed_s_ago is None else math.nan
     return value
 
 
 def _sources(snapshot: Snapshot) -> Iterator[Levels]:
-    """How right those are who say where prompts are cached."""
+    """How right the sources of cached prefixes are."""
     columns: list[tuple[str, str, Callable[[SourceSnapshot], float]]] = [
         ("prefix_hit_tokens_total", "Prompt tokens that were cached where they were expected.", lambda s: s.hit_tokens),
         (

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 MODELS_MAX = 500  # model labels; more are `other`
 MODEL_LINES_MAX = 90_000  # of the page, for all models: 500 of them in three bands
-_LINES_PER_BAND = 60  # of a model: three histograms and what stands beside them
+_LINES_PER_BAND = 60  # of a model: mostly three histograms
 _WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
-_TRANSFERS = ("named", "none", "met")  # who computed said where the KV is, or did not, or they met
+_TRANSFERS = ("named", "none", "met")  # the prefill endpoint named the KV's place, or did not, or the two met
 _ROUTERS_WORDS: dict[Reason, str] = {Reason.ENDPOINT_OVERLOADED: "pinned_overload"}  # RFC 876's own
 _TOO_MANY = tuple(reason for reason in Reason if reason.status == 429)
 
@@ -70,7 +70,7 @@ class Metrics:
         self._sources: list[SeriesSource] = []
         self.counted: list[
             Counter | Histogram | ProductionStack
-        ] = []  #: what happens, in one order in all processes of a gateway
+        ] = []  #: counts, in the same order in all processes of a gateway
         self._bands: list[str] = []  # shared with the gauges
         self._models: set[str] = set()
         self._lines: dict[tuple[str, str], _AnswerSeries] = {}
@@ -163,7 +163,7 @@ class Metrics:
         self.counted.append(router)
 
     def follow(self, settings: Settings) -> None:
-        """Count by the bands and tenants of these settings. What was counted stays, but for tenants that are gone."""
+        """Count by the bands and tenants of these settings. Counts stay, except those of removed tenants."""
         self._tenants.follow(settings)
         self._bands[:] = [band.name for band in settings.bands]
         self._models_max = min(MODELS_MAX, MODEL_LINES_MAX // (_LINES_PER_BAND * len(self._bands)))
@@ -185,7 +185,7 @@ class Metrics:
             self._config_hash = config_hash
 
     def lines(self) -> Iterator[str]:
-        """The text for `/metrics`, line by line; what happens meanwhile may be in it or not."""
+        """The text for `/metrics`, line by line; events meanwhile may be in it or not."""
         for source in self._sources:
             yield from source.lines()
         if self._with_aliases:
@@ -211,7 +211,7 @@ class Metrics:
         for transfer in _TRANSFERS:
             self._prefills.remove(name, transfer)
 
-    # --- what happened ----------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------------
 
     def arrived(self, model: str) -> None:
         """A request goes to the scheduler."""
@@ -243,7 +243,7 @@ class Metrics:
         self._fallbacks.labels(model, to).inc()
 
     def refused(self, reason: Reason, *, tenant: str = "", label: str = OTHER) -> None:
-        """A request that never reached the scheduler. `tenant`: whose it was, as far as that is known by then."""
+        """A request that never reached the scheduler. `tenant`: if known by then."""
         self._requests.labels(OTHER, "", Outcome.REJECTED, reason).inc()
         self._rejections.labels(reason).inc()
         if reason in self._alias_rejections:
@@ -294,7 +294,7 @@ class Metrics:
             self._cancelled.inc()
 
     def used(self, journey: QueuedJourney, usage: Usage | None, tokens_seen: int) -> None:
-        """An answer is complete. `usage`: as the engine told; else only the tokens that were seen are known."""
+        """An answer is complete. `usage`: as the engine reported; else only the tokens seen are known."""
         model = self.model_label(journey.request.model)
         prompt, cached, completion = 0, 0, tokens_seen
         if usage is not None:

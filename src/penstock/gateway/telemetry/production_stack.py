@@ -1,7 +1,7 @@
 """The names that production-stack's dashboards, KEDA and prom-adapter read of its router (`metrics.aliases`).
 
-Only these: what they read of engines, engines tell themselves. `server` is an endpoint's URL, as there. The load of the
-machine is read of /proc, where there is one.
+Only these: engines export the engines' own. `server` is an endpoint's URL, as there. The load of the machine comes from
+/proc, if there is one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Endpoint:
 
 
 class ProductionStack:
-    """Counts what those series need, and prints them."""
+    """Counts and prints those series."""
 
     def __init__(self, snapshot: Callable[[], Snapshot], *, now: Callable[[], float] = clock.now) -> None:
         self._snapshot = snapshot
@@ -96,7 +96,7 @@ class ProductionStack:
             its.sent_total += 1
 
     def used(self, endpoint: str, prompt_tokens: int, cached_tokens: int) -> None:
-        """An engine told the usage of an answer."""
+        """An engine reported the usage of an answer."""
         if (its := self._endpoints.get(endpoint)) is not None:
             its.prompt_tokens += prompt_tokens
             its.cached_tokens += cached_tokens
@@ -109,7 +109,7 @@ class ProductionStack:
             yield ("endpoint", name), [its.sent_total, its.prompt_tokens, its.cached_tokens]
 
     def add(self, labels: tuple[str, ...], values: Sequence[float]) -> None:
-        """Add what another process counted."""
+        """Add another process's counts."""
         match labels, [int(value) for value in values]:
             case ("model", model), [count]:
                 self._came[model] = self._came.get(model, 0) + count
@@ -148,7 +148,7 @@ class ProductionStack:
 
 
 class Machine:
-    """The load of where this runs, as far as it tells."""
+    """The load of this machine, as far as known."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc

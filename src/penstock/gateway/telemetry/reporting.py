@@ -1,4 +1,4 @@
-"""Where is each request reported, besides what is counted: its spans to a collector, its end to the access log?"""
+"""Reports of each request beside the counts: spans to a collector, lines in the access log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Reporting:
         self._closing: asyncio.Task[None] | None = None  # of a tracer that was replaced
 
     def follow(self, settings: Settings) -> None:
-        """Report requests that come from now on as these settings say."""
+        """Report later requests by these settings."""
         self.on_end = access_log.ended if settings.log.access else None
         self.on_sent = routing_log.sent if settings.log.routing else None
         if settings.tracing == self._tracing:
@@ -36,7 +36,7 @@ class Reporting:
             self._closing = asyncio.get_running_loop().create_task(before.close())
 
     async def close(self) -> None:
-        """Send what waits to be sent."""
+        """Send the remaining spans."""
         if self.tracer is not None:
             await self.tracer.close()
 

@@ -1,7 +1,7 @@
 """The line that production-stack's router writes for each request that it sends (`log.routing`).
 
 Scripts read it: its words and their order are theirs. A request that is computed in two places has two lines. Callers
-choose ids and sessions, so what is not visible in these is written as in a URL: nobody writes words of the line.
+choose ids and sessions, so their invisible characters are written as in a URL: nobody can forge words of the line.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from penstock.gateway.telemetry.exposition import head, labels_of, number, sample
 
-SERIES_MAX = 20_000  # of one counter, whoever chooses the labels; further ones count as `other`, in all labels
+SERIES_MAX = 20_000  # of one counter; further ones count as `other`, in all labels
 HISTOGRAMS_MAX = 5_000  # of one histogram: each has some twenty lines
 OTHER = "other"
 Series = TypeVar("Series")
@@ -59,12 +59,12 @@ class Counter:
         self._series.pop(values, None)
 
     def values(self) -> Iterator[tuple[tuple[str, ...], list[float]]]:
-        """Each series' labels and what was counted."""
+        """Each series' labels and count."""
         for labels, count in self._series.items():
             yield labels, [count.value]
 
     def add(self, labels: tuple[str, ...], values: Sequence[float]) -> None:
-        """Add what another process counted."""
+        """Add another process's counts."""
         if len(labels) == len(self._names) and len(values) == 1:
             self.labels(*labels).inc(values[0])
 
@@ -123,7 +123,7 @@ class Histogram:
             yield labels, [*times.counts, times.sum]
 
     def add(self, labels: tuple[str, ...], values: Sequence[float]) -> None:
-        """Add what another process observed."""
+        """Add another process's observations."""
         if len(labels) == len(self._names) and len(values) == len(self._bounds) + 2:
             times = self.labels(*labels)
             times.counts = [have + int(more) for have, more in zip(times.counts, values, strict=False)]

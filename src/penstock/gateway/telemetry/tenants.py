@@ -1,4 +1,4 @@
-"""Who got what, by tenant: how requests ended and why, how long they waited, and for the first token; tokens.
+"""Series by tenant: ends and reasons, waits, times to first tokens, tokens.
 
 Labels are the tenants of the settings, `TENANTS_MAX` of them; all others are `other`, as are requests that are refused
 before anybody asks whose they are. Times have fewer bounds here than elsewhere: some 25 lines a tenant in all, and one
@@ -51,7 +51,7 @@ class TenantSeries:
         self.all: tuple[Counter | Histogram, ...] = (self._requests, self._wait, self._ttft, self._service)
 
     def follow(self, settings: Settings) -> None:
-        """Count by these tenants. What was counted stays, but for those that are gone."""
+        """Count by these tenants. Counts of removed ones go."""
         names = [*[tenant.name for tenant in settings.tenants][: TENANTS_MAX - 1], OTHER]
         if gone := self._lines.keys() - set(names):
             for series in self.all:
@@ -59,7 +59,7 @@ class TenantSeries:
         self._lines = {name: self._line(name) for name in names}
 
     def ended(self, tenant: str, outcome: Outcome, reason: Reason | None, *, waited_s: float | None = None) -> None:
-        """A request ended. `waited_s`: None where it never was in the queue."""
+        """A request ended. `waited_s`: None if it never was in the queue."""
         label = tenant if tenant in self._lines else OTHER
         line = self._lines[label]
         if outcome is Outcome.COMPLETED and reason is None:

@@ -3,7 +3,7 @@
 A request that is queued has a span of its own, under it one per visit to the queue and one per call, whose context goes
 to the engine as `traceparent`. Names and attributes are of OpenTelemetry's conventions for HTTP and generative AI where
 there are any; all are bounded, and nothing of a prompt or an answer is among them. Spans are sent by a thread of the
-SDK's, from a queue with a bound: what is too much is dropped. Without `tracing.endpoint` nothing of this is imported,
+SDK's, from a queue with a bound: the surplus is dropped. Without `tracing.endpoint` nothing of this is imported,
 and a caller's `traceparent` passes on as it came.
 """
 
@@ -58,7 +58,7 @@ _OPERATIONS = {
 
 
 class Tracer:
-    """Begins traces, and owns what sends them."""
+    """Begins traces, and owns their exporter."""
 
     def __init__(self, processor: SpanProcessor, *, sample: float = 1.0) -> None:
         self._provider = TracerProvider(
@@ -76,7 +76,7 @@ class Tracer:
         return RequestTrace(self._tracer, request, method=method, path=path, parent=_context(parent, state))
 
     async def close(self) -> None:
-        """Send what waits to be sent, within a time."""
+        """Send the remaining spans, within a time."""
         try:
             await asyncio.wait_for(asyncio.to_thread(self._provider.shutdown), CLOSE_TIMEOUT_S)
         except TimeoutError:
@@ -96,7 +96,7 @@ def otlp(endpoint: str, *, sample: float) -> Tracer:
 
 
 class RequestTrace:
-    """The spans of one request. It is told what happens, in the order in which it does."""
+    """The spans of one request."""
 
     __slots__ = ("_call", "_model", "_operation", "_root", "_tracer")
 
@@ -124,7 +124,7 @@ class RequestTrace:
         return self._tracer.start_span(name, set_span_in_context(self._root), kind, attributes)
 
     def sent(self, target: Target, endpoint: str, headers: Headers) -> Headers:
-        """The wait is over, or the part before this one; the engine is told which span asks it."""
+        """The wait is over, or the part before this one; the engine gets the span's context."""
         self._call.end()
         host, port = target.upstream.place
         attributes: dict[str, str | int] = {
@@ -172,7 +172,7 @@ def _failed(span: Span, why: str) -> None:
 
 
 def _context(parent: bytes | None, state: bytes | None) -> SpanContext | None:
-    """The caller's span; None where what it sent is none."""
+    """The caller's span; None if its header is invalid."""
     found = None if parent is None else _PARENT.fullmatch(parent.strip())
     if found is None:
         return None

@@ -25,13 +25,13 @@ WAITS_S, WAITED_S = (
     2.0,
     0.5,
 )  # a queue begins and ends: apart, so that one that stands about there does not fill the list
-TENANTS_MAX = 50  # told apart in one
+TENANTS_MAX = 50  # kept apart in one
 _Key = tuple[Kind, str, str, str]  # with the reason, the limit of the tenant, and the endpoint
 _SCANS = (Reason.PATH_NOT_FOUND, Reason.METHOD_NOT_ALLOWED, Reason.WEBSOCKET_UNSUPPORTED)  # somebody looks around
 
 
 class Incident:
-    """Failures with one reason, at one endpoint where one had a part in it."""
+    """Failures with one reason, at one endpoint if one had a part in it."""
 
     def __init__(self, key: _Key, serial: int, now: float) -> None:
         self.kind, self.reason, self.limit, self.endpoint = key
@@ -68,7 +68,7 @@ class Incidents:
         self._open: dict[_Key, Incident] = {}
 
     def look(self, rows: Counter[Mishap], snapshot: Snapshot, now: float) -> None:
-        """Add what is new, and end what is over."""
+        """Add new rows, and end quiet incidents."""
         grown: dict[Incident, None] = {}
         for row, number in rows.items():
             if row.reason in _SCANS:

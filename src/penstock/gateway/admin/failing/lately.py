@@ -33,18 +33,18 @@ class FailureRow(msgspec.Struct, frozen=True):
     endpoint: str  #: "": none had a part in it
     count: int
     what: str  #: in words
-    limit: str = ""  #: of the tenant, where that is the reason
+    limit: str = ""  #: of the tenant, if that is the reason
 
 
 class FailureGroup(msgspec.Struct, frozen=True):
-    """All failures of the last minute with one reason, and where that is a limit of the tenant, with that one."""
+    """All failures of the last minute with one reason (and one limit of the tenant, if that is the reason)."""
 
     kind: Kind
     reason: str
     count: int
     what: str  #: in words
-    whose: str  #: in words; "" where no tenant is known
-    endpoint: str  #: where, if all were at one
+    whose: str  #: in words; "" if no tenant is known
+    endpoint: str  #: if all were at one
     most: str = ""  #: the tenant that more than half of them were of, if there is one
 
 
@@ -65,7 +65,7 @@ class Lately(msgspec.Struct, frozen=True):
 
 
 class FailureWindow:
-    """Sums up what `Failures` tells at each look."""
+    """Sums up the rows of `Failures`."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
@@ -75,7 +75,7 @@ class FailureWindow:
         self._ended_before = 0
 
     def look(self, now: float) -> Counter[Mishap]:
-        """Take what is new, and give it."""
+        """Take the new rows, and return them."""
         rows, ended = self._failures.take(), self._failures.ended - self._ended_before
         self._ended_before = self._failures.ended
         self._looks.append((now, rows, ended))
@@ -92,7 +92,7 @@ class FailureWindow:
         return rows
 
     def by_tenant(self, tenants: Collection[str]) -> dict[str, dict[Kind, int]]:
-        """How many requests of each of these tenants went badly in the last minute, by what became of them."""
+        """Failures of each of these tenants in the last minute, by kind."""
         found: dict[str, dict[Kind, int]] = {}
         for row, number in self._sum.items():
             if row.tenant in tenants:
@@ -148,16 +148,13 @@ def words(kind: Kind, reason: str, limit: str = "") -> str:
 
 
 def of_note(lately: Lately, kinds: Iterable[Kind]) -> list[FailureGroup]:
-    """The failures of these kinds that somebody should know of; none where all of them together are next to nothing."""
+    """The failures of these kinds that somebody should know of; none if all together are next to nothing."""
     groups = [group for group in lately.groups if group.kind in kinds and group.reason not in EXPECTED]
     return groups if sum(group.count for group in groups) >= max(1.0, SHARE_OF_NOTE * lately.ended) else []
 
 
 def of_alarm(lately: Lately) -> list[FailureGroup]:
-    """The refusals and evictions of the last minute, where they are so many that they are the matter; else none.
-
-    What gave its place to higher bands does not count: that is what the operator made bands for.
-    """
+    """The refusals and evictions of the last minute, if they are many. Displacement is meant, so no alarm."""
     groups = [one for one in of_note(lately, (Kind.REFUSED, Kind.EVICTED)) if one.reason != Reason.DISPLACED]
     total = sum(group.count for group in groups)
     return groups if total >= max(ALARM_LEAST, SHARE_OF_ALARM * lately.ended) else []

@@ -1,8 +1,8 @@
 """Does somebody else send requests to these engines, as another gateway would that shares nothing with this one?
 
 Each of two such gateways gives away all slots, so every limit is doubled, and nobody sees it but in engines' gauges,
-which count more than is ours. What is seen at most endpoints at a time, for a minute on end, is no single user who asks
-an engine directly, but something that spreads its requests as we do. It is said once, and again when it was over.
+which count more than our requests. Load at most endpoints at once, for a minute on end, is no single user of one
+engine, but something that spreads its requests as we do. It is reported once, and again when it is over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHARE: Final = 0.1  # of its slots, likewise
 
 
 class Strangers:
-    """What is on the engines beside what is ours, at each look."""
+    """The load on the engines that is not ours, at each look."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None  # there has been some at every look
@@ -29,7 +29,7 @@ class Strangers:
         self.said = False
 
     def look(self, endpoints: Iterable[EndpointSnapshot], now: float) -> str | None:
-        """Returns what is to be noted, if anything."""
+        """Returns a line to note, if any."""
         told = [endpoint for endpoint in endpoints if endpoint.observed_s_ago is not None and endpoint.state == "up"]
         beside = [e for e in told if e.others >= max(FEW, SHARE * e.slots)]
         if not beside or 2 * len(beside) < len(told):
