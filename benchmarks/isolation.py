@@ -27,6 +27,7 @@ from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.report import ttfts
 from bench.scenarios.base import (
     CHAT,
     ENGINE,
@@ -44,7 +45,7 @@ from penstock.core.dispatch import reserved_slots, under_share
 from penstock.core.dispatch.prefill_stagger import PrefillStagger
 from penstock.core.dispatch.reserved_slots import FREES_MAX
 from penstock.core.dispatch.under_share import UnderShare
-from penstock.sim.world.report import percentile, ttfts
+from penstock.sim.world.report import percentile
 from penstock.sim.world.world import World
 
 WARM_S = 40.0

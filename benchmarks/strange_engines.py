@@ -31,10 +31,11 @@ from rig import Gateway, gateway, machine, started
 
 from bench.lab.cells import CELLS, LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell, CellLoad
 from bench.lab.matrix import LIGHT_MAX, OF_THROUGH_MIN, OF_TOLD_MIN, PICTURE_SHARE, Way
+from bench.workload import Lognormal
 from penstock.sim.engine.pages import TRUE
 from penstock.sim.engine.strange import Strange
 from penstock.sim.world.report import percentile, ratio
-from penstock.sim.world.workload import Lengths, Lognormal
+from penstock.sim.world.workload import Lengths
 
 DEFAULT_CELLS = (
     "grid/8x50ms/20", "grid/64x100ms/20", "grid/200x100ms/20", "whole/never-streams/64x20ms/100",

@@ -12,11 +12,22 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from bench.capacity import requests_per_s
 from penstock.sim.engine import pages
-from penstock.sim.engine.capacity import requests_per_s
 from penstock.sim.engine.pages import PAGES
 from penstock.sim.engine.profiles import PROFILES, EngineConfig
-from penstock.sim.engine.strange import PLAIN, Strange, stalls
+from penstock.sim.engine.strange import PLAIN, Course, Strange
+
+
+def stalls(every_s: float, for_s: float, step_s: float, until_s: float) -> Course:
+    """Returns a course of speeds: every `every_s` seconds one step of `step_s` takes `for_s`, up to `until_s`."""
+    course: list[tuple[float, float]] = []
+    at_s = every_s
+    while at_s < until_s:
+        course += [(at_s, for_s / step_s), (at_s + step_s, 1.0)]
+        at_s += every_s
+    return tuple(course)
+
 
 QUEUE_MAX: Final = 4.0  # requests in an engine beyond its slots, 99th percentile
 WARM_S: Final = 10.0  # the time that the gateway has to find out

@@ -19,11 +19,13 @@ import msgspec
 from msgspec import structs
 
 from bench.lab.cells import LIGHT_ANSWER, LONG_PROMPT, QUEUE_MAX, WARM_S, Cell, CellLoad
+from bench.report import done_per_s, ttfts
 from bench.scenarios.base import STANDARD
+from bench.workload import Lognormal
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import BandSettings
-from penstock.sim.world.report import done_per_s, percentile, ratio, ttfts
-from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Lengths, Lognormal, Poisson, Stream
+from penstock.sim.world.report import percentile, ratio
+from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Lengths, Poisson, Stream
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldSettings
 

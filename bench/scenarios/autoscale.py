@@ -14,13 +14,15 @@ from functools import partial
 from itertools import pairwise
 from random import Random
 
+from bench.capacity import requests_per_s
+from bench.report import Measure, ReportLine, RunResult, at_most, ttfts
 from bench.scenarios.base import STANDARD, Setup, Variant
 from bench.scenarios.scaling import Cluster, Scaler, ScalingWorld, Sight
+from bench.workload import Lognormal
 from penstock.core.explain.endpoints_wanted import EndpointsWanted, ScalingTargets
-from penstock.sim.engine.capacity import requests_per_s
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.world.report import Measure, ReportLine, RunResult, at_most, percentile, ratio, ttfts
-from penstock.sim.world.workload import Lognormal, Stream, sources
+from penstock.sim.world.report import percentile, ratio
+from penstock.sim.world.workload import Stream, sources
 from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import WorldSettings
 

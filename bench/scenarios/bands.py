@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from bench.report import Measure, ReportLine, RunResult, at_least, at_most, service_between
 from bench.scenarios.base import (
     BANDS,
     BATCH,
@@ -19,9 +20,10 @@ from bench.scenarios.base import (
     load,
     run,
 )
+from bench.workload import Bursts, Lognormal
 from penstock.core.values.actions import Dispatch
-from penstock.sim.world.report import Measure, ReportLine, RunResult, at_least, at_most, ratio, service_between
-from penstock.sim.world.workload import Bursts, Constant, InFlight, Lognormal, Stream
+from penstock.sim.world.report import ratio
+from penstock.sim.world.workload import Constant, InFlight, Stream
 from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import SimulatedJourney
 

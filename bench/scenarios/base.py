@@ -17,12 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from bench.capacity import requests_per_s, work_s
+from bench.report import ReportLine, RunResult, done_per_s, journeys_between, ttfts
+from bench.workload import Lognormal
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import AdmissionSettings, BandSettings
-from penstock.sim.engine.capacity import requests_per_s, work_s
 from penstock.sim.engine.profiles import PROFILES
-from penstock.sim.world.report import ReportLine, RunResult, done_per_s, journeys_between, percentile, ttfts
-from penstock.sim.world.workload import Lognormal, Poisson, Stream, sources
+from penstock.sim.world.report import percentile
+from penstock.sim.world.workload import Poisson, Stream, sources
 from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import Death, EngineSpec, Freeze, SimulatedJourney, Spell, WorldSettings
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from bench.report import Measure, ReportLine, RunResult, at_most
 from bench.scenarios.base import CHAT, LONG_PROMPTS, Run, Setup, Variant, capacity_per_s, engines, load, run
-from penstock.sim.world.report import Measure, ReportLine, RunResult, at_most, ratio
+from penstock.sim.world.report import ratio
 from penstock.sim.world.workload import Stream
 from penstock.sim.world.world_values import SimulatedJourney, Spell
 

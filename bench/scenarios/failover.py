@@ -14,9 +14,11 @@ from functools import partial
 from bench.many.elected_world import ALONE_AFTER_S, ElectedWorld, Harm, What
 from bench.many.link import LAN
 from bench.many.many_world import GATEWAY_DIED, Fleet
+from bench.report import Measure, ReportLine, RunResult, at_most, service_between
 from bench.scenarios.base import STANDARD, Run, Setup, Variant, engines, run
-from penstock.sim.world.report import Measure, ReportLine, RunResult, at_most, jain, service_between
-from penstock.sim.world.workload import Constant, InFlight, Lognormal, Poisson, Stream
+from bench.workload import Lognormal
+from penstock.sim.world.report import jain
+from penstock.sim.world.workload import Constant, InFlight, Poisson, Stream
 
 TENANTS = "abcd"
 LIGHT = "light"

@@ -12,19 +12,12 @@ from functools import partial
 
 from bench.many.link import LAN, UNIX, WAN
 from bench.many.many_world import GATEWAY_DIED, Fleet, Kill, ManyWorld
+from bench.report import Measure, ReportLine, RunResult, at_least, at_most, service_between
 from bench.scenarios.base import LONG_ANSWERS, STANDARD, Run, Setup, Variant, engines, run
 from bench.scenarios.isolation import FLOOD, flooded, is_flood, is_light
-from penstock.sim.world.report import (
-    Measure,
-    ReportLine,
-    RunResult,
-    at_least,
-    at_most,
-    jain,
-    ratio,
-    service_between,
-)
-from penstock.sim.world.workload import Constant, InFlight, Lognormal, Stream
+from bench.workload import Lognormal
+from penstock.sim.world.report import jain, ratio
+from penstock.sim.world.workload import Constant, InFlight, Stream
 
 WARM_S = 40.0
 SHARES_WARM_S = 20.0

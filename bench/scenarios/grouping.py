@@ -16,12 +16,14 @@ from random import Random
 
 from msgspec import structs
 
+from bench.report import Measure, RunResult, at_least, at_most, service_between, ttfts
 from bench.scenarios.base import ENGINE, Run, Setup, Variant
 from bench.scenarios.bound import BoundWatch
+from bench.workload import Lognormal
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import Prices, RoutingSettings
-from penstock.sim.world.report import Measure, RunResult, at_least, at_most, jain, percentile, service_between, ttfts
-from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Lognormal, Stream
+from penstock.sim.world.report import jain, percentile
+from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Stream
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineSpec, WorldSettings
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from bench.report import Goal, Measure, RunResult, at_least, at_most
 from bench.scenarios.base import (
     CHAT,
     LONG_ANSWERS,
@@ -22,7 +23,7 @@ from bench.scenarios.base import (
     load,
     run,
 )
-from penstock.sim.world.report import Goal, Measure, RunResult, at_least, at_most, percentile, ratio
+from penstock.sim.world.report import percentile, ratio
 from penstock.sim.world.workload import Poisson, Stream
 from penstock.sim.world.world import World, WorldObserver
 

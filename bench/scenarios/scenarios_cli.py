@@ -9,10 +9,10 @@ import sys
 import msgspec
 from rich.console import Console
 
+from bench.report import RunResult, show
 from bench.scenarios.registry import SCENARIOS, Scenario, Setup
 from penstock.sim import command
 from penstock.sim.command import ProgressLine
-from penstock.sim.world.report import RunResult, show
 
 EXIT_OK, EXIT_MISSED, EXIT_USAGE = 0, 1, 2
 WIDTH_MIN = 120  # without a terminal, a narrower table would be cut

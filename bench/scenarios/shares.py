@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
+from bench.report import Measure, RunResult, at_least, at_most, service_between
 from bench.scenarios.base import CHAT, ENGINE, STANDARD, Kind, Run, Setup, Variant, capacity_per_s, engines, run
 from bench.scenarios.bound import BoundWatch
-from penstock.sim.world.report import Measure, RunResult, at_least, at_most, jain, service_between
-from penstock.sim.world.workload import Constant, InFlight, Lengths, Lognormal, Poisson, Stream
+from bench.workload import Lognormal
+from penstock.sim.world.report import jain
+from penstock.sim.world.workload import Constant, InFlight, Lengths, Poisson, Stream
 from penstock.sim.world.world_values import EngineSpec
 
 WARM_S = 20.0

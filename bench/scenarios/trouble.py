@@ -8,6 +8,7 @@ from operator import eq
 
 from msgspec import structs
 
+from bench.report import Measure, RunResult, at_least, at_most
 from bench.scenarios.base import (
     BANDS,
     BATCH,
@@ -22,8 +23,9 @@ from bench.scenarios.base import (
     load,
     run,
 )
-from penstock.sim.world.report import Measure, RunResult, at_least, at_most, percentile, ratio
-from penstock.sim.world.workload import Lognormal, Poisson, Stream
+from bench.workload import Lognormal
+from penstock.sim.world.report import percentile, ratio
+from penstock.sim.world.workload import Poisson, Stream
 from penstock.sim.world.world_values import Death, Freeze, FreezeKind, SimulatedJourney
 
 OVERLOAD_TIMES = 1.75

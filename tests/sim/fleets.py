@@ -14,9 +14,10 @@ from bench.many.elected_world import ElectedWorld, Harm, What
 from bench.many.link import LAN, WAN, Wire
 from bench.many.many_world import GATEWAY_DIED, Fleet
 from bench.scenarios.base import BANDS
+from bench.workload import Lognormal
 from penstock.core.scheduler import SchedulerSettings
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.world.workload import InFlight, Lognormal, Poisson, Stream, sources
+from penstock.sim.world.workload import InFlight, Poisson, Stream, sources
 from penstock.sim.world.world_values import EngineSpec, WorldSettings
 
 GATEWAYS = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from bench.report import RunResult
 from bench.scenarios.registry import SCENARIOS, Setup
-from penstock.sim.world.report import RunResult
 
 #: Variants that no test looks at; and the longest absence of a tenant that comes back: a minute saves up enough.
 WITHOUT = {

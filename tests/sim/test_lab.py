@@ -9,13 +9,13 @@ import pytest
 from msgspec import structs
 
 from bench.__main__ import main
-from bench.lab.cells import CELLS, QUEUE_MAX, SMALL, Cell
+from bench.lab.cells import CELLS, QUEUE_MAX, SMALL, Cell, stalls
 from bench.lab.matrix import OF_TOLD_MIN, Way, default_settings, run_cell, run_way
 from penstock.config.load import Settings
 from penstock.gateway.settings_map import scheduler_settings
 from penstock.sim.engine import pages
 from penstock.sim.engine.pages import PageWays, StrangePage
-from penstock.sim.engine.strange import Strange, stalls, value_at
+from penstock.sim.engine.strange import Strange, value_at
 from penstock.sim.engine.values import EngineGauges
 
 BUSY = EngineGauges(running=8, waiting=4, kv_usage=0.5, generation_tokens_total=100)

@@ -10,9 +10,10 @@ from functools import partial
 
 import pytest
 
+from bench.report import ttfts
 from bench.scenarios.base import LONG_ANSWERS, Setup, Variant, engines
 from bench.scenarios.isolation import compare, is_light
-from penstock.sim.world.report import percentile, ttfts
+from penstock.sim.world.report import percentile
 from tests.sim.goals import held, kept
 
 pytestmark = pytest.mark.slow

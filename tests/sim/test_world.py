@@ -9,22 +9,14 @@ from random import Random
 import pytest
 
 from bench.__main__ import main
+from bench.capacity import requests_per_s
+from bench.report import service_between
+from bench.workload import Bursts, Lognormal, OnOff
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import BandSettings
-from penstock.sim.engine.capacity import requests_per_s
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.world.report import jain, percentile, priced, service_between
-from penstock.sim.world.workload import (
-    ArrivalSource,
-    Bursts,
-    Constant,
-    InFlight,
-    Lognormal,
-    OnOff,
-    Poisson,
-    Stream,
-    sources,
-)
+from penstock.sim.world.report import jain, percentile, priced
+from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Poisson, Stream, sources
 from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import Death, EngineSpec, SimulatedJourney, WorldSettings
 

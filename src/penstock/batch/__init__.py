@@ -1,7 +1,7 @@
 """Files and batches: how is work that can wait run in idle slots, and none of it lost?
 
-`states.py` is the table of a batch's life, `values.py` is what the store keeps. `manager.py` takes batches through
+`states.py` is the table of a batch's states, `values.py` has the stored records. `manager.py` moves batches through
 their states; `runner.py` claims items and offers them to the scheduler through `dispatch_port.py`; `input_file.py`
-reads input files; `api_objects.py` has OpenAI's shapes; `window.py` and `eta.py` say when a batch has to be done, and
-when it will be. `store/` keeps everything; `api/` is the HTTP side.
+reads input files; `api_objects.py` has OpenAI's shapes; `window.py` and `eta.py` compute a batch's deadline and
+expected end. `store/` keeps everything; `api/` is the HTTP side.
 """

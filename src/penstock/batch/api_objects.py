@@ -108,7 +108,7 @@ def answered(batch: str, line: int, custom_id: str, *, status: int, request_id: 
 
 
 def unanswered(batch: str, line: int, custom_id: str, code: str, message: str) -> bytes:
-    """Returns the output line of an item that was not run, or whose answer can't be kept."""
+    """Returns the output line of an item without an answer, or with one too large to keep."""
     return _line(batch, line, custom_id, None, _Error(code, message))
 
 

@@ -1,7 +1,7 @@
 """How do the items of a batch reach the scheduler? The port between the runner and the gateway.
 
-The runner offers an item as a request of the lowest band, and the item goes the same way as any caller's request. The
-runner hears exactly once how the item ended, unless it withdraws the item first.
+The runner offers an item as a request of the lowest band, which is handled like any client's request. The runner gets
+exactly one result of an item, unless it withdraws the item first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Work(msgspec.Struct, frozen=True, gc=False):
     user: str
     path: str
     body: bytes
-    rights: str = "{}"  #: what the key that made the batch may do
+    rights: str = "{}"  #: the rights of the key that made the batch
 
 
 class ItemAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -32,16 +32,16 @@ class ItemAnswer(msgspec.Struct, frozen=True, gc=False):
     body: bytes
     request_id: str
     usage: Usage | None = None
-    reason: str | None = None  #: why we refused, or why the last of several engines' answers had to do; else None
+    reason: str | None = None  #: why we refused, or stopped retrying; None otherwise
     retry_after_s: float | None = None
-    too_large: bool = False  #: the answer is longer than what is kept; `body` is empty
+    too_large: bool = False  #: the answer is too long to keep; `body` is empty
 
 
 class Offer(Protocol):
     """One item that was offered and has not ended."""
 
     def withdraw(self) -> None:
-        """Take the item back, waiting or running. Neither `sent` nor `ended` is called any more."""
+        """Take the item back, waiting or running. `sent` and `ended` are no longer called."""
 
 
 class DispatchPort(Protocol):
@@ -65,7 +65,7 @@ class DispatchPort(Protocol):
         """
 
     def serves(self, model: str) -> bool:
-        """Returns False if no endpoint serves `model`; True also where that is not known yet."""
+        """Returns False if no endpoint serves `model`; True also if that is unknown yet."""
 
     def takes(self, path: str) -> bool:
         """Returns True if items may ask for `path`."""

@@ -53,8 +53,8 @@ class CompletionEta:
     def look(self, batches: Sequence[Batch], *, wall: float, now: float) -> list[Outlook]:
         """Returns the outlook of all open `batches`, those with the earliest deadline first.
 
-        Call it again and again: the rate comes from what changed between two looks. `wall` is the Unix time, in which
-        deadlines are set and which may be put back; the rate is counted in `now`, which never goes back.
+        Call it regularly: the rate is the change between two calls. `wall` is the Unix time, in which deadlines are set
+        and which may be put back; the rate is counted in `now`, which never goes back.
         """
         self._count(batches, now)
         ahead: dict[str, int] = {}

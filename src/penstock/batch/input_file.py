@@ -1,4 +1,4 @@
-"""Is an input file what it should be? The file is read line by line as its bytes come; problems have line numbers.
+"""Checks an input file. The file is read line by line as its bytes come; problems have line numbers.
 
 Pure, and bounded: the reader keeps the line being read (up to `line_bytes_max`), a digest of eight bytes per
 `custom_id`, and the first `PROBLEMS_MAX` problems. A file is read twice: at its upload, so that a bad file is refused
@@ -28,7 +28,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Wrong(Exception):  # noqa: N818 - it says what it is
-    """A line is no request: `code` for programs, the text for the caller, `param` the field at fault, if one is."""
+    """A line is no request: `code` for programs, the text for the client, `param` the field at fault, if any."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -68,8 +68,8 @@ _body = msgspec.json.Decoder(_Body).decode
 class InputReader:
     """Reads one input file: call `feed` with its bytes in order, then `end` once.
 
-    `urls` tells whether a path may be asked for. `endpoint` is the one path that the batch asks for, None before there
-    is a batch. `on_item` gets each good line, also after a bad one.
+    `urls` returns whether a path is allowed. `endpoint` is the one path that the batch asks for, None before there is a
+    batch. `on_item` gets each good line, also after a bad one.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class InputReader:
         self._on_item = on_item
         self._rest = bytearray()
         self._skipping = False  # True: within a line that is too long
-        self._at = 0  # where the line being read begins in the file
+        self._at = 0  # offset of the current line in the file
         self._line = 0
         self._seen: set[bytes] = set()
         self._ended = False
@@ -98,7 +98,7 @@ class InputReader:
         self.more_problems = 0
 
     def feed(self, data: bytes) -> None:
-        """Read `data`, the next bytes of the file. Never raises for what is in them: see `problems`."""
+        """Read `data`, the next bytes of the file. Bad content is collected in `problems`, not raised."""
         begin = 0
         while (end := data.find(b"\n", begin)) >= 0:
             self._piece(data[begin:end])

@@ -1,8 +1,8 @@
-"""What takes a batch through its states? The manager reads its file, ends it when it is done, over time or cancelled,
-and cleans up.
+"""Moves batches through their states. The manager reads its file, ends it when it is done, over time or cancelled, and
+cleans up.
 
-Every step is small and can be taken again: a step that a crash interrupts is found in the store and done again. Where
-several gateways share the store, one of them reads a batch's file, and the first to come ends the batch.
+Every step is small and can be taken again: a step that a crash interrupts is found in the store and done again. If
+several gateways share the store, one of them reads a batch's file, and the first one to finish ends the batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READ_BYTES = 4 * CHUNK_BYTES  # read of a file in one go: takes some ten millise
 
 
 class Manager:
-    """Takes all batches of a store through their states, in tasks of its own."""
+    """Moves all batches of a store through their states, in its own tasks."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class Manager:
         self._lines_max = lines_max
         self._line_bytes_max = line_bytes_max
         self._claim_s = claim_s
-        self._wall = wall  # Unix time: for what people read and what outlives the process
+        self._wall = wall  # Unix time, for people and for values that outlive the process
         self._now = now
         self._pace = CompletionEta()
         # Of open batches, in `now`, which is never set back:
         self._due: dict[str, float] = {}  # when the window is over
-        self._ending: dict[str, float] = {}  # since when no more items are started
+        self._ending: dict[str, float] = {}  # the time since which no items are started
         self._look = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.outlook: list[Outlook] = []  #: of all open batches, for people
@@ -145,7 +145,7 @@ class Manager:
             await self._end(batch, BatchEvent.WINDOW_OVER, api_objects.EXPIRED)
 
     async def _end(self, batch: Batch, event: BatchEvent, why: tuple[str, str]) -> None:
-        """End the waiting items unrun, for the reason `why`; running ones have `STOP_S`. Called until none is left."""
+        """End the waiting items unrun, with the reason `why`; running ones have `STOP_S`. Called until none is left."""
         since = self._ending.setdefault(batch.id, self._now())
         self._runner.withdraw(batch.id, running=self._now() - since > STOP_S)
         if batch.when().in_progress_at is None:  # cancelled before it was read
@@ -161,7 +161,7 @@ class Manager:
     # --- reading a file ---------------------------------------------------------------------------------------
 
     async def _validate(self, batch: Batch) -> None:
-        """Read the batch's file: make items of its lines, or let the batch fail with what is wrong with them."""
+        """Read the batch's file: make items of its lines, or fail the batch with their problems."""
         while await self._store.do(lambda store: store.clear_items(batch.id)):
             pass  # items of an earlier reading that was cut off
         file = await self._store.do(lambda store: store.file(batch.tenant, batch.input_file, 0.0))

@@ -1,19 +1,19 @@
 """How are the items of batches run? The runner claims a few ahead of need, offers them to the scheduler, and keeps how
 they ended.
 
-For each tenant and model (a *stream*) some items wait in the scheduler's lowest band, so that every slot which nothing
-else wants finds an item at once, and the scheduler divides between tenants by weight. A tenant's own batches go
-earliest deadline first. Claimed items are bounded in number and bytes; more are claimed when half of them have gone.
+For each tenant and model (a *stream*) some items wait in the scheduler's lowest band, so that an idle slot finds an
+item at once, and the scheduler divides between tenants by weight. A tenant's own batches go earliest deadline first.
+Claimed items are bounded in number and bytes; more are claimed when half of them have gone.
 
-How many items are offered follows the room there is (`DispatchPort.room`): what the tenant, the band and the queue may
-still hold, or, with queueing off, the unused slots. Batches take at most half of that room, so that their tenant's
-other requests find a place beside them. Items that are claimed but not offered stand *ready*, and one is offered as
-soon as another is sent: a limit of a few places is enough to keep the engines busy.
+The number of offered items follows `DispatchPort.room`: the room left in the tenant, the band and the queue, or,
+without queueing, the unused slots. Batches take at most half of that room, so that their tenant's other requests find a
+place beside them. Items that are claimed but not offered stand *ready*, and one is offered as soon as another is sent:
+a limit of a few places is enough to keep the engines busy.
 
 A result counts when the store has it; until then the item is held. Reaching a limit of the tenant is no failure: the
 item stands ready again. An item that the gateway refuses for another reason (overload, a stop) goes back to the store
 and is offered again after a pause that doubles. A failure of engines is tried `ATTEMPTS_MAX` times in all, on top of
-the gateway's own retries. Everything else is the item's result.
+the gateway's own retries. Any other outcome is the item's result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 WAITING = 64  # items of one stream that wait or stand ready: more than the slots that free up while a claim runs
 WAITING_ALL = 512  # of all streams together
 HELD_MAX = 4096  # items under way and results not yet written, of all streams together
-HELD_BYTES_MAX = 16 << 20  # in their bodies and results; a single item is taken whatever its size
+HELD_BYTES_MAX = 16 << 20  # in their bodies and results; a single item may have any size
 WRITE_MAX = 256  # results in one transaction
 ATTEMPTS_MAX = 3
 LOOK_S = 1.0  # how often the open batches and the room are looked at without a reason
@@ -71,7 +71,7 @@ class HeldItem:
         self.stream = stream
         self.offer: Offer | None = None
         self.waits = False
-        self.over = False  # the item has ended or goes back, and the store has yet to be told
+        self.over = False  # the item has ended or returns, but the store does not know it yet
 
 
 class _Pause(msgspec.Struct):
@@ -108,7 +108,7 @@ class Runner:
         self.on_written: Callable[[], None] = lambda: None
         self.completed = self.failed = self.retried = self.lost = 0  # totals, for metrics
 
-    # --- what others see ----------------------------------------------------------------------------------------
+    # --- status -------------------------------------------------------------------------------------------------
 
     @property
     def running(self) -> int:
@@ -127,11 +127,11 @@ class Runner:
 
     @property
     def held(self) -> int:
-        """Items that are claimed, whatever their state: `waiting`, `running`, `ready`, or not written yet."""
+        """Claimed items in any state: `waiting`, `running`, `ready`, or not written yet."""
         return len(self._held)
 
     def open_batches(self, batches: list[Batch]) -> None:
-        """Run the items of these `batches`: all that are open now, and whose windows are not over."""
+        """Run the items of these `batches`: all open ones within their windows."""
         found = [b for b in batches if b.state is Status.IN_PROGRESS]
         self._batches = {batch.id: batch for batch in found}
         self._dry = {key: until for key, until in self._dry.items() if key[0] in self._batches}
@@ -151,12 +151,12 @@ class Runner:
                 self._take_back(held)
 
     def stop(self) -> None:
-        """Claim no more items, and take back those that wait or stand ready. Running ones may end."""
+        """Claim no further items, and return those that wait or are ready. Running ones may end."""
         self._stopped = True
         self._leave()
 
     def _leave(self) -> None:
-        """Take back what waits or stands ready."""
+        """Return items that wait or are ready."""
         for held in list(self._held.values()):
             if held.work is not None or (held.offer is not None and held.waits):
                 self._take_back(held)
@@ -288,7 +288,7 @@ class Runner:
         if not held.over and held.work is None:
             held.offer = offer
 
-    # --- what becomes of them -----------------------------------------------------------------------------------
+    # --- results ------------------------------------------------------------------------------------------------
 
     def _sent(self, held: HeldItem, *, sent: bool) -> None:
         if held.waits is sent:
@@ -332,7 +332,7 @@ class Runner:
         self._give_back(held)
 
     def _let_go(self, held: HeldItem) -> None:
-        """Count an item that the scheduler has no longer as neither waiting nor running."""
+        """Stop counting an item as waiting or running."""
         if held.waits:
             held.waits = False
             self._waiting[held.stream] -= 1
@@ -373,7 +373,7 @@ class Runner:
                     await asyncio.sleep(FAULT_S)
 
     async def close(self) -> None:
-        """Take all items back, and write what is left to write. Call it after both tasks have ended."""
+        """Return all items, and write the remaining results. Call it after both tasks have ended."""
         for held in list(self._held.values()):
             if held.work is not None or held.offer is not None:
                 self._take_back(held)

@@ -1,4 +1,4 @@
-"""Which states can a batch be in, and what leads from one to the next?
+"""The states of a batch and their transitions.
 
 Pure. A batch is read (`validating`), its items run (`in_progress`), and it ends in one of four ways, each of which
 keeps the answers that came so far. A batch passes `finalizing` in the same transaction that makes its files, so pollers
@@ -11,7 +11,7 @@ from enum import IntEnum, StrEnum
 
 
 class Status(StrEnum):
-    """Where a batch stands, in the words of the API."""
+    """A batch's status, in the words of the API."""
 
     VALIDATING = "validating"  #: its file is being read; nothing runs
     FAILED = "failed"  #: its file is not as it should be; nothing ran
@@ -19,12 +19,12 @@ class Status(StrEnum):
     FINALIZING = "finalizing"  #: all have ended, its files are being made
     COMPLETED = "completed"  #: all have ended, well or not
     EXPIRED = "expired"  #: its window was over before all had run
-    CANCELLING = "cancelling"  #: nothing more is begun; what runs may end
-    CANCELLED = "cancelled"  #: it was stopped, and what had run is kept
+    CANCELLING = "cancelling"  #: no item is started; running ones may finish
+    CANCELLED = "cancelled"  #: stopped; results so far are kept
 
 
 class BatchEvent(StrEnum):
-    """What moves a batch on."""
+    """An event of a batch."""
 
     VALID = "valid"
     INVALID = "invalid"
@@ -36,7 +36,7 @@ class BatchEvent(StrEnum):
 
 
 class ItemState(IntEnum):
-    """Where one line of a batch stands, as the store keeps it."""
+    """The stored status of a batch's line."""
 
     PENDING = 0
     CLAIMED = 1  #: a runner holds it

@@ -1,4 +1,4 @@
-"""What does the store keep? Files, batches, items and results, as frozen values.
+"""The stored records. Files, batches, items and results, as frozen values.
 
 The fields stand in the order of the columns that `sql/queries.sql` names. Times are Unix times in seconds, because they
 outlive the process.
@@ -14,7 +14,7 @@ from penstock.batch.states import ItemState, Status
 
 
 class FileKind(StrEnum):
-    """What a file is for."""
+    """A file's purpose."""
 
     INPUT = "batch"  #: uploaded; the API's purpose
     OUTPUT = "batch_output"
@@ -22,7 +22,7 @@ class FileKind(StrEnum):
 
 
 class FileState(StrEnum):
-    """How far a file is. Callers see only the two states in the middle."""
+    """How far a file is. Clients see only the two states in the middle."""
 
     UPLOADING = "uploading"
     PROCESSED = "processed"
@@ -47,7 +47,7 @@ class File(msgspec.Struct, frozen=True):
 
 
 class LineProblem(msgspec.Struct, frozen=True):
-    """What is wrong with an input file, as the batch object tells it."""
+    """A problem of an input file, as in the batch object."""
 
     code: str
     message: str
@@ -95,7 +95,7 @@ class Batch(msgspec.Struct, frozen=True):
     models: str
     problems: str
     times: str
-    rights: str = "{}"  #: what the key that made it may do, as the gateway writes it
+    rights: str = "{}"  #: the rights of the key that made it, encoded by the gateway
 
     @property
     def state(self) -> Status:
@@ -122,7 +122,7 @@ class MadeKey(msgspec.Struct, frozen=True, gc=False):
     name: str
     tenant: str
     hash: str  #: `sha256:…`
-    rights: str  #: what it may do, as the gateway writes it
+    rights: str  #: its rights, encoded by the gateway
     created_at: float
     expires_at: float | None
 
@@ -134,7 +134,7 @@ class NewItem(msgspec.Struct, frozen=True, gc=False):
     custom_id: str
     model: str
     prefix: int  #: sorted by it, prompts that begin alike stand together
-    at: int  #: where the line begins in the file, in bytes
+    at: int  #: the line's offset in the file, in bytes
     size: int
 
 

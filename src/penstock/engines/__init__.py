@@ -1,1 +1,1 @@
-"""How does each engine speak? One small file per engine; start with `base.py`, which says what such a file tells."""
+"""The dialects of engines. One small file per engine; start with `base.py`."""

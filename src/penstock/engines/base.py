@@ -1,9 +1,8 @@
-"""How does an engine speak? One value per engine, mostly names as data.
+"""An engine's dialect. One value per engine, mostly names as data.
 
-Penstock asks every engine the same few things: what are you, what do you serve, how many requests at once, how loaded
-are you. An `Engine` says where to ask and how to read the answers. Nothing here does I/O. What an engine does not tell,
-or tells in a way that makes no sense, is unknown (`None`). Each signal stands alone, so a broken one spoils no other;
-only `running` and `waiting` are worth something together alone.
+Penstock asks every engine for its kind, its models, its slots and its load. An `Engine` holds the paths to ask and how
+to read the answers. Nothing here does I/O. Missing or nonsensical values are unknown (`None`). Each signal stands
+alone, so a broken one spoils no other; only `running` and `waiting` are worth something together alone.
 """
 
 from __future__ import annotations
@@ -37,28 +36,28 @@ class Model(msgspec.Struct):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What an engine tells of itself, besides models and load. None: the engine did not tell."""
+    """An engine's facts besides models and load. None: not reported."""
 
     version: str | None = None
-    slots: int | None = None  #: how many requests it runs at a time
+    slots: int | None = None  #: concurrent requests
     context_tokens: int | None = None  #: of one request, prompt and answer together
     models: tuple[str, ...] = ()  #: of an engine that has no model list
     schedules_priority: bool | None = None
     priority: Priority | None = None  #: only if it differs from the engine's usual direction
-    cached_tokens: bool | None = None  #: whether usage tells how much of a prompt was cached
+    cached_tokens: bool | None = None  #: whether usage includes cached tokens
     kv_events: bool | None = None
     kv_events_endpoint: str | None = None
-    tells_load: bool | None = None  #: False: it can't, whatever flags it is started with
+    tells_load: bool | None = None  #: False: impossible with any flags
     sleeping: bool | None = None
 
     def over(self, other: Facts) -> Facts:
-        """Returns both together; where both tell something, these facts count, not the `other` ones."""
+        """Returns both merged; these facts win over the `other` ones."""
         told = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) not in (None, ())}
         return msgspec.structs.replace(other, **told)
 
 
 class Load(msgspec.Struct, frozen=True):
-    """An engine's load from a source other than its page. None: the source does not tell."""
+    """An engine's load from a source other than its page. None: not reported."""
 
     running: float | None = None
     waiting: float | None = None
@@ -77,7 +76,7 @@ class Series(msgspec.Struct, frozen=True):
     kv_blocks: Names = ()  #: capacity, with
     kv_block_tokens: Names = ()
     kv_tokens: Names = ()  #: capacity in tokens
-    kv_info: str = ""  #: a series whose labels tell `block_size` and `num_gpu_blocks`
+    kv_info: str = ""  #: a series with the labels `block_size` and `num_gpu_blocks`
     progress: Names = ()  #: counters that move when a step ends
     started: str = ""
     pace: Names = ()  #: histograms of the time per output token
@@ -105,14 +104,14 @@ class Engine(msgspec.Struct, frozen=True):
     # --- recognising it
     owned_by: Names = ()  #: in its model list
     page_prefixes: tuple[bytes, ...] = ()  #: of its series' names
-    signs: tuple[tuple[str, Names], ...] = ()  #: a path whose JSON object holds all these keys
+    signs: tuple[tuple[str, Names], ...] = ()  #: a path with a JSON object of all these keys
     # --- asking it
     probe_path: str = "/health"
-    metrics: Names = ()  #: the paths where its page may be; `:8002/metrics` is another port of the same host
-    load_path: str = ""  #: a path smaller than the page that tells running and waiting
+    metrics: Names = ()  #: paths of its page; `:8002/metrics` is another port of the same host
+    load_path: str = ""  #: a path with only running and waiting, smaller than the page
     load: Callable[[object], Load | None] | None = None
     load_leads: bool = False  #: True: `load` is fresher than the page; False: it only stands in for a missing page
-    door_path: str = ""  #: tells how many requests the engine's HTTP side has open
+    door_path: str = ""  #: the number of requests open on the engine's HTTP side
     door: Callable[[object], float | None] | None = None
     models_path: str = "/v1/models"
     documents: tuple[Document, ...] = ()
@@ -121,20 +120,20 @@ class Engine(msgspec.Struct, frozen=True):
     parts: Callable[[list[Sample]], list[Sample]] = lambda samples: samples  #: picks the samples that count, once each
     # --- sending to it
     priority: Priority | None = None
-    orca: bool = False  #: answers tell the load in a header if the request asks for it
-    lingers: bool = False  #: it goes on with requests whose client is gone, except streams that have begun
+    orca: bool = False  #: answers report the load in a header on request
+    lingers: bool = False  #: it continues requests of vanished clients, except streams that have begun
     bare_paths: bool = False  #: it may serve OpenAI's paths without the `/v1` before them, too
-    refusals: tuple[bytes, ...] = ()  #: in an error's body: the engine is too busy or stopping, whatever the status
+    refusals: tuple[bytes, ...] = ()  #: in an error's body of any status: the engine is too busy or stopping
     failures: frozenset[int] = frozenset()  #: statuses below 500 that mean that the engine failed, not the request
     no_model: Names = ()  #: how the message of a 404 begins when the engine lacks the model; `{}` is the model's name
-    # --- telling its operator what to switch on: `metrics`, `cached_tokens`, `priority`, `kv_events`, `slots`
+    # --- the flags that enable `metrics`, `cached_tokens`, `priority`, `kv_events`, `slots`
     flags: Mapping[str, str] = {}
 
     def lacks(self, model: str, body: bytes | bytearray) -> bool:
-        """Returns True if the `body` of a 404 says that the engine lacks this `model`, not the path or anything else.
+        """Returns True if the `body` of a 404 means that the engine lacks this `model`, not the path.
 
-        The message is compared from its beginning, with the name in it: whatever else an engine repeats of a request in
-        its errors is chosen by the caller, and must not decide what we believe the engine serves.
+        The message is compared from its beginning, including the name, because a client chooses the text of a request
+        that an engine may repeat in its errors.
         """
         try:
             page = msgspec.json.decode(body)
@@ -190,7 +189,7 @@ class PageReader:
         )
 
     def facts(self, page: bytes) -> Facts:
-        """Returns what a `page` tells besides load; None in a field that it does not tell."""
+        """Returns the facts on a `page`; None in missing fields."""
         series = self._series
         slots = self._total(page, series.slots)
         awake = total(self._samples(page, series.awake)) if series.awake else None
@@ -250,7 +249,7 @@ def _names(value: str | Names) -> Names:
 
 
 def _capacity(samples: list[Sample]) -> int | None:
-    """How many tokens fit into the KV memory of all parts, by their labels; None if one does not tell."""
+    """Returns the KV memory of all parts in tokens, by their labels; None if one lacks them."""
     tokens = 0
     for sample in samples:
         try:
@@ -261,17 +260,17 @@ def _capacity(samples: list[Sample]) -> int | None:
 
 
 def whole(value: object) -> int | None:
-    """Returns a JSON value if it is a positive whole number, else None."""
+    """Returns a JSON value if it is a positive whole number, or None."""
     return value if type(value) is int and 0 < value < 2**53 else None
 
 
 def count(value: object) -> float | None:
-    """Returns a JSON value if it is a finite number of at least 0, else None."""
+    """Returns a JSON value if it is a finite number of at least 0, or None."""
     return float(value) if type(value) in (int, float) and 0 <= value < 2**53 else None  # type: ignore[operator,arg-type]
 
 
 def text(value: object) -> str | None:
-    """Returns a JSON value if it is a text that is not empty, cut to a sensible length, else None."""
+    """Returns a JSON value if it is a non-empty text, truncated, or None."""
     return value[:200] if isinstance(value, str) and value else None
 
 
@@ -280,10 +279,10 @@ def flag(value: object) -> bool | None:
 
 
 def version_at(path: str) -> Document:
-    """Returns a document at `path` whose `version` is the engine's."""
+    """Returns a document at `path` with the engine's `version`."""
     return Document(path, lambda page: Facts(version=text(page.get("version"))))
 
 
 def sleeping_at(path: str) -> Document:
-    """Returns a document at `path` whose `is_sleeping` tells whether the engine sleeps."""
+    """Returns a document at `path` with `is_sleeping`."""
     return Document(path, lambda page: Facts(sleeping=flag(page.get("is_sleeping"))), changes=True)

@@ -2,8 +2,8 @@
 
 Engines name blocks by hashes of their own (seeded, in half a dozen ways), which we never compute. Our key of a block is
 chained over token ids alone, so that it can be made from a prompt as well as from an engine's event; an engine's hash
-is only looked up. Copies are counted: a prompt of whole blocks stores its last block twice, and the block is there
-until both copies are gone. A block whose parent is unknown is left out: what is not known to be there counts as absent.
+is only looked up. Copies are counted: a prompt of whole blocks stores its last block twice, and the block stays until
+both copies are gone. A block with an unknown parent is left out and counts as absent.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def _chain(parent: bytes, tokens: Sequence[int], block_tokens: int, extras: Sequ
 
 
 class Changes(msgspec.Struct):
-    """What changed in an endpoint's blocks, by key: first `cleared` happened, then the others in any order."""
+    """Changes of an endpoint's blocks, by key: first `cleared`, then the others in any order."""
 
     cleared: bool = False
-    lost: bool = False  #: True: it is not known any more what any rank holds
+    lost: bool = False  #: True: the blocks of all ranks are unknown again
     stored: dict[int, None] = msgspec.field(default_factory=dict)
     removed: dict[int, None] = msgspec.field(default_factory=dict)
 
@@ -58,8 +58,8 @@ class EndpointBlocks:
     """The blocks that one endpoint holds, on any of its data-parallel ranks."""
 
     def __init__(self, *, blocks_max: int = BLOCKS_MAX) -> None:
-        self.block_tokens = 0  #: tokens per block, as its events say; 0: no event came yet
-        self.adapters: set[str] = set()  #: those whose blocks it ever held
+        self.block_tokens = 0  #: tokens per block, from its events; 0: no event yet
+        self.adapters: set[str] = set()  #: those with blocks ever held here
         self.orphans = 0  #: blocks left out because their parent is not known
         self.overflowed = 0  #: blocks left out because there were too many
         self._room = blocks_max
@@ -70,7 +70,7 @@ class EndpointBlocks:
         return len(self._holders)
 
     def apply(self, rank: int, events: Iterable[Event]) -> Changes:
-        """Take in what a message of `rank` says. Returns what it changed."""
+        """Apply a message of `rank`. Returns the changes."""
         changes = Changes()
         for event in events:
             if isinstance(event, Stored):
@@ -82,7 +82,7 @@ class EndpointBlocks:
         return changes
 
     def forget(self, rank: int) -> Changes:
-        """Forget the blocks of `rank`, of which nothing is known any more. Returns what that changed."""
+        """Forget the blocks of `rank`, of which nothing is known any more. Returns the changes."""
         changes = Changes()
         self._clear(rank, changes)
         changes.lost = not self._ranks
@@ -100,7 +100,7 @@ class EndpointBlocks:
                 return
             blocks = self._ranks[rank] = _RankBlocks(event.group)
         if event.group != blocks.group:
-            return  # one group that keeps whole prefixes tells all: the first one
+            return  # one group that keeps whole prefixes suffices: the first one
         if event.parent is None:
             parent = _root(event.block_tokens, event.adapter, event.salt)
         elif (key := blocks.keys.get(event.parent)) is not None:

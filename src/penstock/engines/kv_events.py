@@ -1,11 +1,11 @@
-"""KV events of vLLM and SGLang: which blocks does a message say came and went?
+"""KV events of vLLM and SGLang: blocks stored and removed.
 
-A payload is msgpack of `[ts, [event, ...], dp_rank]`. Since the middle of 2026 vLLM sends events as maps with a
-`type`, as SGLang does; before, it sent arrays that begin with the type. Both come out the same here. Block hashes are
-opaque (an integer or bytes): only their equality matters. What tells two prompts of the same tokens apart (adapter,
-salt, pictures) is spread over fields differently by each engine, and comes out the same, too.
+A payload is msgpack of `[ts, [event, ...], dp_rank]`. Since the middle of 2026 vLLM sends events as maps with a `type`,
+as SGLang does; before, it sent arrays that begin with the type. Both come out the same here. Block hashes are opaque
+(an integer or bytes): only their equality matters. The attributes that distinguish prompts of equal tokens (adapter,
+salt, pictures) are in different fields per engine, and are unified too.
 
-Whatever can't be understood becomes None or is left out, and never raises: the sender may be anyone.
+Unintelligible parts become None or are left out, and never raise: the sender may be anyone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BlockHash = int | bytes | str
 
 EVENTS_MAX = 100_000  # in one message: a step stores a few thousand blocks at most
 WHOLE_PREFIX = frozenset({"full_attention", "mla_attention", "sink_full_attention"})  # groups that keep every block
-MEDIUM = "GPU"  # the tier that the engine itself reads; other tiers are slower and not told apart here
+MEDIUM = "GPU"  # the tier that the engine itself reads; other tiers are slower and not distinguished
 
 _ARRAY_STORED = (
     "type", "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name",
@@ -37,7 +37,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int
     adapter: str = ""
     salt: str = ""
-    extras: Sequence[bytes] = ()  #: per block, what else tells it from one of the same tokens; empty: nothing does
+    extras: Sequence[bytes] = ()  #: per block, attributes that distinguish it from one of equal tokens
     group: int = 0
 
 

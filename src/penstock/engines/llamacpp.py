@@ -1,4 +1,4 @@
-"""How does llama.cpp's `llama-server` speak? It lists its slots, and has a page only if started with it."""
+"""The dialect of llama.cpp's `llama-server`. It lists its slots, and has a page only if started with it."""
 
 from __future__ import annotations
 

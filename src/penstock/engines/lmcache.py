@@ -1,6 +1,6 @@
-"""LMCache's services: what do their answers say about which instance holds how much of a prompt?
+"""LMCache's services: how much of a prompt each instance holds.
 
-Answers may be anything: what makes no sense is left out, and numbers too large to be true are cut.
+Answers may be anything: nonsense is left out, and implausible numbers are capped.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-CHUNK_TOKENS = 256  # LMCache's default, if an answer doesn't tell
+CHUNK_TOKENS = 256  # LMCache's default
 
 
 def layout_prefixes(answer: object, prompt_tokens: int) -> dict[str, int]:
@@ -67,7 +67,7 @@ def space(key: object) -> tuple[str, int] | None:
 
 
 def alone(named: Iterable[tuple[object, object]]) -> dict[str, str]:
-    """Returns ip → instance, for the ips that belong to one instance only."""
+    """Returns ip → instance, of IPs that belong to one instance only."""
     by_ip: dict[str, set[str]] = {}
     for instance, ip in named:
         if isinstance(instance, str) and isinstance(ip, str):

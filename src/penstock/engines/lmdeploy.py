@@ -1,4 +1,4 @@
-"""How does LMDeploy speak? With vLLM's names under a prefix of its own."""
+"""The dialect of LMDeploy. It uses vLLM's names under its own prefix."""
 
 from __future__ import annotations
 

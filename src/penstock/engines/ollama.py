@@ -1,4 +1,4 @@
-"""How does Ollama speak? It tells no load; lists what it has on disk; runs one request at a time unless configured."""
+"""The dialect of Ollama. It reports no load, lists the models on disk, and runs single requests unless configured."""
 
 from __future__ import annotations
 

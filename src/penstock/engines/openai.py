@@ -1,4 +1,4 @@
-"""How does an engine speak that serves OpenAI's API and is none of the others? It lists models, and tells nothing else.
+"""The dialect of any other engine with OpenAI's API. It lists models and reports nothing else.
 
 It has no signals: our own ledger decides, beginning with the slots of the settings.
 """

@@ -1,7 +1,7 @@
 """How are a few series read from a Prometheus page, without parsing the rest?
 
 An engine's page is 50 KB and may be read twice a second per endpoint; admission needs a dozen of its numbers. Each
-wanted name is searched for where lines begin; other lines are never looked at. A series that is missing, not a finite
+wanted name is searched at the beginning of lines; other lines are never parsed. A series that is missing, not a finite
 number, negative, or there twice with the same labels is unknown: `None`, never 0.
 """
 
@@ -19,7 +19,7 @@ LINE_BYTES_MAX = 16_384  # after the name: a label may list adapters; with a lon
 _LABELS = rb'\{([^"}\n]*(?:"[^"\\\n]*(?:\\.[^"\\\n]*)*"[^"}\n]*)*)\}'
 _SAMPLE = re.compile(rb"[ \t]*(?:" + _LABELS + rb"[ \t]*|(?<=[ \t]))([^\s{][^\s]*)")
 _LABEL = re.compile(rb'([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.[^"\\]*)*)"')
-_AFTER_NAME = (b"{", b" ", b"\t", b"\r", b"\n", b"")  # anything else means a longer name with the same beginning
+_AFTER_NAME = (b"{", b" ", b"\t", b"\r", b"\n", b"")  # otherwise it is a longer name with the same beginning
 _NUMBER_BYTES = frozenset(b"0123456789+-.eE")
 
 
@@ -29,7 +29,7 @@ THIN_FROM_BYTES = 1 << 20  # most pages have some 50 KB; a name is looked for in
 
 
 def plain(page: bytes) -> bytes:
-    """Returns a page whose lines begin with their names, without a byte order mark."""
+    """Returns a page with lines that begin with their names, without a byte order mark."""
     page = page.removeprefix(_BOM)
     if page[:1] in (b" ", b"\t", b"\n"):
         page = page.lstrip()

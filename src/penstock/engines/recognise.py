@@ -31,7 +31,7 @@ def by_models(models: list[Model]) -> Engine | None:
 
 
 def by_page(page: bytes) -> Engine | None:
-    """Returns the engine whose series' prefix the page has; None if it is none that we know."""
+    """Returns the engine by the prefix of the page's series, if known."""
     lines = b"\n" + plain(page)
     for engine in ENGINES.values():
         if any(b"\n" + prefix in lines for prefix in engine.page_prefixes):
@@ -40,7 +40,7 @@ def by_page(page: bytes) -> Engine | None:
 
 
 def signs() -> Iterator[tuple[str, Engine]]:
-    """Returns the paths to ask, in this order, each with the engine whose sign it would be."""
+    """Returns the paths to ask, in order, each with the engine that it indicates."""
     return ((path, engine) for engine in ENGINES.values() for path, _ in engine.signs)
 
 

@@ -1,4 +1,4 @@
-"""How does SGLang speak? Its tensor-parallel ranks all report the same requests, each data-parallel rank its own."""
+"""The dialect of SGLang. Its tensor-parallel ranks all report the same requests, each data-parallel rank its own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 def _parts(samples: list[Sample]) -> list[Sample]:
     """Picks one sample per data-parallel rank: of its first tensor, pipeline and expert rank, all priorities together.
 
-    With priority scheduling each priority has samples of its own, in addition to the total under `priority=""`: a sum
-    over all of them would count every request twice.
+    With priority scheduling each priority has its own samples, in addition to the total under `priority=""`: a sum over
+    all would count every request twice.
     """
     found: dict[str, tuple[tuple[int, ...], Sample]] = {}
     for sample in samples:
@@ -98,7 +98,7 @@ SGLANG = Engine(
         progress=("sglang:prompt_tokens_total", "sglang:generation_tokens_total", "sglang:num_requests_total"),
         started="process_start_time_seconds",
         pace=("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
-        first_token=("sglang:time_to_first_token_seconds",),  # older ones count the fiftieth where nothing streams
+        first_token=("sglang:time_to_first_token_seconds",),  # older ones count the fiftieth if nothing streams
         prefix_ratio=("sglang:cache_hit_rate",),
     ),
     parts=_parts,

@@ -1,4 +1,4 @@
-"""How does Text Generation Inference speak? It has an API beside OpenAI's, and one batch of bounded size."""
+"""The dialect of Text Generation Inference. It has an API beside OpenAI's, and one batch of bounded size."""
 
 from __future__ import annotations
 

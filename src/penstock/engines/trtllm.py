@@ -1,4 +1,4 @@
-"""How does TensorRT-LLM speak? As `trtllm-serve`, or as a backend of Triton, which has its page at another port."""
+"""The dialect of TensorRT-LLM. As `trtllm-serve`, or as a backend of Triton, which has its page at another port."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does vLLM speak? As V1 since 0.8, and with the names that V0 and older releases had."""
+"""The dialect of vLLM. As V1 since 0.8, and with the names that V0 and older releases had."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Our HTTP/1.1, both sides: how do bytes become requests and answers, and what may the other side not do to us?
+"""Our HTTP/1.1, both sides: bytes to requests and answers, with a bound on everything.
 
-`server/` is where clients come in, `client/` is how engines are reached; `head.py` writes heads, `inflate.py` unpacks
-gzip in steps. Neither side knows what Penstock is: both could serve another program as they are.
+`server/` serves clients, `client/` calls engines; `head.py` writes heads, `inflate.py` unpacks gzip in steps. Neither
+side depends on Penstock.
 """

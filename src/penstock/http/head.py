@@ -1,4 +1,4 @@
-"""How are header lines joined to a head, so that no value can smuggle in a line of its own?"""
+"""Joins header lines to a head, so that no value can smuggle in a line."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _CR: Final = 0x0D
 def head_of(lines: list[bytes]) -> bytes:
     """Returns the head of a message, with its blank line. Raises ValueError if one of the `lines` holds a line break.
 
-    `lines` is used up. The search runs over a join of its own: searching twice for one byte costs a tenth of counting
-    the line breaks of the finished head. The byte is an int because Python tries that first, and failing costs more
-    than searching.
+    `lines` is used up. The search runs over a separate join: searching twice for one byte costs a tenth of counting the
+    line breaks of the finished head. The byte is an int because Python tries that first, and failing costs more than
+    searching.
     """
     flat = b"".join(lines)
     if _LF in flat or _CR in flat:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Generator
 from io import BytesIO
 
-TAKEN = b"gzip, deflate"  # as an `accept-encoding` says it
+TAKEN = b"gzip, deflate"  # as in `accept-encoding`
 RATIO_MAX = 100  # text packs to a tenth, the same sentence again and again to a fiftieth
 RATIO_FREE_BYTES = 1024 * 1024  # up to this size the ratio does not count
 MEMBERS_MAX = 1000  # of one gzip body: a 64 MiB body in bgzip's blocks of 64 KiB
@@ -20,11 +20,11 @@ _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's `wbits`
 
 
 class BadPacking(Exception):  # noqa: N818 - it says what it is
-    """The body is not what its `content-encoding` says. The text says why, and is shown to the caller."""
+    """The body does not match its `content-encoding`. The text is shown to the client."""
 
 
 class UnknownPacking(Exception):  # noqa: N818
-    """The body is in a coding that is not unpacked here. The text says so, and is shown to the caller."""
+    """The body is in a coding that is not unpacked here. The text is shown to the client."""
 
 
 class InflatesTooFar(Exception):  # noqa: N818
@@ -36,7 +36,7 @@ class TooMuchAtOnce(Exception):  # noqa: N818
 
 
 def coding_of(header: bytes) -> str:
-    """Returns `gzip` or `deflate`, as a `content-encoding` says; empty if the body is not packed.
+    """Returns the `content-encoding`, `gzip` or `deflate`; empty if the body is not packed.
 
     Raises `UnknownPacking`.
     """
@@ -56,7 +56,7 @@ def inflate(body: bytes, coding: str, bytes_max: int, hold: Callable[[int], bool
     """Unpack a body step by step: yields after each step, returns the whole content at the end.
 
     `hold` is asked with each piece's size before the piece is kept; it returns False when that is too much. Raises
-    `BadPacking`, `InflatesTooFar` (over `bytes_max` or over the ratio) or `TooMuchAtOnce` (`hold` said no).
+    `BadPacking`, `InflatesTooFar` (over `bytes_max` or over the ratio) or `TooMuchAtOnce` (`hold` refused).
     """
     ratio_max = max(RATIO_FREE_BYTES, RATIO_MAX * len(body))
     wbits = _GZIP if coding == "gzip" else _deflate_bits(body)
@@ -100,19 +100,19 @@ def _deflate_bits(body: bytes) -> int:
 
 
 class Inflater:
-    """Unpacks an answer as it passes. What one read unpacks to is bounded as a body is."""
+    """Unpacks an answer as it passes. The unpacked size of one read has the bound of a body."""
 
     __slots__ = ("_begun", "_coding", "_first", "_inflater", "_members")
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
-        self._first = b""  # bytes that do not tell yet which kind of `deflate` it is
+        self._first = b""  # bytes before the kind of `deflate` is known
         self._begun = False
         self._members = 1
         self._inflater = zlib.decompressobj(_GZIP)
 
     def take(self, data: bytes) -> bytes:
-        """Returns what the next bytes unpack to. Raises `BadPacking` or `InflatesTooFar`."""
+        """Unpack the next bytes. Raises `BadPacking` or `InflatesTooFar`."""
         if not self._begun:
             data = self._first + data
             if len(data) < 2:

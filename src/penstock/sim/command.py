@@ -1,4 +1,4 @@
-"""What do commands that simulate share? Flags for chance and length, and progress on a terminal."""
+"""Flags and progress of commands that simulate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from penstock import clock
 EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 SEEDS_MAX = 100
 DURATION_S_MIN, DURATION_S_MAX = 60.0, 36_000.0
-LEFT_FROM_S = 1.0  # of a run; an estimate of the time left is worth nothing before that
+LEFT_FROM_S = 1.0  # of a run; earlier estimates of the time left are worthless
 CLEAR = "\r\x1b[K"  # the progress line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of every command that simulates."""
+    """Add the common flags."""
     parser.add_argument("--seed", metavar="N", type=int, default=1, help="seed of all randomness (default 1)")
     parser.add_argument("--seeds", metavar="N,N,…", help="several seeds, one run each")
     parser.add_argument("--check", action="store_true", help="check all invariants after every event (slow)")
@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_duration(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a command whose runs have a length and show their progress."""
+    """Add the flags of runs with a duration and progress."""
     parser.add_argument("--duration", metavar="S", type=float, help="simulated seconds, instead of the workload's own")
     parser.add_argument("--quiet", action="store_true", help="show no progress (shown only on a terminal)")
 
 
 def problem(args: argparse.Namespace) -> str | None:
-    """Returns what is wrong with these flags; None if nothing is."""
+    """Returns the problem with these flags, or None."""
     if args.seeds and not seeds(args):
         return f"--seeds takes up to {SEEDS_MAX} numbers with commas between them, like 1,2,3"
     duration_s = getattr(args, "duration", None)
@@ -42,7 +42,7 @@ def problem(args: argparse.Namespace) -> str | None:
 
 
 def seeds(args: argparse.Namespace) -> list[int]:
-    """Returns the seeds to run; empty if `--seeds` has something else."""
+    """Returns the seeds to run; empty if `--seeds` is invalid."""
     if not args.seeds:
         return [args.seed]
     try:
@@ -54,7 +54,7 @@ def seeds(args: argparse.Namespace) -> list[int]:
 
 @dataclass
 class ProgressLine:
-    """One line on the terminal that shows the progress; nothing if stderr is no terminal."""
+    """A progress line; nothing if stderr is not a terminal."""
 
     scenario: str
     shown: bool
@@ -65,7 +65,7 @@ class ProgressLine:
     _began: float = 0.0
 
     def tell(self, variant: str, now_s: float, duration_s: float) -> None:
-        """Show how far a run is, and the estimated time left."""
+        """Show a run's progress and estimated time left."""
         if not self.shown:
             return
         if (self.seed, variant) != self._run:
@@ -90,5 +90,5 @@ class ProgressLine:
 
 
 def shown(args: argparse.Namespace) -> bool:
-    """True if the progress is to be shown."""
+    """Returns True if progress is to be shown."""
     return sys.stderr.isatty() and not args.quiet

@@ -1,4 +1,4 @@
-"""`/v1/batches`: how does a caller create, see and cancel batches, whose requests run when slots are idle?"""
+"""`/v1/batches`: creating, listing and cancelling batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _BatchFields(msgspec.Struct):
 
 
 class Batches:
-    """Serves the calls about batches, for all tenants. A call answers its exchange, or raises `ApiError`."""
+    """Serves the calls about batches. A call answers its exchange, or raises `ApiError`."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Batches:
 
 
 def progress(outlook: Outlook) -> Mapping[str, object]:
-    """Returns what is known of a batch's progress, for which OpenAI's shape has no field."""
+    """Returns a batch's progress, for which OpenAI's shape has no field."""
     end = outlook.estimated_end
     return {
         "requests_per_second": round(outlook.per_s, 2),

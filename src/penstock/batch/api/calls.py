@@ -1,8 +1,8 @@
 """How is a call of the files and batches API served, when the store has to be waited for?
 
 Each call is a task. The number of tasks is bounded, in all and for one tenant, so that no tenant keeps the others out.
-Uploads and downloads last as long as their clients like: they are counted apart, and never hold up a short call.
-Whatever goes wrong is answered here, in one place: by a refusal in OpenAI's shape.
+Uploads and downloads last as long as their clients like: they are counted apart, and never hold up a short call. All
+errors are answered here, in OpenAI's shape.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from penstock.http.server.server import Header, SocketExchange
 
 logger = logging.getLogger(__name__)
 
-CALLS_MAX = 256  # of each kind at once; further ones are told to come back. A download holds 256 KB of its file
+CALLS_MAX = 256  # concurrent, of each kind; further ones get a Retry-After. A download holds 256 KB of its file
 CALLS_TENANT_MAX = 64  # of these, for one tenant
 QUOTA_RETRY_S = 60.0  # files and batches end in minutes, not seconds
 BUSY_RETRY_S = 1.0
 
 
 class ApiError(Exception):
-    """A refusal: `reason` decides the status, the message is for the caller, `param` names the field at fault."""
+    """A refusal: `reason` decides the status, the message is for the client, `param` names the field at fault."""
 
     def __init__(self, reason: Reason, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -40,12 +40,12 @@ class ApiError(Exception):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The caller of a call, as files and batches know it."""
+    """The client of a call."""
 
     tenant: str  #: the files and batches belong to this tenant
     user: str
-    payer: str = ""  #: the tenant whose calls it counts among: callers without a key share one, under many names
-    rights: Rights | None = None  #: what its key may do, and so the batches that it makes
+    payer: str = ""  #: the tenant for counting calls: clients without a key share one, under many names
+    rights: Rights | None = None  #: the rights of its key, and so of its batches
 
 
 class CallKind(StrEnum):
@@ -68,7 +68,7 @@ class Calls:
     def spawn(
         self, exchange: SocketExchange, work: Coroutine[None, None, None], payer: str, kind: CallKind = CallKind.SHORT
     ) -> bool:
-        """Run `work`; what it raises becomes the answer. Returns False if too many run: then the call was refused."""
+        """Run `work` and answer its errors. Returns False if too many run: then the call was refused."""
         of_payer = kind, payer
         if self._under_way[kind] >= CALLS_MAX:
             work.close()
@@ -106,7 +106,7 @@ class Calls:
             self.fail(exchange, error)
 
     def fail(self, exchange: SocketExchange, error: Exception) -> None:
-        """Answer with what went wrong. If the answer has begun already, break it off."""
+        """Answer with the error. If the answer has begun already, break it off."""
         if exchange.over:
             return  # the client is gone
         if exchange.started:

@@ -25,7 +25,7 @@ _HEADERS: tuple[Header, ...] = ((b"content-type", b"application/json"),)
 
 
 class ItemExchange(Exchange):
-    """A request from inside, and where its answer is kept."""
+    """A request from inside, which keeps its answer."""
 
     __slots__ = ("_ended", "_ended_fn", "_pieces", "_reason", "_retry_after_s", "_sent_fn", "_size", "caller")
 
@@ -86,14 +86,14 @@ class ItemExchange(Exchange):
         self._finish()
 
     def abort(self) -> None:
-        """The answer broke off: what is here of it is none."""
+        """The answer broke off; the part received is dropped."""
         self.status, self._reason = 502, self._reason or "stream_broken"
         self._pieces = [b'{"error":{"message":"The engine\'s answer broke off.","type":"server_error","param":null,']
         self._pieces.append(b'"code":"stream_broken"}}')
         self._finish()
 
     def let_go(self) -> None:
-        """The runner counts what it keeps of an item itself."""
+        """The runner itself counts an item's bytes."""
 
     def _finish(self, *, too_large: bool = False) -> None:
         if self._ended:
@@ -116,7 +116,7 @@ class ItemExchange(Exchange):
 
 
 class ItemJourney(QueuedJourney):
-    """A journey that tells its item when it leaves the queue, and when it is back there."""
+    """A journey that notifies its item when it leaves the queue and when it returns there."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""`/v1/files`: how does a caller upload, see, read and delete input files, and the files that batches made?"""
+"""`/v1/files`: uploading, listing, reading and deleting files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FileRules(msgspec.Struct, frozen=True):
 
 
 class Files:
-    """Serves the calls about files, for all tenants. A call answers its exchange, or raises `ApiError`."""
+    """Serves the calls about files. A call answers its exchange, or raises `ApiError`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Files:
         answer(exchange, {"id": name, "object": "file", "deleted": True})
 
     async def content(self, exchange: SocketExchange, owner: Owner, name: str) -> None:
-        """Send a file's bytes, as fast as the caller reads them. Broken off if the file is deleted meanwhile."""
+        """Send a file's bytes as fast as the client reads them. Broken off if the file is deleted meanwhile."""
         file = await self._find(owner, name)
         flows, gone = asyncio.Event(), asyncio.Event()
         flows.set()

@@ -1,4 +1,4 @@
-"""What do batches add to `/metrics`? Series with bounded labels, read from the runner and the open batches."""
+"""Metrics of batches. Series with bounded labels, read from the runner and the open batches."""
 
 from __future__ import annotations
 

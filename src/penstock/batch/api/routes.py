@@ -1,4 +1,4 @@
-"""Which paths has the files and batches API: who may call them, with which method, and which part serves them?"""
+"""The paths of the files and batches API: methods, access, and handlers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BatchRoutes:
         try:
             owner = self._owner(exchange)
             work = self._work(exchange, owner)
-        except ApiError as error:  # the caller has become unknown since the head was read
+        except ApiError as error:  # the key was revoked since the head was read
             self._calls.refuse(exchange, error.reason, str(error), error.param)
             return
         assert work is not None

@@ -1,4 +1,4 @@
-"""How does a file come in, whatever its size? From the connection through the form to the store, piece by piece.
+"""Receiving a file of any size. From the connection through the form to the store, piece by piece.
 
 Only a bounded part of the file is in memory: when the store is behind, the connection is not read. An upload that
 breaks off (a hang-up, a full disk, a limit) leaves nothing behind. The file's lines are checked on the way; their
@@ -181,7 +181,7 @@ def _keep_s(fields: dict[str, str], default: float) -> float:
 
 
 def keep_seconds(seconds: object, name: str) -> float:
-    """Returns the time that a caller wants a file kept. Raises `ApiError` if it is no number in the allowed range."""
+    """Returns the retention that a client asks for. Raises `ApiError` if it is no number in the allowed range."""
     if type(seconds) is not int or not KEEP_S_MIN <= seconds <= KEEP_S_MAX:
         text = f"`{name}[seconds]` has to be a number from {KEEP_S_MIN} to {KEEP_S_MAX}."
         raise ApiError(Reason.BAD_REQUEST, text, f"{name}[seconds]")

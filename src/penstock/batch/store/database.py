@@ -1,7 +1,7 @@
-"""How is a statement run, whatever the database? By its name, in one transaction at a time, on an up-to-date schema.
+"""Running statements on any database. A statement is run by name, in one transaction at once, on an up-to-date schema.
 
-The statements stand in `sql/queries.sql`, the migrations beside it; migrations are numbered, and only ever added. What
-differs between databases is small enough for a subclass of a page: `sqlite.py`, `postgres.py`.
+The statements stand in `sql/queries.sql`, the migrations beside it; migrations are numbered, and only ever added. The
+differences between databases fit a short subclass: `sqlite.py`, `postgres.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Database(ABC):
     def __init__(self) -> None:
         self._statements = {name: self.dialect(text) for name, text in named_queries().items()}
 
-    # --- what differs -----------------------------------------------------------------------------------------
+    # --- per database -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def dialect(self, statement: str) -> str:
@@ -53,11 +53,11 @@ class Database(ABC):
     def close(self) -> None:
         """Close the connection."""
 
-    # --- what is the same -------------------------------------------------------------------------------------
+    # --- common -----------------------------------------------------------------------------------------------
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A context: what is done in it happens as a whole, or not at all. Raises StoreError if the database fails."""
+        """A transaction: all or nothing. Raises StoreError if the database fails."""
         try:
             self.begin()
             yield

@@ -1,4 +1,4 @@
-"""What must a store of files, batches and made keys do, and in which ways can it fail?
+"""The interface of a store of files, batches and issued keys, and its errors.
 
 A store is synchronous and belongs to one thread (`thread.py`). Each method is one transaction: when it returns, its
 changes survive a `kill -9` and, with SQLite and PostgreSQL, a power cut; when it raises, nothing was changed. Every
@@ -16,12 +16,12 @@ from penstock.batch.values import Batch, File, Item, LineProblem, MadeKey, NewIt
 
 CHUNK_BYTES = 64 * 1024  # an item is read with the chunks it lies in: larger chunks would bring mostly other items
 PAGE_LINES = 16  # results read at once: each may be as large as an answer
-KEYS_MAX = 10_000  # that were made and not withdrawn: all of them are read at once, and known to each process
+KEYS_MAX = 10_000  # issued and not revoked: all are read at once, and kept in each process
 STEP_ROWS = 500  # rows that one step of a long change concerns: a step takes a few milliseconds
 
 
 class StoreError(Exception):
-    """The store can't do what was asked now, and nothing was changed. The message is for operators."""
+    """The store can't do this now; nothing was changed. The message is for operators."""
 
 
 class StoreBrokenError(StoreError):
@@ -73,7 +73,7 @@ class Store(Protocol):
         """
 
     def end_file(self, file: File, quota: Quota) -> None:
-        """The upload is whole: what `file` says of bytes, lines, status and details counts from now on.
+        """The upload is complete: store bytes, lines, status and details of `file`.
 
         Raises StoreError if the upload was dropped meanwhile, or QuotaError.
         """
@@ -113,7 +113,7 @@ class Store(Protocol):
         """Claim the reading of a batch's file for this `runner`. Returns False if another gateway has it."""
 
     def add_items(self, batch: str, items: Sequence[NewItem]) -> bool:
-        """Add items to a batch that is being validated. Returns False if it is so no more, as after a cancel."""
+        """Add items to a batch that is being validated. Returns False if that is no longer true, as after a cancel."""
 
     def clear_items(self, batch: str) -> bool:
         """Erase some items of a batch that is validated again. Returns True if there may be more to erase."""
@@ -141,7 +141,7 @@ class Store(Protocol):
         """Claim up to `limit` pending items for this `runner`. Returns them, prompts that begin alike together."""
 
     def finish(self, results: Sequence[Result], runner: str) -> list[bool]:
-        """Keep results and count them. Returns for each True, or False if this `runner` holds the item no more."""
+        """Keep results and count them. Returns for each True, or False if this `runner` no longer holds the item."""
 
     def give_back(self, items: Iterable[tuple[str, int]], runner: str, *, attempted: bool) -> None:
         """Make claimed `items` (batch and line) pending again. `attempted` counts it as an attempt of each."""
@@ -156,7 +156,7 @@ class Store(Protocol):
         """Make the items of lost runners pending again. Returns how many."""
 
     def purge(self, now: float) -> bool:
-        """Erase a little of what is deleted or expired. Returns True if there may be more to erase."""
+        """Erase some deleted or expired data. Returns True if there may be more to erase."""
 
     # --- made keys --------------------------------------------------------------------------------------------
 
@@ -164,10 +164,10 @@ class Store(Protocol):
         """Keep a key. Raises NameTakenError or TooManyKeysError."""
 
     def erase_key(self, name: str) -> bool:
-        """Forget a key. Returns False if there is none of this name."""
+        """Forget a key. Returns False if it does not exist."""
 
     def keys(self, seen: str | None) -> tuple[str, list[MadeKey]] | None:
-        """Returns what stands for the last change of the keys, and all of them, the oldest first.
+        """Returns a mark of the keys' last change, and all keys, oldest first.
 
         None if that change is `seen`, which an earlier call returned.
         """

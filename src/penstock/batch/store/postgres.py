@@ -1,7 +1,7 @@
 """The store in PostgreSQL, which several gateways may share: each claims items, and a claim expires with its gateway.
 
-Needs the extra `postgres` (psycopg 3). A lost connection is made again by the next call; the call that met the loss
-fails as a whole, and its caller tries again. The clocks of the gateways must agree to within seconds.
+Needs the extra `postgres` (psycopg 3). The next call reconnects after a lost connection; the failed call is retried by
+its caller. The clocks of the gateways must agree to within seconds.
 """
 
 from __future__ import annotations

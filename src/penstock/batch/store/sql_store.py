@@ -1,4 +1,4 @@
-"""How is what `port.py` promises kept in SQL, for SQLite and PostgreSQL alike? With one transaction per method."""
+"""The store in SQL, for SQLite and PostgreSQL. With one transaction per method."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENDS = (BatchEvent.ALL_ENDED, BatchEvent.WINDOW_OVER, BatchEvent.STOPPED)
 
 
 class SqlStore:
-    """Files and batches in a database; `port.Store` says what each method does."""
+    """Files and batches in a database; `port.Store` describes the methods."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -330,7 +330,7 @@ class SqlStore:
             return bool(self.database.run("erase_key", name=name))
 
     def keys(self, seen: str | None) -> tuple[str, list[MadeKey]] | None:
-        row = self.database.row("key_changes")  # before the keys: what is changed in between is read the next time
+        row = self.database.row("key_changes")  # before the keys: a change in between is read the next time
         last = "" if row is None else str(row[0])
         return None if last == seen else (last, [MadeKey(*row) for row in self.database.rows("keys")])
 
@@ -376,7 +376,7 @@ class SqlStore:
 
 
 class _Sum:
-    """What some results add to the counts of their batch."""
+    """The changes of a batch's counts by some results."""
 
     def __init__(self) -> None:
         self._values = dict.fromkeys(

@@ -1,7 +1,7 @@
 """The store in one SQLite file under a data folder: nothing to install, nothing to run.
 
-The database uses WAL and syncs every commit, so what it keeps survives a power cut. One gateway at a time can use it: a
-lock beside the file keeps a second one out. So all claims that the file holds at the start are void. Without a folder
+The database uses WAL and syncs every commit, so committed data survives a power cut. Only one gateway can use it: a
+lock beside the file excludes a second one. So all claims that the file holds at the start are void. Without a folder
 the database is in memory, for tests.
 """
 
@@ -135,7 +135,7 @@ class _Sqlite(Database):
 def unusable(folder: Path) -> str | None:
     """Returns why no store can be kept in that folder, in the words of one that is tried; None: nothing is in the way.
 
-    Makes nothing and locks nothing. A full disk and a damaged file are not told: a store that meets them says so later.
+    Makes nothing and locks nothing. A full disk and a damaged file show only later.
     """
     there = next(place for place in (folder, *folder.absolute().parents) if os.path.exists(place))  # noqa: PTH110
     try:

@@ -1,8 +1,8 @@
 """How does the event loop use a store that blocks? One thread owns the store and does one job after another.
 
-The callers bound the queue of jobs: each awaits its answer before it asks again. A store that can't be opened
-(PostgreSQL that is not up yet, a file that is damaged) is tried again with each call. A store that turns out to be
-damaged is closed and opened again. The gateway serves without its store, and uses it again when it comes back.
+The queue of jobs is bounded, because each caller awaits its answer. A store that can't be opened (PostgreSQL that is
+not up yet, a file that is damaged) is tried again with each call. A store that turns out to be damaged is closed and
+opened again. The gateway serves without its store, and uses it again when it comes back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Job = tuple[Callable[[Store], object], asyncio.AbstractEventLoop, "asyncio.Futu
 
 
 class StoreThread:
-    """A store whose work can be awaited. `opening` opens the store; it is called in the thread."""
+    """An awaitable store. `opening` opens the store; it is called in the thread."""
 
     def __init__(self, opening: Callable[[], Store]) -> None:
         self._opening = opening
@@ -32,7 +32,7 @@ class StoreThread:
         self.trouble: str | None = None  #: why the last call failed, in words for operators; None if it did not
 
     async def do(self, work: Callable[[Store], T]) -> T:
-        """Returns what `work` returns, run with the store in its thread; raises what it raises.
+        """Run `work` with the store in its thread; returns or raises its result.
 
         Cancelling the wait does not stop the work: once called, it will be done. Raises StoreError if the store is
         closed or can't be opened.

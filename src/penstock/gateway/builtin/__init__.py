@@ -1,4 +1,4 @@
-"""Which paths does the gateway answer itself? `paths.py`: alive, ready, models, metrics. `queue.py`: how a caller
-stands. `engine_paths.py`: engines by their names, put to sleep and woken. `autoscale.py`: how many of them it takes.
-`operators.py`: which paths are not for callers, and who serves them at an address of their own.
+"""Which paths does the gateway answer itself? `paths.py`: alive, ready, models, metrics. `queue.py`: a client's own
+requests and limits. `engine_paths.py`: engines by their names, put to sleep and woken. `autoscale.py`: how many of them
+it takes. `operators.py`: operators' paths, maybe at a separate address.
 """

@@ -1,8 +1,7 @@
-"""`GET /autoscale` and `/autoscale/MODEL`: what an autoscaler of the engines has to know, and the same as series.
+"""`GET /autoscale` and `/autoscale/MODEL`: the input of an autoscaler of the engines, also as series.
 
-Numbers alone, no prompt and no caller, so it is as open as `/metrics`. A model that nobody serves or asked for is
-answered with zeros: a scaler asks before the first engine is there. The rule is the core's (`endpoints_wanted.py`);
-here it is told how every model stands, once a second.
+It has only numbers, so it is as open as `/metrics`. An unknown model is answered with zeros, because a scaler asks
+before the first engine exists. The rule is the core's (`endpoints_wanted.py`), fed here once a second.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from penstock.http.server.server import Exchange
 PATH = "/autoscale"
 INTERVAL_S = 1.0
 MODELS_MAX = 500  # that are followed; the others are answered with zeros
-BODY_BYTES_MAX = 4096  # of a question: nobody reads it
+BODY_BYTES_MAX = 4096  # of a query: ignored
 _NOBODY = ModelLoad(waiting=0, running=0, slots=0, endpoints=0, arrived_total=0, ended_total=0, served_s_total=0.0)
 _SERIES: tuple[tuple[str, str, str], ...] = (
     ("model_waiting", "waiting", "Requests that wait for a model."),
@@ -72,7 +71,7 @@ class Autoscale:
             await asyncio.sleep(INTERVAL_S)
 
     def look(self) -> None:
-        """Tell the rules how it stands. What neither is served nor wants anything any more is forgotten."""
+        """Feed the rules. Forget models that are no longer served or wanted."""
         now, self._loads = self._driver.now(), self._driver.scheduler.loads()
         for name, load in self._loads.items():
             rule = self._rules.get(name)
@@ -95,7 +94,7 @@ class Autoscale:
         return path == PATH or path.startswith(PATH + "/")
 
     def begin(self, exchange: Exchange) -> int:
-        """Refuse what is no question. Returns the limit on the body."""
+        """Refuse other methods. Returns the limit on the body."""
         if exchange.method not in ("GET", "HEAD"):
             self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD")])
         return BODY_BYTES_MAX

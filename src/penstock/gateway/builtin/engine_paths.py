@@ -1,7 +1,7 @@
 """`/engines`, `/sleep`, `/wake_up`, `/is_sleeping`: engines by their names, as production-stack's router has them.
 
-`?id=` is an endpoint's name. Who may ask what is served may look; to put an engine to sleep or to wake it changes
-something for everybody, so that needs the admin token.
+`?id=` is an endpoint's name. Any client may look; putting an engine to sleep or waking it affects everybody, so it
+needs the admin token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 ENGINES = "/engines"
 VERBS = {"/sleep": "POST", "/wake_up": "POST", "/is_sleeping": "GET"}
-BODY_BYTES_MAX = 1 << 16  # vLLM reads none; passed on all the same
+BODY_BYTES_MAX = 1 << 16  # vLLM reads none; passed on anyway
 ANSWER_BYTES_MAX = 1 << 16
 TIMEOUT_S = 300.0  # to move a large model's weights takes a minute
 FIELDS_MAX = 20  # of the query
@@ -61,7 +61,7 @@ class EnginePaths:
         return path == ENGINES or path in VERBS
 
     def begin(self, exchange: Exchange) -> int:
-        """Refuse who may not. Returns the limit on the body."""
+        """Refuse unauthorised requests. Returns the limit on the body."""
         path = exchange.target_path
         method = VERBS.get(path, "GET")
         if exchange.method != method and (exchange.method, method) != ("HEAD", "GET"):

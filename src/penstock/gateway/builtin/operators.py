@@ -1,8 +1,7 @@
-"""Which paths are operators', and who serves them at an address of their own (`admin.listen`)?
+"""The operators' paths, maybe at a separate address (`admin.listen`).
 
-What shows or changes the gateway as a whole: `/admin`, `/metrics`, `/autoscale`, putting engines to sleep. With an
-address of their own there is nothing of it where callers come, not even a refusal: 404, as for any path that is not
-there. The paths that probes ask are at both.
+Paths that show or change the gateway as a whole: `/admin`, `/metrics`, `/autoscale`, putting engines to sleep. With a
+separate address they are 404 at `listen`, like any unknown path. The paths that probes ask are at both.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _PROBED = frozenset({"/health", "/healthz", "/livez", "/ready", "/readyz", "/ver
 
 
 def is_operators(path: str) -> bool:
-    """Whether a path is not for callers."""
+    """Whether a path is only for operators."""
     return path in _ALONE or path.startswith(_BELOW)
 
 
@@ -32,7 +31,7 @@ class OperatorsApp:
 
     def __init__(self, parts: Sequence[Part], guarded: Part, origins: Origins, refusals: Refusals) -> None:
         self._parts = (guarded, *parts)
-        self._guarded = guarded  # looks itself at what asks, and from which page
+        self._guarded = guarded  # checks the sender and its page itself
         self._origins = origins
         self._refusals = refusals
         self._clients = Clients()
@@ -44,7 +43,7 @@ class OperatorsApp:
         self._root_path = settings.root_path
 
     def begin(self, exchange: SocketExchange) -> int | None:
-        """Refuse what is not served here. Returns the limit on the body."""
+        """Refuse other paths. Returns the limit on the body."""
         if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
             exchange.target_path = exchange.target_path[len(self._root_path) :]
         exchange.client = self._clients.address(exchange)
@@ -60,7 +59,7 @@ class OperatorsApp:
         return part.begin(exchange)
 
     def complete(self, exchange: SocketExchange) -> None:
-        """Serve a request whose body is here."""
+        """Serve a request with its body."""
         part = self._part(exchange.target_path)
         assert part is not None, "`begin` refuses other paths"
         part.complete(exchange)
@@ -68,7 +67,7 @@ class OperatorsApp:
     def refused(
         self, exchange: SocketExchange | None, refusal: Refusal, detail: str
     ) -> tuple[int, Sequence[Header], bytes]:
-        """Returns the status, headers and body with which the server refuses what is not HTTP as it should be."""
+        """Returns the status, headers and body of the server's refusal of bad HTTP."""
         return self._refusals.refused(exchange, refusal, detail)
 
     def _part(self, path: str) -> Part | None:

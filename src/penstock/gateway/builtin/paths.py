@@ -1,4 +1,4 @@
-"""The paths that Penstock answers itself: is it alive, what does it serve, how does a caller stand?
+"""The paths that Penstock answers itself: health, models, and a client's queue.
 
 `/admin` and the files and batches have their own (`admin/routes.py`, `batch/api/routes.py`).
 """
@@ -34,7 +34,7 @@ Anthropic's clients: the base URL is this address, without /v1.
 What is served and what is missing: GET /ready. Where your requests stand in the queue: GET /queue.
 """
 _ROOT_OPERATORS = b"For operators: the page is at /admin/, metrics are at /metrics.\n"
-BODY_BYTES_MAX = 4096  # of a question: nobody reads it, but some clients send `{}`
+BODY_BYTES_MAX = 4096  # of a query: ignored, but some clients send `{}`
 
 
 class Refuse(Protocol):
@@ -92,7 +92,7 @@ class OwnPaths:
         return path in self._answers or path.startswith(MODEL)
 
     def begin(self, exchange: Exchange) -> int:
-        """Refuse what is no question, and who may not know what is served. Returns the limit on the body."""
+        """Refuse other methods, and clients that may not see the models. Returns the limit on the body."""
         if exchange.method not in ("GET", "HEAD"):
             self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD")])
         elif exchange.target_path.startswith("/v1/"):
@@ -177,7 +177,7 @@ def _may_use(exchange: Exchange, model: str) -> bool:
 
 
 def _roles_missing(snapshot: Snapshot) -> dict[str, dict[str, str]]:
-    """Models whose endpoints in service play one role of two; nothing where no endpoint has a role."""
+    """Returns models with endpoints of only one role in service; empty without roles."""
     roles: dict[str, list[Role]] = {}
     for e in snapshot.endpoints:
         for model in (e.models or ()) if e.state not in AWAY else ():

@@ -1,4 +1,4 @@
-"""`GET /queue`: what does a caller see of its own requests, and of its limits?
+"""`GET /queue`: a client's own requests and limits.
 
 Those of its tenant, never another's. The oldest are listed one by one; all are counted.
 """
@@ -29,7 +29,7 @@ class Queued(Protocol):
 
 
 def own_queue(driver: Driver, caller: Caller) -> dict[str, Any]:
-    """The picture for one caller, as JSON has it."""
+    """Returns one client's view as JSON."""
     now = driver.now()
     own = [
         journey

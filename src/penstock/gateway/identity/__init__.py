@@ -1,7 +1,6 @@
-"""Who sent a request, and what may it have?
+"""Identifying the client of a request, and its rights.
 
-`callers.py` finds out, `caller.py` is the answer, `rights.py` bounds what a key may do, `name_quota.py` bounds the
-names that callers invent, `origins.py` says which web pages and hosts are served, `cors.py` what browsers are told of
-it, `clients.py` whose address a request has that came through others. `tokens/` verifies the tokens of an
-identity provider.
+`callers.py` identifies clients, `caller.py` is the result, `rights.py` bounds a key, `name_quota.py` bounds invented
+names, `origins.py` checks web pages and hosts, `cors.py` answers browsers, `clients.py` finds a client's address behind
+proxies. `tokens/` verifies the tokens of an identity provider.
 """

@@ -1,4 +1,4 @@
-"""Who sent a request, and what it may have: what `callers.py` finds out. Values."""
+"""The client of a request and its rights, as found by `callers.py`. Values."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.name_quota import NameQuota
 from penstock.gateway.identity.rights import Rights
 
-PART_OF = PART_PREFIX + "{}"  # a part that many share, by whose it is: no name from outside begins with a space
+PART_OF = PART_PREFIX + "{}"  # the label of a shared part: no name from outside begins with a space
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """Who sent a request, and what it may have."""
+    """The client of a request and its rights."""
 
     tenant: str  #: the flow it belongs to
-    user: str  #: within the tenant; "" where nobody is named
+    user: str  #: within the tenant; "" if none is named
     has_key: bool  #: known by one of Penstock's keys, which must not go upstream
     weight: float
     band: int  #: the rank granted, 0 is the highest
@@ -24,21 +24,21 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     tenant_label: str  #: for metrics: a configured name, or `other`
     deadline_s: float | None  #: to the first token, from arrival on
     priority: int  #: the body's own, lower first, within its flow
-    part: str = ""  #: whose part it shares with others, each in a flow of its own inside it; "": it has its own
+    part: str = ""  #: the part that it shares with others, each with its own flow inside; "": it has its own part
     rights: Rights | None = None  #: its key's bounds; None: none but its tenant's
     band_unknown: str = ""  #: it asked for a band by a name that none has, and for no other
 
     @property
     def account(self) -> str:
-        """Whose limits hold."""
+        """The name for limits."""
         return self.part or self.tenant
 
     def flow(
         self, levels: tuple[str, ...], model: str, model_weight: float = 1.0
     ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-        """Where its requests stand in the fairness tree: names and weights, from the outside in.
+        """The place of its requests in the fairness tree: names and weights, outermost first.
 
-        Who shares a part stands one step deeper, below that part: where the first level is that says who it is.
+        A client that shares a part is one level deeper, below that part.
         """
         if levels == ("tenant",) and not self.part:
             return (self.tenant,), (self.weight,)
@@ -60,15 +60,15 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claims(msgspec.Struct, frozen=True, gc=False):
-    """What a token of the identity provider says of its caller."""
+    """The claims of an identity provider's token."""
 
     tenant: str
-    user: str  #: "" where it says none
+    user: str  #: "" if it has none
     band: str  #: likewise
 
 
 class Unauthorized(msgspec.Struct, frozen=True):
-    """The caller is not served."""
+    """The client is refused."""
 
     message: str
     reason: Reason = Reason.UNAUTHORIZED
@@ -84,7 +84,7 @@ class TenantProfile(msgspec.Struct, frozen=True):
     users: NameQuota
     label: str
     capped: bool = False  #: its highest band is its own setting
-    part: str = ""  #: as of a `Caller`
+    part: str = ""  #: as in `Caller`
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -92,7 +92,7 @@ class Key(msgspec.Struct, frozen=True):
 
     digest: bytes
     owner: TenantProfile
-    user: str  #: who uses it, where nobody is named
+    user: str  #: the default user
     rights: Rights | None = None  #: its bounds
     expires_at: float | None = None  #: Unix time; None: never
-    claims: Claims | None = None  #: it is a token, good when it was looked at, that says this
+    claims: Claims | None = None  #: the claims of a token that was valid when checked

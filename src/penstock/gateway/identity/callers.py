@@ -1,16 +1,15 @@
-"""Who is it, and what may it have: from a request's head and a few fields of its body to a `Caller`.
+"""From a request's head and a few fields of its body to a `Caller`.
 
 Who. (1) The tenant of its API key, or the one that its token names (`tokens/`). (2) Without a key, the tenant it names
 in a header, if that one is listed and has no keys; from a trusted proxy any tenant, listed or not. (3) All others share
-one part, that of `anonymous`, whatever they are called: a name costs nothing, so it must bring nothing. Names are flows
-of their own inside that part. The user divides a tenant's part further, so any caller may name one; without a name each
-key is a user of its own.
+the part `anonymous` under any name: a name costs nothing, so it must bring nothing. Names are flows of their own inside
+that part. The user divides a tenant's part further, so any client may name one; by default each key is a user.
 
-What. A caller may ask for a band by several headers or a service tier, and gets it up to the highest that its key,
-or `identity.max_band`, allows. Nothing here waits or keeps more than a bounded number of names.
+What. A client may ask for a band by several headers or a service tier, up to the highest allowed by its key or
+`identity.max_band`. Nothing here waits or keeps more than a bounded number of names.
 
-Keys are random, 256 bits, and kept only as SHA-256, so looking a digest up in a dict tells an attacker's clock
-nothing that helps: it would have to invert the hash first.
+Keys are random, 256 bits, and kept only as SHA-256, so the timing of a dict lookup by digest does not help an attacker,
+who would have to invert the hash first.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ OPENWEBUI_USER_HEADER = b"x-openwebui-user-id"
 
 _KEY_PREFIX = KEY_PREFIX.encode()
 _PRIORITY_MAX = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
-# In the words that clients look for, which tell a wrong key from other errors by its text.
+# In the words by which clients recognise a wrong key.
 _UNKNOWN_KEY = "Incorrect API key provided (invalid_api_key): the gateway does not know it."
 _UNREAD = "The gateway has not read yet which keys there are. Please try again later."
 _EXPIRED = "This API key has expired (invalid_api_key): it was good until {}."
@@ -60,7 +59,7 @@ Header = Callable[[bytes], bytes | None]  # the first value of a header, by its 
 
 
 class Callers:
-    """Tells callers apart, by the settings. `wall` tells Unix time, by which keys expire."""
+    """Identifies clients by the settings. `wall` returns Unix time, by which keys expire."""
 
     def __init__(self, wall: Callable[[], float] = clock.wall, tokens: AcceptedTokens | None = None) -> None:
         self._wall = wall
@@ -69,7 +68,7 @@ class Callers:
         self._dynamic = NameQuotas(1)
         self._dynamic_users = NameQuotas(1)  # of all tenants that are not listed, together
         self._makes_keys = False
-        self._made: Sequence[MadeKey] | None = None  # None: not read yet, where any are made
+        self._made: Sequence[MadeKey] | None = None  # None: not read yet
 
     def follow(self, settings: Settings) -> None:
         """Go by these settings from now on. Names that count as themselves go on doing so."""
@@ -89,7 +88,7 @@ class Callers:
         self._trusted_peers: dict[str, bool] = {}
         anonymous = settings.anonymous
         is_limited = core_limits(anonymous.limits) is not None
-        # Where there is nobody else, all stand in that part, and need not be told so one by one.
+        # If there is nobody else, all share that part.
         self._part = ANONYMOUS if settings.tenants or self._networks or is_limited else ""
         self._part_weight = anonymous.weight if self._part else 1.0
         self._tenants = {tenant.name: self._known(tenant, identity.max_dynamic) for tenant in settings.tenants}
@@ -104,7 +103,7 @@ class Callers:
         self.tokens.follow(identity.jwt, lambda name: name in self._tenants)
 
     def made(self, keys: Sequence[MadeKey]) -> None:
-        """These keys were made while the gateway runs, and not withdrawn. Those of tenants that are gone wait."""
+        """Set the keys issued at runtime and not revoked. Those of tenants that are gone wait."""
         self._made = keys
         self._look_keys_up()
 
@@ -118,10 +117,10 @@ class Callers:
         self._keys = {**{key.digest: key for key in made}, **self._listed}
 
     def key(self, header: Header, repeats: Callable[[bytes], bool]) -> Key | Unauthorized | None:
-        """What the head alone tells: the known key that was presented, or that its sender is not served.
+        """Returns the known key in a head, if any, or a refusal.
 
         A credential that is given twice is refused: which one counts would be anybody's guess, and the other one might
-        be a key of ours that goes upstream. So is a name: a proxy may have added its own to that of its caller.
+        be a key of ours that goes upstream. So is a name: a proxy may have added its own to its client's.
         """
         for name in self._names_once:
             if repeats(name):
@@ -147,7 +146,7 @@ class Callers:
             return self._unknown()
         if self._require_key:
             return Unauthorized(_KEY_REQUIRED)
-        return None  # a key of someone else is none of ours, and passes on upstream
+        return None  # a foreign key is passed on upstream
 
     def identify(
         self,
@@ -161,10 +160,10 @@ class Callers:
         model_band: int | None = None,
         now: float,
     ) -> Caller | Unauthorized:
-        """The caller behind a head, its sender's IP address, and three fields of the body, whatever is in them.
+        """Returns the caller from a head, its sender's IP address, and three unchecked fields of the body.
 
-        `model_band` is the one that the model's requests have without asking, where that is not the default.
-        `key` is what the method of that name found in the head; the settings may have changed since.
+        `model_band` is the model's own default band, if any. `key` is the result of that method for the head; the
+        settings may have changed since.
         """
         if isinstance(key, Unauthorized):
             return key
@@ -211,7 +210,7 @@ class Callers:
         )
 
     def owner(self, header: Header, peer: str, caller: Caller) -> str:
-        """To whom what this caller leaves here belongs: its own name, also where its flow has to be `other`.
+        """Returns the owner of this caller's data: its own name, even if its flow is `other`.
 
         Names that share a flow for an hour must not share files for ever.
         """
@@ -225,7 +224,7 @@ class Callers:
         return name if known is None or not known.has_keys or self._trusted(peer) else ANONYMOUS
 
     def inside(self, tenant: str, user: str, now: float, rights: Rights | None = None) -> Caller:
-        """A caller that is not here any more: whose batch runs. It has the lowest band, and the `rights` it had."""
+        """Returns the absent caller of a batch. It has the lowest band, and the `rights` it had."""
         known = self._tenants.get(tenant) or self._unlisted(tenant, now, trusted=False)
         return Caller(
             tenant=known.name,
@@ -246,11 +245,11 @@ class Callers:
         return self._tenants.values()
 
     def profile(self, name: str) -> TenantProfile | None:
-        """A tenant of the settings; None where it has none of that name."""
+        """Returns a tenant of the settings, or None."""
         return self._tenants.get(name)
 
     def account_of(self, name: str) -> str | None:
-        """Whose limits hold for a tenant or a name that callers gave lately; None: no such name is known."""
+        """Returns the name for the limits of a tenant or a recently seen name; None if unknown."""
         known = self._tenants.get(name)
         if known is not None:
             return known.part or name
@@ -258,16 +257,16 @@ class Callers:
             return name
         return (self._part or name) if name == ANONYMOUS or name in self._dynamic.untrusted else None
 
-    # --- who ------------------------------------------------------------------------------------------------
+    # --- identity -------------------------------------------------------------------------------------------
 
     def _unknown(self) -> Unauthorized:
-        """What the holder of a key is told that nobody knows; or that nobody can know yet."""
+        """Returns the refusal of an unknown key, or of one that cannot be checked yet."""
         if self._makes_keys and self._made is None:
             return Unauthorized(_UNREAD, Reason.OVERLOAD)
         return Unauthorized(_UNKNOWN_KEY)
 
     def _good(self, its: bytes) -> Key | Unauthorized | None:
-        """The key with this digest; why it is good no more; None where there is none."""
+        """Returns the key with this digest, the refusal of an expired one, or None."""
         key = self._keys.get(its)
         if key is not None and key.expires_at is not None and self._wall() >= key.expires_at:
             return Unauthorized(_EXPIRED.format(values.write_moment(key.expires_at)))
@@ -280,7 +279,7 @@ class Callers:
         return Key(b"", owner, claims.user, claims=claims)
 
     def _claimed(self, header: Header, peer: str, now: float) -> TenantProfile:
-        """Who a caller without a key is, by the name it gives."""
+        """Identify a client without a key by its name."""
         name = _first_name(header, self._tenant_headers) or ANONYMOUS
         known, trusted = self._tenants.get(name), self._trusted(peer)
         if known is not None and known.has_keys and not trusted:
@@ -300,7 +299,7 @@ class Callers:
 
     def _user(self, header: Header, field: object, tenant: TenantProfile, key: Key | None, now: float) -> str:
         if key is not None and key.claims is not None and key.user:
-            name = key.user  # signed, so nobody takes another's name
+            name = key.user  # signed, so names cannot be forged
         else:
             name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
         if not name:
@@ -323,7 +322,7 @@ class Callers:
         )
 
     def _unlisted(self, name: str, now: float, *, trusted: bool) -> TenantProfile:
-        """Who has a name that no tenant has: a tenant of its own if a trusted proxy says so, else in `anonymous`."""
+        """Identify an unlisted name: a new tenant behind a trusted proxy, otherwise within `anonymous`."""
         names = self._dynamic.trusted if trusted else self._dynamic.untrusted
         if name not in (ANONYMOUS, OTHER) and not names.admit(name, now):
             name = OTHER
@@ -345,13 +344,13 @@ class Callers:
             part=self._part,
         )
 
-    # --- what -----------------------------------------------------------------------------------------------
+    # --- rights ---------------------------------------------------------------------------------------------
 
     def _granted(self, tenant: TenantProfile, band_max: int, model_band: int | None) -> int:
-        """The band that a caller has without asking.
+        """Returns a client's default band.
 
-        A model's band is given, not asked for, so what a caller may ask for at most does not lower it; but for who is
-        kept low: a tenant with a highest band of its own, and all whose highest band is below the default one.
+        A model's band is not asked for, so a client's highest band does not lower it, except for tenants with their own
+        highest band, and for clients with a highest band below the default one.
         """
         if model_band is None:
             return max(self._default_band, band_max)
@@ -359,7 +358,7 @@ class Callers:
         return max(model_band, band_max) if kept_low else model_band
 
     def _asked_band(self, header: Header, service_tier: object) -> tuple[int | None, str]:
-        """The first band that is asked for by a name that exists, and where there is none, the first other name."""
+        """Returns the first requested band that exists, or the first other name."""
         unknown = b""
         for name in (self._band_header, *OBJECTIVE_HEADERS):
             value = header(name)
@@ -372,7 +371,7 @@ class Callers:
         return tier, safe_name(unknown)
 
     def _deadline_s(self, header: Header, band: int) -> float | None:
-        """The shortest of those given. What is not a positive number of milliseconds is none."""
+        """The shortest of those given. Other values than a positive number of milliseconds are ignored."""
         deadline_s = self._deadlines_s[band]
         for name in DEADLINE_HEADERS:
             value = header(name)
@@ -387,7 +386,7 @@ def new_key() -> str:
 
 
 def key_hash(key: str) -> str:
-    """What stands in the settings instead of the key."""
+    """Returns a key's hash, as in the settings."""
     return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -397,7 +396,7 @@ def digest(its_hash: str) -> bytes:
 
 
 def user_of(key: TenantKey) -> str:
-    """The user that a key stands for, where its caller names none: its name, else the beginning of its hash."""
+    """Returns a key's default user: its name, or the beginning of its hash."""
     return f"key:{key.name or key.hash.removeprefix(HASH_PREFIX)[:12]}"
 
 

@@ -1,9 +1,9 @@
-"""Whose address does a request have that came through others?
+"""The client's address behind proxies.
 
-A load balancer says it once for a connection (`http/server/proxy_header.py`); an HTTP proxy says it for each request,
-by adding the address it sees to the end of a header. The beginning of that header may be the client's own invention.
-So it is read from the end, as far as proxies that are believed have written it: the client is the last address that is
-none of theirs. What can't be read ends the search at the nearest address that is certain.
+A load balancer sends it once per connection (`http/server/proxy_header.py`); an HTTP proxy appends the address it sees
+to a header of each request. The beginning of that header may be the client's own invention. So it is read from the end,
+as far as proxies that are believed have written it: the client is the last address that is none of theirs. An
+unreadable address ends the search at the nearest certain one.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from penstock.config.model import Settings
 from penstock.gateway.identity.origins import within
 from penstock.http.server.exchange import Header
 
-HOPS_MAX = 32  # looked at, from the end: nobody has more proxies, and each costs a microsecond
+HOPS_MAX = 32  # from the end: more proxies are implausible, and each costs a microsecond
 PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
 _FOR = re.compile(r"(?:^|;)\s*for\s*=\s*(\"[^\"\\]*\"|[^\s;\"]+)\s*(?:;|$)", re.IGNORECASE)
 _WITH_PORT = re.compile(r"\[([^\]]+)\](?::\d{1,5})?|([0-9.]+)(?::\d{1,5})?")
 
 
 class Came(Protocol):
-    """What is looked at of a request."""
+    """The relevant part of a request."""
 
     @property
     def peer(self) -> tuple[str, int]: ...
@@ -52,7 +52,7 @@ class Networks:
 
 
 class Clients:
-    """Tells clients' addresses, by the settings."""
+    """Finds clients' addresses by the settings."""
 
     def follow(self, settings: Settings) -> None:
         """Believe these settings' proxies from now on."""
@@ -82,7 +82,7 @@ class Clients:
 
 
 def _address(text: str) -> str | None:
-    """An IP address as proxies write it, maybe with a port; None for anything else."""
+    """Returns an IP address as written by proxies, maybe with a port, or None."""
     bare = _WITH_PORT.fullmatch(text)
     try:
         address = ipaddress.ip_address(text if bare is None else bare[1] or bare[2])

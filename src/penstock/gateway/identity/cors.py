@@ -1,8 +1,8 @@
-"""What does a browser have to be told before a page of another site may use the API (CORS)?
+"""CORS: letting pages of other sites use the API.
 
 Before a call that a form could not have made, the browser asks (a *preflight*: `OPTIONS`, no key, no body); here is the
 answer, which costs no engine anything. After a call it shows the page the answer if that names the page's origin, and
-of its headers those that are listed. Cookies are never allowed, so a page has what its key gives it and no more.
+of its headers those that are listed. Cookies are never allowed, so a page has only the rights of its key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Cors:
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def allows(self, exchange: Exchange) -> bool:
-        """Whether the page that asks may use the path. Then every answer says so, whoever makes it."""
+        """Whether the page that asks may use the path. Then every answer carries the headers."""
         origin = exchange.header(b"origin")
         if origin is None or not _is_callers(exchange.target_path):
             return False
@@ -55,12 +55,12 @@ class Cors:
 
     @staticmethod
     def is_preflight(exchange: Exchange) -> bool:
-        """Whether a browser only asks what it may."""
+        """Whether a request is a preflight."""
         return exchange.method == "OPTIONS" and exchange.header(b"access-control-request-method") is not None
 
     @staticmethod
     def answer(exchange: Exchange) -> None:
-        """Say what a page may that is allowed."""
+        """Answer a preflight of an allowed page."""
         headers: list[Header] = [
             (b"access-control-allow-methods", _METHODS),
             (b"access-control-max-age", b"%d" % PREFLIGHT_KEPT_S),
@@ -72,5 +72,5 @@ class Cors:
 
 
 def _is_callers(path: str) -> bool:
-    """Whether a path is for callers; the others are for operators and probes, never for pages."""
+    """Whether a path is for clients; the others are for operators and probes, never for pages."""
     return route(path) is not None or path.startswith("/v1/") or path == "/queue"

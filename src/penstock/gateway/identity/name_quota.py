@@ -1,9 +1,8 @@
-"""Names from outside: what may one look like, and how many may there be?
+"""Names from outside: their form and number.
 
-A caller may send any bytes as its tenant or user. What becomes of them is short and printable, so that it can stand
-in a log line, a label or a page; two different names stay different, because one that had to be changed carries a
-hash of what it was. And only so many names at a time count as themselves; the rest share one flow, so a caller that
-invents a name per request gains nothing and costs nothing.
+A client may send any bytes as its tenant or user. They become short and printable, for logs, labels and pages;
+different names stay different, because a changed one carries a hash of the original. Only a limited number of names
+have their own flow; the rest share one, so inventing a name per request gains nothing and costs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ NAME_CHARACTERS_MAX = 128  # as in the settings
 _READ_CHARACTERS_MAX = 65_536  # a field of the body may be as long as the body; its hash shall not take long
 _KEPT_CHARACTERS = 64
 _NOT_UTF8 = "\ufffd"
-_HASH_CHARACTERS = 16  # 64 bits: nobody finds a name that becomes another's
+_HASH_CHARACTERS = 16  # 64 bits: collisions cannot be found
 IDLE_S = 600.0  # longer than any request's wait, so a name keeps its flow while it has requests under way
 
 
@@ -55,11 +54,11 @@ class NameQuotas:
 
 
 class NameQuota:
-    """Up to `limit` names at a time, first come first served; one not seen for `IDLE_S` makes room."""
+    """Up to `limit` names, first come first served; one not seen for `IDLE_S` makes room."""
 
     def __init__(self, limit: int) -> None:
         assert limit > 0
-        self.limit = limit  #: may change; who is in stays until idle
+        self.limit = limit  #: may change; present names stay until idle
         self._seen_s: OrderedDict[Hashable, float] = OrderedDict()  # the one not seen for longest comes first
 
     def __len__(self) -> int:

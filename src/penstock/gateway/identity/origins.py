@@ -1,13 +1,12 @@
 """Which web pages may use a gateway that anybody on its machine may use, and under which names?
 
-A browser reaches what listens on loopback, whatever page it shows. A page of another site can send it requests (its
-`Origin` tells), and a page whose name its owner lets resolve to loopback is, to the browser, of the gateway's own site
-(DNS rebinding; its `Host` tells). Where a key or token has to be sent with each request neither gets anything. So the
-names are looked at where nothing else is asked for: on loopback, without `require_key`; elsewhere where the settings
-list some. An address, or a name without a dot, is nobody's to let resolve.
+Any page in a browser can reach a loopback address. A page of another site can send requests (recognised by `Origin`),
+and a page under a name that resolves to loopback is same-site to the browser (DNS rebinding; recognised by `Host`). If
+each request needs a key or token, neither gains anything. So names are checked on loopback without `require_key`, and
+elsewhere if the settings list some. Nobody else controls how an address, or a name without a dot, resolves.
 
-And who is *this machine*? Who comes over loopback, by one of its names, from no page of another site, and not through
-a proxy: a proxy's callers may be anywhere.
+*This machine*: requests over loopback, by one of its names, from no page of another site, and not through a proxy,
+because its clients may be anywhere.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from urllib.parse import urlsplit
 from penstock.config.model import Settings
 from penstock.config.sections.clients import ANY_ORIGIN
 
-PROXY_HEADERS = (  # what proxies add, each its own
+PROXY_HEADERS = (  # headers that proxies add
     b"forwarded",
     b"via",
     b"x-forwarded-for",
@@ -44,7 +43,7 @@ _FOREIGN_PAGE = "Pages of other sites may not use this gateway: `identity.allowe
 
 
 class Head(Protocol):
-    """What is looked at of a request."""
+    """The relevant part of a request."""
 
     @property
     def peer(self) -> tuple[str, int]: ...
@@ -56,11 +55,11 @@ class Head(Protocol):
 
 
 class Origins:
-    """Judges by `Host`, `Origin` and where a request came from."""
+    """Judges requests by `Host`, `Origin` and source address."""
 
     def __init__(self, *, listens_on: str, for_operators: bool = False) -> None:
         self._is_local = is_loopback(listens_on)
-        self._for_operators = for_operators  # pages that may call the API (`cors`) may still not see what is theirs
+        self._for_operators = for_operators  # pages that may call the API (`cors`) may still not see these
 
     def follow(self, settings: Settings) -> None:
         """Judge by these settings from now on."""
@@ -74,7 +73,7 @@ class Origins:
         self._known: dict[bytes, bool] = {}
 
     def foreign_name(self, head: Head) -> str | None:
-        """Why a request that shows no key or token is not served by the name it asks; None where it is."""
+        """Returns why a request without a key or token is refused for its host name, or None."""
         host = head.header(b"host")
         if host is None or self._served_as(host):
             return None
@@ -140,7 +139,7 @@ def is_loopback(host: str | None) -> bool:
 
 
 def is_public_name(name: str) -> bool:
-    """Whether anybody could own a name, and let it resolve to what they like: it has dots, and is no address."""
+    """Whether a name could be owned by others: it has dots, and is not an address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -162,7 +161,7 @@ def within(peer: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6N
 
 
 def _name_of(host: str) -> str | None:
-    """The name in a `Host` header, in lower case; None where there is none to be read."""
+    """Returns the name in a `Host` header, in lower case, or None."""
     try:
         parts = urlsplit(f"//{host}")
         parts.port  # noqa: B018 (it raises where it is none)

@@ -1,4 +1,4 @@
-"""What may a key do, beside what its tenant may? Values, and whether a model is among those that it names."""
+"""A key's restrictions. Values, and whether a model is among those that it names."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.config.sections.tenancy import TenantKey
 class Rights(msgspec.Struct, frozen=True, omit_defaults=True):
     """The bounds of a key. A bound that is not set leaves all that the tenant may."""
 
-    models: tuple[str, ...] = ()  #: as callers name them, `*` for anything; empty: all
+    models: tuple[str, ...] = ()  #: as clients name them, with `*` as wildcard; empty: all
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
 
     def allows(self, model: str) -> bool:
-        """Whether the key may use a model of this name. An alias is a name of its own."""
+        """Whether the key may use a model of this name. An alias is a separate name."""
         return not self.models or any(fnmatchcase(model, _pattern(named)) for named in self.models)
 
 
@@ -30,7 +30,7 @@ def rights_of(key: TenantKey) -> Rights | None:
 
 
 def known(rights: Rights) -> Rights | None:
-    """Returns the bounds; None where there is none among them, so that most requests are asked nothing."""
+    """Returns the bounds; None without any, so that most requests skip the checks."""
     return None if rights == NONE else rights
 
 

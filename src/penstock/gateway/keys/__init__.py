@@ -1,4 +1,4 @@
-"""How are keys made, listed and withdrawn while the gateway runs?
+"""Issuing, listing and revoking keys at runtime.
 
-`book.py` keeps them in the store and tells everybody who looks keys up; `key_verbs.py` is what operators may do.
+`book.py` stores them and publishes changes; `key_verbs.py` has the operators' verbs.
 """

@@ -1,8 +1,8 @@
-"""Which keys were made while gateways ran, and how does everybody who looks a key up hear of a change?
+"""Keys issued at runtime, and publishing their changes.
 
-They are kept in the store of files and batches, which several gateways may share. Each looks twice a second whether
-another one has changed anything, so a key that is withdrawn anywhere works nowhere a second later; what was changed
-here is told at once. While the store is down, the keys that were read last go on working.
+They are kept in the store of files and batches, which several gateways may share. Each gateway polls for others'
+changes twice a second, so a key revoked anywhere stops working everywhere within a second; local changes are published
+at once. While the store is down, the keys that were read last go on working.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.batch.values import MadeKey
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.5  # half of what is promised: the other half is for a store that is busy
+LOOK_S = 0.5  # half of the promised time: the other half is for a busy store
 
 
 class KeyBook:
@@ -34,7 +34,7 @@ class KeyBook:
         self.trouble: str | None = None  #: why the store can't be read, in words for operators
 
     def tell_workers(self, tell: Callable[[bytes], None]) -> None:
-        """Tell all keys, as JSON, whenever they have changed."""
+        """Publish all keys, as JSON, whenever they have changed."""
         self._tell.append(lambda keys: tell(msgspec.json.encode(keys)))
 
     def start(self) -> None:
@@ -42,7 +42,7 @@ class KeyBook:
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -53,7 +53,7 @@ class KeyBook:
         self._know(None, [*self.keys.values(), key])
 
     async def erase(self, name: str) -> bool:
-        """Withdraw a key. It works no more when this returns. False: there was none. Raises `StoreError`."""
+        """Revoke a key. It no longer works when this returns. False: there was none. Raises `StoreError`."""
         erased = await self._store.do(lambda store: store.erase_key(name))
         self._know(None, [key for key in self.keys.values() if key.name != name])
         return erased
@@ -72,14 +72,14 @@ class KeyBook:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
-        """Read the keys if they have changed, and tell of it."""
+        """Read the keys if they have changed, and publish them."""
         seen = self._seen
         found = await self._store.do(lambda store: store.keys(seen))
         if found is not None:
             self._know(*found)
 
     def _know(self, seen: str | None, keys: Sequence[MadeKey]) -> None:
-        """These there are now. The store does one job after the other, so no look brings back what is withdrawn."""
+        """These there are now. The store serialises jobs, so no poll restores a revoked key."""
         self._seen = seen
         self.keys = {key.name: key for key in keys}
         for tell in self._tell:

@@ -1,7 +1,7 @@
-"""What an operator may do with keys while the gateway runs: list them, make one, withdraw one.
+"""The operators' verbs for keys: list, issue, revoke.
 
-Listed are those of the settings, too; they are withdrawn in the settings. A key is in the answer that makes it, and
-nowhere else: neither in the store, nor in events or logs.
+Keys of the settings are listed too, and are revoked there. A key is only in the answer that issues it, not in the
+store, events or logs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 LIST = "/admin/keys"
 SHOWN_MAX = 1_000
-HASH_SHOWN = 12  # characters: enough to tell keys apart
+HASH_SHOWN = 12  # characters: enough to distinguish keys
 _RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires")
 _OFF = "No keys are made here: set `identity.made_keys: true`, and `batch.data` or `batch.url` for where they are kept."
 
@@ -141,7 +141,7 @@ class KeyVerbs:
         return self._book
 
     def _of_settings(self) -> dict[str, str]:
-        """The names of the settings' keys, and whose they are."""
+        """Returns the names of the settings' keys with their tenants."""
         return {_named(key): tenant.name for tenant in self._settings().tenants for key in tenant.keys}
 
     def _tenant(self, value: object) -> str:
@@ -164,7 +164,7 @@ class KeyVerbs:
         return name
 
     def _read(self, said: Mapping[str, object], its_hash: str) -> TenantKey:
-        """The key as the settings would have it, by the same rules. Raises where they refuse it."""
+        """The key as the settings would have it, by the same rules. Raises if they refuse it."""
         for member in said:
             if member not in _RIGHTS:
                 message = f"`{member[:40]}` is none of `tenant`, `name`, `{'`, `'.join(_RIGHTS)}`."
@@ -176,7 +176,7 @@ class KeyVerbs:
             raise AdminError(400, "bad_request", "; ".join(lines)) from None
 
     def _do(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
-        """Do what needs the store beside the loop's turn, and answer."""
+        """Run `work` on the store as a task, and answer."""
 
         async def run() -> None:
             try:
@@ -195,7 +195,7 @@ class KeyVerbs:
 
 
 def _named(key: TenantKey) -> str:
-    """What a key of the settings is called in lists."""
+    """Returns the listed name of a key of the settings."""
     return key.name or key.hash[: len(HASH_PREFIX) + HASH_SHOWN]
 
 

@@ -1,9 +1,9 @@
-"""KV events of one endpoint: where does it publish them, and what does it hold by them?
+"""KV events of one endpoint: finding its publishers, and the blocks it holds.
 
-`auto` asks the engine: vLLM tells its publishers at `/kv_event_sources`, SGLang at `/server_info`; an engine that tells
-nothing is listened to at vLLM's documented ports. Of what an engine tells only ports are taken, never a host: it says
-where it is bound, not how it is reached. All ranks are followed together. When one is lost everything of the endpoint
-is forgotten (the scheduler is told at once) and the stream begins again, after a pause that grows with each failure.
+`auto` asks the engine: vLLM lists its publishers at `/kv_event_sources`, SGLang at `/server_info`; for other engines
+vLLM's documented ports are used. Only ports are taken from the answer, never a host, which is the bound address, not
+the reachable one. All ranks are followed together. If one is lost, everything of the endpoint is forgotten (the
+scheduler learns it at once) and the stream restarts, after a growing pause.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.http.client.pool import Headers, Upstream
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-DEFAULT_PORT = 5557  # of vLLM's documentation, for the first rank; replays one above
+DEFAULT_PORT = 5557  # by vLLM's documentation, for the first rank; replays one above
 PAUSE_S = 0.2
 PAUSE_S_MAX = 5.0
 STEADY_S = 30.0  # a session that lasted so long was no failure to begin one
@@ -33,7 +33,7 @@ ASK_TIMEOUT_S = 2.0
 
 
 class KvSource:
-    """What one endpoint's events say. `tell` hears each change of what it holds."""
+    """One endpoint's blocks, by its events. `tell` is called with each change of its blocks."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class KvSource:
         self._ask = asking(upstream, headers, timeout_s=ASK_TIMEOUT_S)
         self._context = context
         self._tell = tell
-        self._missed = False  # and it was said
+        self._missed = False  # and it was logged
 
     async def run(self) -> None:
         """Follow it until cancelled."""
@@ -103,7 +103,7 @@ class KvSource:
         if changes.cleared or changes.lost or changes.stored or changes.removed:
             self._tell(changes)
 
-    # --- where ------------------------------------------------------------------------------------------------
+    # --- addresses --------------------------------------------------------------------------------------------
 
     async def addresses(self) -> list[PublisherAddress]:
         told = [
@@ -121,7 +121,7 @@ class KvSource:
         return f"tcp://[{self._host}]:{port}" if ":" in self._host else f"tcp://{self._host}:{port}"
 
     async def _publishers(self) -> list[tuple[int, int, int | None]]:
-        """Rank, port and replay port of each publisher, as the engine tells; empty where it doesn't."""
+        """Returns rank, port and replay port of each publisher, as reported by the engine."""
         for path, read in (("/kv_event_sources", _vllm), ("/server_info", _sglang)):
             if found := read((await self._ask(path)).json()):
                 return found[:RANKS_MAX]

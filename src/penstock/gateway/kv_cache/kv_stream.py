@@ -1,11 +1,11 @@
 """One publisher of KV events: how is its stream followed without a gap, or known to have one?
 
 Messages are `[topic, sequence number, payload]`. One session is one connection: it never reconnects, so nothing of an
-engine's former life can come after something of its next one. A session asks the replay socket for all that it still
-has, then follows what comes, asks again where a number is missing, and ends when anything is in doubt: a number that
-falls, a connection that breaks. What was known is forgotten then, and the next session begins from nothing.
+engine's former life can come after something of its next one. A session first asks the replay socket for everything it
+has, then follows the stream, asks again for missing numbers, and ends in any doubt: a falling number, a broken
+connection. Then all blocks are forgotten, and the next session starts from nothing.
 
-ZMQ queues at most `QUEUED_MESSAGES_MAX` for us; what is dropped there shows as a gap.
+ZMQ queues at most `QUEUED_MESSAGES_MAX` for us; dropped messages show as a gap.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _EVENTS = (
 
 
 class PublisherAddress(msgspec.Struct, frozen=True):
-    """Where one data-parallel rank of an engine publishes, and where it replays."""
+    """The publisher and replay addresses of one data-parallel rank."""
 
     rank: int
     events: str
@@ -51,11 +51,11 @@ class PublisherAddress(msgspec.Struct, frozen=True):
 
 
 class Lost(Exception):  # noqa: N818 - it says what it is
-    """The session is over: what it knew may be wrong from now on."""
+    """The session is over: its knowledge may be wrong from now on."""
 
 
 class KvStream:
-    """Follows one publisher. `take(rank, events)` hears all it says, `forget(rank)` that nothing before holds."""
+    """Follows one publisher. `take(rank, events)` gets all events, `forget(rank)` voids earlier ones."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class KvStream:
     async def _accept(self, number: int, payload: bytes) -> None:
         self._next = number + 1
         batch = decode(payload)
-        if batch is None:  # it may have told that blocks are gone
+        if batch is None:  # it may have contained removals
             logger.debug("%s: message %d makes no sense", self._address.events, number)
             self._forget(self._address.rank)
             return
@@ -162,10 +162,10 @@ class KvStream:
         if self._taken % YIELD_EVERY == 0:
             await asyncio.sleep(0)
 
-    # --- what was missed --------------------------------------------------------------------------------------
+    # --- replays ----------------------------------------------------------------------------------------------
 
     async def _catch_up(self, start: int) -> None:
-        """Take in what is replayed from a number on; what was known is forgotten where that one can't be had."""
+        """Apply replays from a number on; forget all blocks if that number is unavailable."""
         if not self._replays:
             return
         replayed = 0

@@ -1,9 +1,9 @@
 """LMCache: which instance of it holds how much of a prompt?
 
-Two services can be asked. The *coordinator* lists, chunk by chunk, everybody who holds it. The *controller* names for
-each instance a number of tokens, of the chunks it was the first to report: a hint. Both are asked by token ids. Which
-endpoints read from an instance is the operator's word (`lmcache_instance`); without it an address is matched, and
-only where it names one instance and one endpoint. Answers are believed as far as they can be true.
+Two services can be asked. The *coordinator* lists all holders of each chunk. The *controller* names for each instance a
+number of tokens, of the chunks it was the first to report: a hint. Both are asked by token ids. `lmcache_instance` maps
+endpoints to instances; without it they are matched by address, if that is unambiguous. Answers are believed as far as
+they can be true.
 
 A service that fails or answers too late is no longer waited for, until one answer comes in time again.
 """
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 2.0
 ANSWER_BYTES_MAX = 64 << 20
-NAMES_S = 30.0  # how long what was learned of instances and models is believed
+NAMES_S = 30.0  # validity of learned instances and models
 SPACES_MAX = 8  # model names and world sizes looked under for one prompt
 _JSON = [(b"content-type", b"application/json")]
 
@@ -50,7 +50,7 @@ class Coordinator:
 
     def __init__(self, url: str) -> None:
         self.upstream = Upstream(url)
-        self._spaces: list[tuple[str, int]] = []  # model name and world size of what is stored there
+        self._spaces: list[tuple[str, int]] = []  # stored model name and world size
         self._spaces_until_s = 0.0
         self._listing: asyncio.Task[None] | None = None
 
@@ -76,7 +76,7 @@ class Coordinator:
         self.upstream.close()
 
     def _list_spaces(self) -> None:
-        """See to it that we know under which model names and world sizes to look. Nobody waits for that."""
+        """See to it that we know under which model names and world sizes to look. No request waits for that."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._spaces_until_s and (self._listing is None or self._listing.done()):
             self._listing = loop.create_task(self._list())
@@ -122,7 +122,7 @@ class LmCache:
         self._services = services
         self._instances: dict[str, str | None] = {}  # endpoint -> its instance, as the operator named it
         self._hosts: dict[str, str] = {}
-        self._by_address: dict[str, str] = {}  # endpoint -> instance, where nobody named it
+        self._by_address: dict[str, str] = {}  # endpoint -> instance, if not configured
         self._by_address_until_s = 0.0
         self.in_time = True  #: whether the last answer was worth waiting for
 

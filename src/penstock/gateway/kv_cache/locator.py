@@ -1,12 +1,12 @@
-"""Where is the prompt of a request cached? Who is asked about it, and what is the scheduler told?
+"""Locates the cached prefix of a request's prompt. It queries the sources and informs the scheduler.
 
-For `kv_events` the endpoints' own events fill an exact index in the core, by keys of token blocks; a request is looked
-up in it by the keys of its own blocks. For `lmcache` a service is asked about the tokens. Both need the prompt's
-tokens first. A request waits for the answer only as long as `Request.locate_s` says: little, and not at all while
-whoever is asked is dead or slow. What comes later still counts while the request waits for its turn.
+With `kv_events` the endpoints' events fill an exact index in the core, by keys of token blocks; a request is looked up
+by the keys of its blocks. With `lmcache` a service is asked about the tokens. Both need the prompt's tokens first. A
+request waits for the answer at most `Request.locate_s`: little, and not at all while the source is dead or slow. A
+later answer still counts while the request is queued.
 
-Among several processes the one that decides follows events, and fills the index. Those that carry requests ask, each
-about its own: prompts and their tokens stay where they are. Of events they are told how each endpoint cuts its blocks.
+Among several processes the one that decides follows events, and fills the index. Workers query for their own requests:
+prompts and tokens stay there. They get each endpoint's block size from its events.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOCATE_S = LATE_S  # a look-up takes 2 to 10 ms; the rest is for machines that are busy with more than they can do
-OPEN_MAX = 256  # look-ups at a time
+OPEN_MAX = 256  # concurrent look-ups
 OPEN_LATE_MAX = 2  # while answers come too late
 PROMPT_BYTES_MIN = 64  # shorter ones fill no block of any engine
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCut:
-    """How an endpoint cuts prompts into blocks, as its events say."""
+    """How an endpoint cuts prompts into blocks, by its events."""
 
     tokens: int  #: of a block
     adapters: Collection[str]  #: of which it ever held blocks
 
 
 class Locates(Decides, Protocol):
-    """What is asked of a scheduler, or of an edge, and told to it."""
+    """The interface to a scheduler or an edge."""
 
     def serving(self, model: str, *, now: float) -> list[str]: ...
     def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]: ...
@@ -68,13 +68,13 @@ class Search:
     model: str
     asked: Question
     wait_s: float  #: how long the request may be held for the answer
-    tokens: array[int] | None  #: where they are known already
-    endpoint: str  #: else who is asked for them
-    cuts: list[BlockCut]  #: of those who could serve it, whose events are followed
+    tokens: array[int] | None  #: if they are known already
+    endpoint: str  #: otherwise the endpoints to ask
+    cuts: list[BlockCut]  #: of candidate endpoints with events
 
 
 class Locator:
-    """Follows the endpoints' events or asks LMCache, and tells the scheduler."""
+    """Follows the endpoints' events or asks LMCache, and informs the scheduler."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Locator:
         names_of: Callable[[str], Collection[str]],
         tell: Callable[[str, Changes], None] = lambda _endpoint, _changes: None,
     ) -> None:
-        """`tell` hears what events say an endpoint holds."""
+        """`tell` is called with changes of an endpoint's blocks."""
         self._driver = driver
         self._lmcache = lmcache
         self._tell = tell
@@ -92,14 +92,14 @@ class Locator:
         self._targets: dict[str, Target] = {}
         self.tokenizer = Tokenizer(self._targets, choose=self._able, now=driver.now)
         self.sources: dict[str, KvSource] = {}
-        self._cuts: dict[str, BlockCut] = {}  # as another process was told by events
+        self._cuts: dict[str, BlockCut] = {}  # from another process's events
         self._following: dict[str, asyncio.Task[None]] = {}
         self._context: zmq.asyncio.Context | None = None
         self._started = False
         self._open: dict[str, asyncio.Task[None]] = {}  # look-ups under way, by request
 
     def _able(self, model: str) -> list[str]:
-        """Who could be asked for a prompt's tokens, the least loaded one first."""
+        """Returns endpoints to ask for a prompt's tokens, the least loaded first."""
         scheduler, now = self._driver.scheduler, self._driver.now()
         first = scheduler.least_loaded(model, now=now)
         return [] if first is None else [first, *scheduler.serving(model, now=now)]
@@ -122,7 +122,7 @@ class Locator:
             self._lmcache.endpoint_added(name, url, lmcache_instance)
 
     def cuts(self, name: str, cut: BlockCut | None) -> None:
-        """An endpoint's events, which another process follows, say so; None: nothing is known of its blocks."""
+        """Set an endpoint's blocks from events that another process follows; None: unknown."""
         if cut is None:
             self._cuts.pop(name, None)
         else:
@@ -184,7 +184,7 @@ class Locator:
     # --- requests -------------------------------------------------------------------------------------------------
 
     def search(self, path: str, body: bytes, model: str) -> Search | None:
-        """How to find out where a request's prompt is cached; None where nobody could tell, or all the same."""
+        """Returns how to locate a request's prompt; None if impossible or pointless."""
         in_time = self._lmcache is None or self._lmcache.in_time
         if len(body) < PROMPT_BYTES_MIN or len(self._open) >= (OPEN_MAX if in_time else OPEN_LATE_MAX):
             return None
@@ -204,7 +204,7 @@ class Locator:
         return Search(model, asked, LOCATE_S if in_time else 0.0, tokens, endpoint, cuts)
 
     def begin(self, request_id: str, search: Search) -> None:
-        """Find out where the prompt of a request is cached, as `search` says, and tell the scheduler."""
+        """Locate the prompt of a request by `search`, and inform the scheduler."""
         if self._lmcache is None and search.tokens is not None:
             self._tell_blocks(request_id, search, search.tokens)
             return
@@ -234,7 +234,7 @@ class Locator:
             driver.tell(driver.scheduler.cached(request_id, held, source, now=driver.now()))
 
     def _tell_blocks(self, request_id: str, search: Search, tokens: array[int]) -> None:
-        """The keys of its blocks, of the size that most of those who could serve it have."""
+        """Returns the keys of its blocks, of the size of most candidates."""
         sizes = Counter(cut.tokens for cut in search.cuts if cut.tokens)
         keys: list[int] = []
         size = 1
@@ -252,9 +252,9 @@ def locator(
     names_of: Callable[[str], Collection[str]],
     tell: Callable[[str, Changes], None] = lambda _endpoint, _changes: None,
 ) -> Locator | None:
-    """What finds out where prompts are cached. None where our own history is enough for the settings' policy."""
+    """The source of cached prefixes. None if our own history suffices for the settings' policy."""
     routing = settings.routing
-    if routing.locality == "history":  # nor is any other asked with a policy that would not listen
+    if routing.locality == "history":  # and no source is used with a policy that ignores it
         return None
     lmcache = None
     if routing.locality == "lmcache":
@@ -266,7 +266,7 @@ def locator(
 
 
 def tells(driver: Driver[Scheduler]) -> Callable[[str, Changes], None]:
-    """Returns what tells the scheduler, which keeps the index, what an endpoint's events say."""
+    """Returns a callback that passes an endpoint's changes to the scheduler's index."""
 
     def tell(name: str, changes: Changes) -> None:
         scheduler, now = driver.scheduler, driver.now()

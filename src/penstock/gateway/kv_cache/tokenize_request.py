@@ -1,9 +1,8 @@
-"""What to ask an engine's `/tokenize`, so that it answers with the very tokens it would serve this request by.
+"""The query for an engine's `/tokenize` that returns exactly the tokens of a request.
 
-Chat is tokenized as templated, so whatever the template sees has to be in the question: messages, tools, the template's
-own arguments. vLLM reads some of them (`reasoning_effort`, `documents`) from the arguments only there, so they are put
-among them as vLLM itself does. What can't be asked exactly is not asked: pictures and sounds, several prompts at once,
-truncated prompts, the APIs without such a path.
+Chat is tokenized as templated, so the query contains the template's input: messages, tools, and its arguments. vLLM
+reads some of them (`reasoning_effort`, `documents`) only from the arguments there, so they are moved into these.
+Requests without an exact query are skipped: pictures and sounds, several prompts, truncated prompts, other APIs.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ PROMPT_BYTES_MAX = 4 << 20  # a million tokens; more is not worth a second trans
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What is known of a prompt's tokens before anyone is asked."""
+    """A prompt's tokens, or the query for them."""
 
-    body: bytes  #: for `/tokenize`; empty where the tokens are in the request itself
+    body: bytes  #: for `/tokenize`; empty if the request has the tokens itself
     tokens: array[int] | None = None
     salt: str = ""
 
@@ -53,7 +52,7 @@ _NO_TEXT = re.compile(rb'"type"\s*:\s*"[a-z_]*(?:image|audio|video|file|media)')
 
 
 def question(path: str, body: bytes, model: str) -> Question | None:
-    """What to ask about a request, None where there is nothing to be asked exactly."""
+    """Returns the query for a request; None if there is no exact one."""
     if path not in ("/v1/chat/completions", "/v1/completions") or len(body) > PROMPT_BYTES_MAX:
         return None
     try:

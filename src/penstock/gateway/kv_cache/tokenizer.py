@@ -1,7 +1,7 @@
 """Which tokens is a prompt made of? Asked of an engine, which alone knows for sure, and remembered.
 
-Nobody has to wait for the answer. So many questions are open at a time, each for so long; an engine that has no
-`/tokenize`, or fails, is left alone for a while. The memory is bounded by tokens, and keyed by what was asked.
+No request has to wait for the answer. Queries are bounded in number and time; an engine that has no `/tokenize`, or
+fails, is skipped for a while. The cache is bounded by tokens, and keyed by the query.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from penstock.http.client.pool import UpstreamException
 
 logger = logging.getLogger(__name__)
 
-OPEN_MAX = 64  # questions at a time: more would take from the engines what they serve by
+OPEN_MAX = 64  # concurrent queries: more would slow the engines down
 TIMEOUT_S = 1.0
 TOKENS_MAX = 8_000_000  # remembered: 32 MB
 ANSWER_BYTES_MAX = 32 << 20
 REST_S = 2.0  # after a failure or a late answer; doubles with each one after it
-REST_S_MAX = 120.0  # and at once where the answer says that there is no such path
+REST_S_MAX = 120.0  # and at once if there is no such path
 
 
 class _Answer(msgspec.Struct):
@@ -69,7 +69,7 @@ class Tokenizer:
         return tokens
 
     def endpoint(self, model: str) -> str | None:
-        """Who could be asked now; None: nobody."""
+        """Returns an endpoint to ask now, or None."""
         if self._open >= OPEN_MAX:
             return None
         now = self._now()
@@ -81,7 +81,7 @@ class Tokenizer:
         self._resting.pop(name, None)
 
     async def ask(self, question: Question, endpoint: str) -> array[int] | None:
-        """The tokens, None where no answer could be had."""
+        """Returns the tokens; None without an answer."""
         target = self._targets.get(endpoint)
         if target is None:
             return None

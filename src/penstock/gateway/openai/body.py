@@ -1,8 +1,8 @@
-"""What must be known of a request's body before it can be scheduled?
+"""Reading a request's body for scheduling.
 
-The body is read once, only for the fields that matter here; everything else passes as the bytes it came in, and nothing
-is built of what a caller may fill as he likes. What is not a JSON object that names its model is refused, so that an
-engine never sees it. A small body is read in one go, a large one in steps (`read_large`), others' tokens in between.
+The body is read once, only for the relevant fields; everything else passes as bytes, and no unbounded value is decoded.
+Anything but a JSON object with a model is refused before it reaches an engine. A small body is read in one go, a large
+one in steps (`read_large`), others' tokens in between.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from penstock.gateway.openai.contents import contents, weigh
 from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Fields, Own, Peek, Plain, Read
 from penstock.gateway.openai.splice import Body, Spliced, add_field, set_field, set_in_bytes
 
-VALUE_BYTES_MAX = 4096  # of what is built of a field: names, numbers, a few options
-OWN_BYTES_MAX = 64 * 1024  # of an engine's own parameters, whose limits are looked for
+VALUE_BYTES_MAX = 4096  # of a decoded field: names, numbers, a few options
+OWN_BYTES_MAX = 64 * 1024  # of an engine's own parameters, which may have limits
 ANSWERS_MAX = 128  # engines refuse more, or have a bound of their own
 _decode = msgspec.json.Decoder(Fields).decode
 _decode_plain = msgspec.json.Decoder(Plain).decode
@@ -34,7 +34,7 @@ AskUsage = Callable[[Body], Body]
 
 
 class BadBody(Exception):  # noqa: N818 - it says what it is
-    """The body can't be scheduled; the text says why, to the caller."""
+    """The body can't be scheduled; the text is for the client."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ def peek(body: bytes) -> Peek:
         try:
             fields: Plain | Fields = _decode_plain(body)
         except (msgspec.DecodeError, RecursionError):
-            fields = _decode(body)  # which says what is wrong, if anything is
+            fields = _decode(body)  # which raises the error, if any
         if not body.isascii():
             str(body, "utf-8")
     except RecursionError:
@@ -60,7 +60,7 @@ def peek(body: bytes) -> Peek:
 
 
 def _unreadable(body: bytes, error: Exception) -> BadBody:
-    """What is wrong with a body that can't be read: first of all its encoding, if that is no UTF-8."""
+    """Returns the problem of an unreadable body: first its encoding, if not UTF-8."""
     if body[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in body[:2]:
         return BadBody("The body is not valid UTF-8: it looks like UTF-16 or UTF-32. JSON is sent as UTF-8.")
     if isinstance(error, UnicodeDecodeError):
@@ -104,7 +104,7 @@ def read_large(body: bytes, *, pooled: bool) -> Generator[None, None, Read]:
 
 
 def _peek_plain(plain: Plain) -> Peek:
-    """What `_peek` finds of the same fields."""
+    """Returns the same fields as `_peek`."""
     if plain.model == "":
         raise BadBody("`model` must be a non-empty string.", "model")
     limit = 0  # of several the largest, which is the most that an engine may take
@@ -163,7 +163,7 @@ def _peek(fields: Fields) -> Peek:
 
 
 def _built(name: str, raw: msgspec.Raw) -> object:
-    """The value of a field; `raw` itself, which is of no type that anybody asks for, where it is too large to build."""
+    """Returns a field's value; `raw` itself, which matches no type, if it is too large to decode."""
     whole = memoryview(raw)
     if len(whole) > VALUE_BYTES_MAX:
         if bytes(whole[:1]) in b"-0123456789":
@@ -188,7 +188,7 @@ def _count(name: str, raw: msgspec.Raw) -> int:
 
 
 def _tokens(name: str, raw: msgspec.Raw) -> int:
-    """The length that a field allows an answer to have; 0: it does not tell."""
+    """Returns a field's limit of the answer's length, or 0."""
     if raw is NOTHING:
         return 0
     given = _built(name, raw)
@@ -215,8 +215,8 @@ def replace_model(body: Body, model: str) -> Body:
 
 
 def asks_usage(peek: Peek) -> AskUsage | None:
-    """Returns what makes a body of these fields ask for the usage of a stream; None if the caller asks for it, or for
-    something that is no object.
+    """Returns the change that makes a body ask for the usage of a stream; None if the client asks for it, or its value
+    is not an object.
     """
     options, asking = peek.stream_options, _ASKING
     raw: bytes | msgspec.Raw = b"{}"

@@ -1,10 +1,10 @@
-"""What does a body hold: how much text, which token ids, how many pictures, sounds, videos and documents?
+"""A body's contents: text, token ids, pictures, sounds, videos and documents.
 
-Found by what gives them away, not by building what the body describes. A piece is told by its part's type
-(`"type":"image_url"`, `"input_audio"`, `"document"`, …), whose quotes no text can contain unescaped. Its data, base64
-of kilobytes, is found by looking at 64 bytes in each 4,096: text is seldom so even, and data has a data URL's head, a
-field's name or a file's first bytes before it. What is left counts as text. Several inputs are counted by what stands
-between them. No answer depends on it: a piece that is missed is a worse estimate.
+They are found by patterns, without decoding the body. A piece is recognised by its part's type (`"type":"image_url"`,
+`"input_audio"`, `"document"`, …), because text cannot contain unescaped quotes. Its data, base64 of kilobytes, is found
+by looking at 64 bytes in each 4,096: text is seldom so even, and data has a data URL's head, a field's name or a file's
+first bytes before it. The rest counts as text. Several inputs are counted by their separators. No answer depends on it:
+a piece that is missed is a worse estimate.
 
 Of a small body all is done in one go; of a large one in steps (`weigh`), so that others' tokens get through in between.
 """
@@ -49,13 +49,13 @@ _PART = re.compile(  # not of messages, tools or calls of these
 _BEFORE_PART = b"{ \n\r\t"
 _LISTS = 4  # looked at, which takes half a microsecond
 _END_BYTES = 1024  # the address of a picture, and a short text after it
-_LOOKS = 8  # for data where it is a part of the body that matters
+_LOOKS = 8  # for data, if it is a relevant part of the body
 _BESIDE_BYTES = 1024  # beside token ids: a model's name and options, which are no prompt; more of it counts as text
 _HEAD_BYTES = 256  # as much as `_SEVERAL` may match: lists come indented, too
 _SEVERAL = re.compile(rb'\s{0,80}\[\s{0,80}(?:(")|(\d)|\[\s{0,80}(\d))')
-_DOCUMENT = 3  # the kind of what is no picture, sound or video
+_DOCUMENT = 3  # neither picture, sound nor video
 
-#: Data that was found: where it begins and ends, and its kind in `Pieces`.
+#: Data found: its span, and its kind in `Pieces`.
 Found = tuple[int, int, int]
 #: Pictures, sounds, videos and documents.
 Pieces = tuple[int, int, int, int]
@@ -68,8 +68,8 @@ _NO_PIECES: Pieces = (0, 0, 0, 0)
 
 
 def contents(body: bytes, text: Text, answers: int) -> Contents:
-    """Returns what a small body holds; `answers` are wanted of each input."""
-    chat = text.messages is not NOTHING  # nothing else of it is a list of inputs
+    """Returns the contents of a small body; `answers` are wanted of each input."""
+    chat = text.messages is not NOTHING  # no other field is a list of inputs
     if chat and body.find(b"[", body.find(b"[") + 1) < 0:  # that of its messages is the only list
         return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
     found: list[Found] = []
@@ -96,7 +96,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
 
 
 def weigh(body: bytes, text: Text, spans: Sequence[Span], answers: int) -> Generator[None, None, Contents]:
-    """Find out, in steps, what a large body holds. `spans`: where the fields stand that may hold several inputs."""
+    """Find the contents of a large body, in steps. `spans`: of the fields that may hold several inputs."""
     found: list[Found] = []
     at = STRIDE_BYTES
     while at < len(body):
@@ -170,11 +170,11 @@ def _larger(one: Inputs, other: Inputs) -> Inputs:
 
 
 def _first_part(body: bytes) -> int:
-    """Where the first list of parts may begin, -1 where there is none: a body of mere text is not searched for types,
-    which takes as long as to parse it.
+    """Returns the possible beginning of the first list of parts, or -1: a body of mere text is not searched for types,
+    which would take as long as parsing it.
 
-    The first few lists tell it, or the end of the body, where the last message is. In Markdown and code there are
-    brackets by the thousand, and to look at each would take longer still.
+    The first few lists show it, or the end of the body with the last message. In Markdown and code there are brackets
+    by the thousand, and to look at each would take longer still.
     """
     at = -1
     for _ in range(_LISTS):
@@ -194,7 +194,7 @@ def _typed(body: bytes, begin: int, end: int) -> Pieces:
 
 
 def _beside(body: bytes, found: Sequence[Found]) -> Iterator[Span]:
-    """What is before, between and after the data."""
+    """Yields the parts before, between and after the data."""
     at = 0
     for begin, end, _ in found:
         yield at, begin

@@ -1,12 +1,12 @@
 """In which fields do engines take a model's name, an adapter's, or the length of an answer: may this key ask for it?
 
-Two tables, with a row per API: whatever a body says in any of its places counts, whichever engine it goes to, since
-several may serve a model. A value may be one, or a list of one per prompt. Where a body gives no length, the bound is
-put into it if the field is a top-level one; where it lies a level deeper, the caller has to give it. Paths whose
-answers have no such field (audio, vectors) are not bounded.
+Two tables, with a row per API: every place in a body counts for any engine, because several kinds may serve a model. A
+value may be one, or a list of one per prompt. If a body has no length, the bound is inserted if the field is a
+top-level one; a deeper one has to be given by the client. Paths whose answers have no such field (audio, vectors) are
+not bounded.
 
-JSON does not say which of two fields of one name counts, and parsers differ (Go's merges objects, and takes `Model`
-for `model`), so for a key with bounds these fields are given once and in lower case.
+Parsers differ in which of two equal fields counts (Go's merges objects, and takes `Model` for `model`), so for a key
+with bounds these fields must be given once and in lower case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SGLANG_LENGTH = ("sampling_params", "max_new_tokens")
 _VLLM_LENGTH = ("sampling_params", "max_tokens")
 _OLLAMA_LENGTH = ("options", "num_predict")
 
-#: By API: where it takes a model or an adapter, beside the field `model`.
+#: By API: places of a model or an adapter, beside the field `model`.
 NAMES: dict[str, tuple[Place, ...]] = {
     "sglang": (("lora_path",), ("lora_id",)),
     "tgi, lorax": (("parameters", "adapter_id"), ("parameters", "merged_adapters", "ids"), ("adapter_id",)),
@@ -40,7 +40,7 @@ NAMES: dict[str, tuple[Place, ...]] = {
     "lmdeploy": (("adapter_name",),),
     "openrouter, litellm": (("models",), ("fallbacks", "model")),
 }
-#: By API: where it takes the length of one answer, in tokens.
+#: By API: places of the length of one answer, in tokens.
 LENGTHS: dict[str, tuple[Place, ...]] = {
     "openai, vllm, anthropic": (("max_completion_tokens",), ("max_tokens",), ("max_output_tokens",)),
     "vllm": (_VLLM_LENGTH,),
@@ -52,12 +52,12 @@ LENGTHS: dict[str, tuple[Place, ...]] = {
 }
 _NAMES = [place for places in NAMES.values() for place in places]
 _LENGTHS = [place for places in LENGTHS.values() for place in places]
-#: What a key's bounds go by.
+#: The values that a key's bounds apply to.
 _GUARDED = frozenset({"model", *[place[0] for place in (*_NAMES, *_LENGTHS)]})
 
 _CHAT: tuple[Place, ...] = (("max_tokens",), ("max_completion_tokens",))
 _LLAMACPP: tuple[Place, ...] = (("n_predict",), ("max_tokens",))
-#: Where engines behind a path look for the length: in one of these. The first is put in if it is a top-level field.
+#: Places of the length behind a path. The first is inserted if it is a top-level field.
 _OF_PATH: dict[str, tuple[Place, ...]] = {
     "/v1/chat/completions": _CHAT,
     "/v1/completions": (("max_tokens",),),
@@ -74,7 +74,7 @@ _OF_PATH: dict[str, tuple[Place, ...]] = {
     "/api/chat": (_OLLAMA_LENGTH,),
     "/api/generate": (_OLLAMA_LENGTH,),
 }
-#: Where several engines share a path, the field of the prompt tells which of them can serve it.
+#: If several kinds of engines share a path, the field of the prompt shows which of them can serve it.
 _SHARED_PATHS = ("/generate", "/invocations")
 _OF_PROMPT: dict[str, Place] = {
     "inputs": _TGI_LENGTH,
@@ -86,7 +86,7 @@ _OF_PROMPT: dict[str, Place] = {
 
 
 class Asked:
-    """What a body asks for of all that a key may bound."""
+    """The values of a body that a key may bound."""
 
     __slots__ = ("_fields", "_prompts")
 
@@ -115,7 +115,7 @@ class Asked:
                     raise BadBody(f"`{'.'.join(place)}` has to be a name, as this key's models are bounded.", place[0])
 
     def bound(self, body: Body, path: str, most: int) -> tuple[Body, bool]:
-        """Returns the body of a request whose answers have at most `most` tokens each, and whether that was put in.
+        """Returns the body with answers of at most `most` tokens each, and whether the bound was inserted.
 
         Raises `BadBody` if the request asks for more, or has to give the number that it wants.
         """
@@ -143,14 +143,14 @@ class Asked:
         return [_OF_PATH[path]] if path in _OF_PATH else []
 
     def _given(self, places: Iterable[Place]) -> Iterator[tuple[Place, list[object]]]:
-        """What stands in those of the places whose top-level field is given; None for null, or for nothing."""
+        """Yields the values at places with a given top-level field; None for null or nothing."""
         for place in places:
             if place[0] in self._fields:
                 yield place, list(_inside(self._fields[place[0]], place[1:], place[0], several=places is _NAMES))
 
 
 def _inside(raw: bytes, place: Place, field: str, *, several: bool) -> Iterator[object]:
-    """The values at a place inside of a value, through lists: numbers and names, None, or whatever else as it came.
+    """Yields the values at a place inside of a value, through lists.
 
     `several`: there may be a list of them at the place itself.
     """

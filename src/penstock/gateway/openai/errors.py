@@ -1,7 +1,7 @@
-"""What does the outside see of an outcome (docs/design.md#outcomes): its status, error body, headers.
+"""An outcome on the wire (docs/design.md#outcomes): its status, error body, headers.
 
-An error that Penstock makes has the shape of the API that was called, so that each client's own library understands
-it. `code` in the body, the `x-penstock-reason` header and the metrics' `reason` label are the same word.
+An error that Penstock makes has the shape of the API that was called, so that each client's own library understands it.
+`code` in the body, the `x-penstock-reason` header and the metrics' `reason` label are equal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARAM = {Reason.CONTEXT_LENGTH_EXCEEDED: "messages", Reason.MODEL_NOT_FOUND: "mo
 
 
 class Api(Enum):
-    """Whose error shape a caller expects."""
+    """The error shape that a client expects."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -52,12 +52,12 @@ _ANTHROPIC_TYPES = {
 
 
 def message(reason: Reason, *, model: str, pinned: str | None, prompt_tokens_max: int | None = None) -> str:
-    """Returns what to say of a reason to a caller who asked for a model, and maybe for the endpoint `pinned`.
+    """Returns the message of a reason for a request of a model, and maybe of the endpoint `pinned`.
 
-    `prompt_tokens_max`: the bound of the caller's key, if it has one.
+    `prompt_tokens_max`: the bound of the client's key, if any.
     """
     if reason is Reason.CONTEXT_LENGTH_EXCEEDED:
-        return (  # in OpenAI's words, by which libraries tell it from other errors
+        return (  # in OpenAI's words, by which libraries recognise it
             f"Input tokens exceed the configured limit of {prompt_tokens_max} tokens for this key, "
             "as the gateway estimates them. Please reduce the length of the prompt."
         )
@@ -69,12 +69,12 @@ def message(reason: Reason, *, model: str, pinned: str | None, prompt_tokens_max
 
 
 def model_not_allowed(model: str) -> str:
-    """Returns what to tell a caller whose key may not use this model."""
+    """Returns the message for a key that may not use this model."""
     return f"This API key may not use the model `{model[:200]}`. GET /v1/models lists those that it may."
 
 
 def limit_reached(reached: LimitReached, account: str) -> str:
-    """Returns what to tell a caller whose tenant is at one of its limits: which, and how it is set."""
+    """Returns the message for a tenant at one of its limits, with the limit's value."""
     together = account == ANONYMOUS
     subject = "All callers without a key together" if together else f"The tenant `{account[:200]}`"
     if reached.limit == "running" and reached.most == 0:
@@ -87,14 +87,14 @@ def limit_reached(reached: LimitReached, account: str) -> str:
 
 
 def _in_words(seconds: float) -> str:
-    """When to come back, where that is hours: what a day allows comes back slowly."""
+    """Returns a Retry-After of hours in words: a daily limit refills slowly."""
     if seconds <= 300:
         return "later"
     return f"in {math.ceil(seconds / 60)} minutes" if seconds < 7_200 else f"in {math.ceil(seconds / 3_600)} hours"
 
 
 def key_refused(endpoint: str) -> str:
-    """Returns what to tell a caller whose request no engine took because of the gateway's credential."""
+    """Returns the message for a request that engines refused because of the gateway's credential."""
     return (
         f"The engine `{endpoint[:200]}` refuses this gateway's key. The gateway's operator has to set"
         " `endpoints[].api_key`; trying again does not help until then."
@@ -102,22 +102,22 @@ def key_refused(endpoint: str) -> str:
 
 
 def model_not_found(model: str) -> str:
-    """Returns what to tell a caller who named a model that no endpoint serves."""
+    """Returns the message for a model that no endpoint serves."""
     return f"The model `{model[:200]}` does not exist. GET /v1/models lists those that do."
 
 
 def unknown_band(asked: str, band: str) -> bytes:
-    """Returns a header's value that tells a caller that it asked for a band that is none."""
+    """Returns the header value for an unknown band."""
     return f"there is no band {asked!a}; this request is in {band}".encode()
 
 
 def wrong_method(method: str, allowed: str) -> str:
-    """Returns what to tell a caller whose path takes other methods, those `allowed`."""
+    """Returns the message for a path with other methods, those `allowed`."""
     return f"This path takes {allowed}, not {method}."
 
 
 def error_body(api: Api, reason: Reason, message: str, *, param: str | None = None) -> bytes:
-    """Returns the error as JSON, in the shape of the caller's API. `param`: the field of the body that is wrong."""
+    """Returns the error as JSON, in the shape of the client's API. `param`: the field of the body that is wrong."""
     status = reason.status
     body: dict[str, object]
     if api is Api.ANTHROPIC:
@@ -182,7 +182,7 @@ def refusal(
 
 
 def rate_limits(allowance: Allowance) -> Headers:
-    """Returns headers that tell a caller what is left of its rates, under OpenAI's names; a day's have Cerebras'."""
+    """Returns headers with the remaining rates, under OpenAI's names; daily ones under Cerebras'."""
     headers: Headers = []
     for name, left in (
         (b"requests", allowance.requests),
@@ -209,5 +209,5 @@ def _duration(seconds: float) -> bytes:
 
 
 def retry_after(seconds: float) -> tuple[bytes, bytes]:
-    """Returns the header, in whole seconds. SDKs obey up to 60; a limit of a tenant may say more, for it knows."""
+    """Returns the header, in whole seconds. SDKs obey up to 60; a tenant's limit may exceed that."""
     return b"retry-after", b"%d" % min(max(math.ceil(seconds), 1), _DAY_S)

@@ -1,5 +1,5 @@
-"""What is read of a body: of a request the fields that scheduling looks at, and those that its prompt is made of; of an
-answer what it says it cost. Values, read by msgspec.
+"""The decoded fields: of a request those for scheduling and the prompt's; of an answer its usage. Values, read by
+msgspec.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Text(msgspec.Struct, gc=False):
     input_ids: msgspec.Raw = NOTHING  #: SGLang's
     prompt_token_ids: msgspec.Raw = NOTHING  #: vLLM's
     token_ids: msgspec.Raw = NOTHING  #: vLLM's, from tokens to tokens
-    tokens: msgspec.Raw = NOTHING  #: of what is to become text again
-    query: msgspec.Raw = NOTHING  #: what is asked of each of
+    tokens: msgspec.Raw = NOTHING  #: of values that become text again
+    query: msgspec.Raw = NOTHING  #: asked of each of
     documents: msgspec.Raw = NOTHING
-    text_1: msgspec.Raw = NOTHING  #: vLLM's for scores: what is compared with each of
+    text_1: msgspec.Raw = NOTHING  #: vLLM's for scores: compared with each of
     text_2: msgspec.Raw = NOTHING
     tools: msgspec.Raw = NOTHING
     cache_salt: msgspec.Raw = NOTHING
     lora_path: msgspec.Raw = NOTHING  #: SGLang's adapter; elsewhere it is the model
 
 
-#: Those of token ids and nothing else.
+#: Lists of token ids only.
 TOKEN_IDS = ("input_ids", "prompt_token_ids", "token_ids", "tokens")
 #: Those that may hold several inputs.
 SEVERAL = ("prompt", "input", "inputs", "text", "documents", "text_2", *TOKEN_IDS)
@@ -67,7 +67,7 @@ class Fields(Text, gc=False):
 class Plain(Text, gc=False):
     """The same of a body that is as most are: with values that cost nothing to build, and nothing that few set.
 
-    What does not fit is read as `Fields`: those who ask for `None` here say that the field is set by few.
+    Other values are read as `Fields`; a `None` here means that few set the field.
     """
 
     model: str | None = None
@@ -89,7 +89,7 @@ class Plain(Text, gc=False):
 
 
 class Own(msgspec.Struct, gc=False):
-    """What engines' own APIs keep a level deeper, in `parameters`, `sampling_params` or `options`."""
+    """Fields of engines' own APIs in `parameters`, `sampling_params` or `options`."""
 
     max_tokens: msgspec.Raw = NOTHING
     max_new_tokens: msgspec.Raw = NOTHING
@@ -99,11 +99,11 @@ class Own(msgspec.Struct, gc=False):
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False):
-    """What scheduling needs of a body."""
+    """A body's values for scheduling."""
 
     model: str | None
     stream: bool
-    whole: bool = False  #: it shall not stream, it says
+    whole: bool = False  #: streaming is explicitly off
     output_tokens_max: int | None = None
     answers: int = 1  #: wanted of each input
     stream_options: object = msgspec.UNSET  #: these five as they came, of any type
@@ -111,7 +111,7 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
     service_tier: object = None
     priority: object = None
     previous_response: object = None  #: the answer this one goes on from
-    text: Text | None = None  #: what the prompt is made of; None: no JSON
+    text: Text | None = None  #: the prompt's fields; None: not JSON
 
 
 class Read(msgspec.Struct, frozen=True, gc=False):
@@ -123,7 +123,7 @@ class Read(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerFields(msgspec.Struct):
-    """What says that a whole answer is an error."""
+    """The fields that mark a whole answer as an error."""
 
     error: object = None
     kind: object = msgspec.field(default=None, name="object")
@@ -165,7 +165,7 @@ class LlamacppTimings(msgspec.Struct):
 
 
 def field_reader(name: str) -> msgspec.json.Decoder[Any]:
-    """Decodes this one field of an object, as `value`, raw; empty where it is absent."""
+    """Decodes one field of an object as raw `value`; empty if it is absent."""
     return msgspec.json.Decoder(
         msgspec.defstruct("Field", [("value", msgspec.Raw, msgspec.field(name=name, default=NOTHING))])
     )

@@ -1,8 +1,8 @@
-"""What is in a form that passes through: its model, and how much of what?
+"""A form that passes through: its model and the amount of contents.
 
-A sound to be transcribed or a picture to be edited comes as multipart/form-data (RFC 7578). The form is walked through
-part by part, of each only the head is read and where it ends; in steps, for a boundary may be looked for long.
-A field that is given by a file is no field, and a model that is named twice is refused: engines differ in which counts.
+A sound to be transcribed or a picture to be edited comes as multipart/form-data (RFC 7578). The form is scanned part by
+part, reading only heads and ends; in steps, because finding a boundary may take long. A field that is given by a file
+is no field, and a model that is named twice is refused: engines differ in which counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.gateway.openai.splice import Spliced
 
 PARTS_MAX = 1000
 PART_HEADERS_BYTES_MAX = 4096
-FIELD_BYTES_MAX = 4096  # of what is read of a field: a name, a number
+FIELD_BYTES_MAX = 4096  # of a field's value: a name, a number
 _STEP_BYTES = 256 * 1024
 _SOUNDS = "/v1/audio/"
 
@@ -74,7 +74,7 @@ def _text(body: bytes, where: Span) -> str:
 
 
 def _find(body: bytes, wanted: bytes, at: int) -> Generator[None, None, int]:
-    """Where some bytes begin, -1 where they do not."""
+    """Returns the position of some bytes, or -1."""
     while at < len(body):
         found = body.find(wanted, at, at + _STEP_BYTES + len(wanted))
         if found >= 0:

@@ -1,7 +1,7 @@
-"""What does a form hold, when it is too large to be kept? A multipart/form-data body, read as its bytes come.
+"""Reads a form that is too large to keep. A multipart/form-data body, read as its bytes come.
 
-Small fields are kept, one file is passed on. Between two calls it keeps at most a boundary's length of the file, or
-the part headers under way. Anything that is not such a form is a `BadForm`.
+Small fields are kept, one file is passed on. Between two calls it keeps at most a boundary's length of the file, or the
+part headers under way. Anything that is not such a form is a `BadForm`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _PARAMETER = re.compile(rb';\s*(name|filename\*?)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*
 
 
 class BadForm(Exception):  # noqa: N818 - it says what it is
-    """The body is no form as it should be; the text says why, to the caller."""
+    """The body is a malformed form; the text is for the client."""
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    """Returns what stands between the parts of a form. Raises `BadForm`."""
+    """Returns the boundary between the parts of a form. Raises `BadForm`."""
     found = _BOUNDARY.search(content_type)
     if not content_type.lower().startswith(b"multipart/form-data") or found is None:
         raise BadForm("A form is expected: `Content-Type: multipart/form-data; boundary=…`.")
@@ -34,7 +34,7 @@ def boundary_of(content_type: bytes) -> bytes:
 
 
 def parameters_of(headers: bytes) -> dict[bytes, str]:
-    """Returns what a part's head says of it: `name`, and `filename` if it is a file.
+    """Returns a part's attributes from its head: `name`, and `filename` if it is a file.
 
     Empty if it is no part of a form.
     """
@@ -64,7 +64,7 @@ class Form:
         while self._step(self):
             pass
 
-    # Each step goes as far as it can, and says whether another one may go on.
+    # Each step goes as far as it can, and returns whether another one may continue.
 
     def _preamble(self) -> bool:
         found = self._data.find(self._mark)
@@ -87,7 +87,7 @@ class Form:
         return True
 
     def _headers(self) -> bool:
-        """They begin with the line break of the boundary, which stays, for a part may have none."""
+        """They begin with the line break of the boundary, which stays, because a part may have none."""
         end = self._data.find(b"\r\n\r\n")
         if end < 0 or end > HEADERS_BYTES_MAX:
             if len(self._data) > HEADERS_BYTES_MAX:

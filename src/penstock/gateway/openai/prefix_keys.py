@@ -3,20 +3,20 @@
 Each key stands for a chunk of the prompt and all before it, so two requests agree for as many keys as their prompts
 agree in whole chunks. Chunks grow with their depth (`PREFIX_ENDS`): a long prompt has not many more keys than a short
 one, and small chunks (`routing.prefix_chunk`) reach less far into it. The bytes are hashed as they came: no tokenizer,
-no JSON objects. What changes the prompt that an engine makes of them (the model, an adapter, tools) or keeps caches
-apart (a cache salt) seeds the chain.
+no JSON objects. The chain is seeded with everything that changes the engine's prompt (the model, an adapter, tools) or
+separates caches (a cache salt).
 
-Model: `key = XXH3-64(chunk, seed = previous key)`, and the first key is the hash of the model's name, seeded
-with 64 secret bits. All processes of a gateway, and all gateways of a group, have the same seed, so their keys agree,
-after a restart too. Callers do not know it, so they cannot compute keys, nor search for prompts that collide. XXH3 is
-no cryptographic hash: somebody who reads keys on a link between gateways may be able to find the seed. A collision
-costs a cache miss, because the request is sent where its prompt is not. It reveals nothing and mixes up no answers.
+Model: `key = XXH3-64(chunk, seed = previous key)`, and the first key is the hash of the model's name, seeded with 64
+secret bits. All processes of a gateway, and all gateways of a group, have the same seed, so their keys agree, after a
+restart too. Clients do not know it, so they can neither compute keys nor search for collisions. XXH3 is not a
+cryptographic hash: an eavesdropper on a link between gateways may be able to find the seed. A collision costs a cache
+miss, because the request goes to the wrong endpoint. It reveals nothing and mixes up no answers.
 
-Roads not taken. Python's `hash()` is seeded differently in each process. Keyed BLAKE2b is cryptographic, and takes
-33 µs instead of 5 for a prompt of 16 KB (docs/decisions/0086).
+Roads not taken. Python's `hash()` is seeded differently in each process. Keyed BLAKE2b is cryptographic, and takes 33
+µs instead of 5 for a prompt of 16 KB (docs/decisions/0086).
 
-Anthropic's coding client puts a billing header with a hash of the request before its system prompt; engines drop it
-for the sake of their caches, so it is left out here too.
+Anthropic's coding client puts a billing header with a hash of the request before its system prompt; engines drop it for
+the sake of their caches, so it is left out here too.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PATHS = frozenset(
         *("/chat/completions", "/completions", "/completion", "/invocations", "/api/chat", "/api/generate"),
     }
 )
-_SEED_BYTES_MAX = 256 << 10  # of tools and so on, what is hashed
+_SEED_BYTES_MAX = 256 << 10  # of tools and so on, hashed
 _BILLING = b"x-anthropic-billing-header"
 _BILLING_BYTES = 256  # it is the first block, or is none
 _BLOCK_BYTES_MAX = 8192
@@ -53,7 +53,7 @@ class Cut:
     def __init__(self, chunk_bytes: int) -> None:
         sizes = [(end - begin) * chunk_bytes for begin, end in pairwise((0, *PREFIX_ENDS))]
         self.chunk_bytes = chunk_bytes
-        self.bytes_max = sum(sizes)  #: of a prompt, what is hashed
+        self.bytes_max = sum(sizes)  #: of a prompt, hashed
         self.structs = [Struct("".join([f"{size}s" for size in sizes[:count]])) for count in range(len(sizes) + 1)]
 
 

@@ -22,10 +22,10 @@ class Route(msgspec.Struct, frozen=True):
 
     kind: PathKind
     api: Api = Api.OPENAI
-    streams: bool = False  #: streams by its path alone, whatever the body says
-    streams_unless: bool = False  #: streams unless the body says that it shall not
+    streams: bool = False  #: streams by its path, for any body
+    streams_unless: bool = False  #: streams unless the body disables it
     events: bool = False  #: its streams are server-sent events
-    tells_usage: bool = False  #: its streams tell usage when `stream_options` asks for it
+    tells_usage: bool = False  #: its streams report usage if `stream_options` asks for it
     pooled: bool = False  #: its answer is no text: vectors, scores, a picture
     bare: bool = False  #: one of OpenAI's without the `/v1` before it, which few engines serve
 
@@ -53,7 +53,7 @@ ROUTES: dict[str, Route] = {
     "/reranking": _POOLED,
     "/v1/score": _POOLED,
     "/score": _POOLED,
-    "/v1/moderations": _POOLED,  # whose model OpenAI does not ask for
+    "/v1/moderations": _POOLED,  # without a required model in OpenAI's API
     "/pooling": _POOLED,
     "/classify": _POOLED,
     "/v1/classify": _POOLED,
@@ -80,7 +80,7 @@ _PREFIXES = ("/v1/audio/", "/v1/images/")
 
 
 def route(path: str) -> Route | None:
-    """The pass-through route of a path, None when there is none."""
+    """Returns the pass-through route of a path, or None."""
     found = ROUTES.get(path)
     if found is None and path.startswith(_PREFIXES) and "/../" not in unquote(path).replace("\\", "/") + "/":
         return (
@@ -90,7 +90,7 @@ def route(path: str) -> Route | None:
 
 
 def api_of(path: str) -> Api:
-    """Returns the API whose error shape a caller of this path expects."""
+    """Returns the API that decides the error shape of this path."""
     found = ROUTES.get(path)
     if found is not None:
         return found.api

@@ -1,10 +1,9 @@
-"""Where do the fields of a large JSON body stand? Found in steps, so that no body holds up everybody else's tokens.
+"""Locates the fields of a large JSON body. Scanning goes in steps, so that no body delays everybody else's tokens.
 
-A parser that is written in C reads a gigabyte a second and lets nobody in between: 64 MiB are up to 0.2 s. So what is
-larger than `ONE_STEP_BYTES` is looked through here, some 64 KiB at a time. Of the top level everything is read; of a
-value only where it ends, and that its brackets and strings are whole: what else is wrong in there the engine says.
-Flat pieces of a value are skipped by one regular expression, so Python's own steps are one per bracket of what is
-nested deeper, and those have a bound: a value of more is refused.
+A C parser reads a gigabyte per second without interruption: 64 MiB block the loop for up to 0.2 s. So a body larger
+than `ONE_STEP_BYTES` is scanned here in steps of about 64 KiB. The top level is parsed fully; of a value only its end,
+brackets and strings: other errors are left to the engine. Flat parts of a value are skipped by one regular expression,
+so Python takes one step per deeper bracket, and these are bounded: a value with more is refused.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ DEPTH_MAX = 500  # engines' own parsers give up at a thousand or before
 BRACKETS_MAX = 500_000  # of values nested deeper than `_FLAT_LEVELS`: half a second of steps
 KEY_BYTES_MAX = 1024
 _STEP_BYTES = 64 * 1024
-_FIND_BYTES = 1024 * 1024  # what `bytes.find` and a copy do in the same time
+_FIND_BYTES = 1024 * 1024  # for `bytes.find` and a copy in the same time
 _STEP_BRACKETS = 500
-_FLAT_LEVELS = 4  # a message with a tool's call; more costs more where a piece does not end in its step
+_FLAT_LEVELS = 4  # a message with a tool call; a larger one costs more if a part does not end in its step
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SCALARS = rb"[\s,:\-+.0-9eEtrufalsn]"  # all that stands between strings and brackets
 
 
 def _flat(levels: int) -> bytes:
-    """What is nested no deeper than that, as an expression."""
+    """Returns an expression for values of at most this depth."""
     inside = rb"(?:" + _SCALARS + rb"++|" + _STRING
     if levels:
         deeper = _flat(levels - 1)
@@ -52,26 +51,26 @@ _SCALAR = re.compile(rb"[\-+.0-9eEtrufalsn]*+")
 _OPENING = (0x5B, 0x7B)
 _CLOSED_BY = {0x5B: 0x5D, 0x7B: 0x7D}
 
-#: Where a value stands: from the first byte to the one after the last.
+#: A value's span: from the first byte to the one after the last.
 Span = tuple[int, int]
 
 
 class Malformed(Exception):  # noqa: N818 - it says what it is
-    """The bytes are no JSON object, or one that is too deep or too wide; the text says which."""
+    """The bytes are not a JSON object, or one too deep or too wide."""
 
 
 class FoundFields:
-    """The top-level fields of a body: where their values stand, in order; a name may be given several times."""
+    """The spans of a body's top-level fields, in order; a name may be given several times."""
 
     __slots__ = ("begin", "cuts", "spans")
 
     def __init__(self) -> None:
         self.begin = 0  #: after the opening brace
         self.spans: dict[str, list[Span]] = {}
-        self.cuts: dict[str, Span] = {}  # what to leave out to be rid of one that is given once
+        self.cuts: dict[str, Span] = {}  # the span to cut for removing a field given once
 
     def last(self, name: str) -> Span | None:
-        """Returns where the value stands that counts: the last one of that name; None if there is none."""
+        """Returns the span of the effective value, the last one of that name, or None."""
         spans = self.spans.get(name)
         return None if spans is None else spans[-1]
 
@@ -89,7 +88,7 @@ def scan(body: bytes) -> Generator[None, None, FoundFields]:
     if body[at : at + 1] == b"}":
         yield from _end(body, at + 1)
         return fields
-    before = at  # where the field before it ends
+    before = at  # the end of the field before it
     for count in range(FIELDS_MAX):
         key = _KEY.match(body, at, at + KEY_BYTES_MAX)
         if key is None:
@@ -138,7 +137,7 @@ def check_surrogates(body: bytes) -> Generator[None, None, None]:
 
 
 def _skip(what: re.Pattern[bytes], body: bytes, at: int) -> Generator[None, None, int]:
-    """Where it ends, whatever its length, none included."""
+    """Returns its end, for any length."""
     while True:
         found = what.match(body, at, at + _STEP_BYTES)
         assert found is not None, "it matches nothing, too"
@@ -155,7 +154,7 @@ def _end(body: bytes, at: int) -> Generator[None, None, None]:
 
 
 def _value_end(body: bytes, at: int) -> Generator[None, None, int]:
-    """Where the value that begins here ends."""
+    """Returns the end of the value that begins here."""
     first = body[at : at + 1]
     if first == b'"':
         return (yield from _string_end(body, at + 1))
@@ -168,8 +167,8 @@ def _value_end(body: bytes, at: int) -> Generator[None, None, int]:
 
 
 def _nested_end(body: bytes, at: int) -> Generator[None, None, int]:
-    """Where the array or object that begins here ends."""
-    open_: list[int] = []  # what closes the values that are open
+    """Returns the end of the array or object that begins here."""
+    open_: list[int] = []  # closing brackets of the open values
     brackets = 0
     while True:
         mark = body[at] if at < len(body) else -1
@@ -226,7 +225,7 @@ def _string_end(body: bytes, at: int) -> Generator[None, None, int]:
 
 
 def value_end(body: bytes, at: int) -> int:
-    """Returns where the value ends that begins at `at`, in a small body."""
+    """Returns the end of the value at `at`, in a small body."""
     return at_once(_value_end(body, at))
 
 

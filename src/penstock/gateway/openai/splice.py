@@ -1,7 +1,7 @@
 """How is one field of a body replaced without reading the rest of it again, or copying it?
 
-A small body is bytes, and what comes out are other bytes. A large one is `Spliced`: it stays as it came, and what is
-put in stands beside it until all of it is written to an engine, piece by piece.
+A small body is bytes and becomes other bytes. A large one is `Spliced`: it stays unchanged, with insertions kept beside
+it until everything is written to an engine in chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BORDER = re.compile(rb"[\s,}]")
 
 
 class Spliced:
-    """A body with other values in some places. Where its fields stand is known; of a form, that of its model alone."""
+    """A body with other values in some places. The spans of its fields are known; of a form, only that of its model."""
 
     __slots__ = ("_edits", "_fields", "_model", "_size", "data")
 
@@ -54,9 +54,7 @@ class Spliced:
         return Spliced(self.data, None, self._model, {self._model: model.encode()})
 
     def with_fields(self, values: Mapping[str, bytes]) -> Spliced:
-        """Returns the same body with some top-level fields set to JSON `values`, wherever they are given, else
-        added.
-        """
+        """Returns the same body with some top-level fields set to JSON `values`, or added."""
         fields = self._fields
         assert fields is not None, "only JSON has fields"
         edits = dict(self._edits)
@@ -81,7 +79,7 @@ class Spliced:
         )
 
     def raw(self, name: str, bytes_max: int) -> bytes:
-        """The value of a field; empty where it is absent or longer."""
+        """Returns the value of a field; empty if it is absent or longer."""
         span = None if self._fields is None else self._fields.last(name)
         return b"" if span is None or span[1] - span[0] > bytes_max else self.data[span[0] : span[1]]
 
@@ -105,7 +103,7 @@ class Spliced:
         return () if self._fields is None else self._fields.spans.keys()
 
     def pieces(self) -> list[bytes | memoryview]:
-        """Returns what is to be written, in order."""
+        """Returns the chunks to write, in order."""
         whole, at = memoryview(self.data), 0
         pieces: list[bytes | memoryview] = []
         for (begin, end), value in sorted(self._edits.items()):
@@ -119,7 +117,7 @@ Body = bytes | Spliced
 
 
 def set_field(body: Body, name: str, value: bytes) -> Body:
-    """Returns the same body with a top-level field set to a JSON value, added where missing. `peek` has accepted it."""
+    """Returns the same body with a top-level field set to a JSON value, or added. `peek` has accepted it."""
     return set_fields(body, {name: value})
 
 
@@ -173,7 +171,7 @@ def remove_in_bytes(body: bytes, name: str) -> bytes:
     try:
         places = [(start, end) for _, start, end in _fields_named(body, (name,))]
     except _TooManyFieldsError:
-        return set_in_bytes(body, {name: b"0"})  # which is to say nothing of it, wherever it means something
+        return set_in_bytes(body, {name: b"0"})  # which means the same as leaving it out
     for start, end in reversed(places):
         begin = body.rindex(b'"', 0, body.rindex(b'"', 0, start))  # of its name, in which there is no quote
         comma = _COMMA.match(body, end)
@@ -191,7 +189,7 @@ def add_field(body: bytes, name: str, value: bytes) -> bytes:
 
 
 class _TooManyFieldsError(Exception):
-    """So many that to look at each would hold up everybody else."""
+    """Too many to check each without delaying others."""
 
 
 def _with_fields(body: bytes, values: Mapping[str, bytes]) -> bytes:
@@ -205,9 +203,9 @@ def _members(values: Mapping[str, bytes]) -> bytes:
 
 
 def _fields_named(body: bytes, names: Container[str]) -> Iterator[tuple[str, int, int]]:
-    """Where the values of some top-level fields stand, in their order; a field may be given twice.
+    """Returns the spans of some top-level fields, in order; a field may be given twice.
 
-    msgspec has found each value's end, so that nobody looks through a long prompt a second time.
+    msgspec has found each value's end, so a long prompt is not scanned twice.
     """
     values = _decode_values(body)
     at = body.index(b"{") + 1

@@ -1,8 +1,8 @@
 """Does an engine refuse a request because of its size, or of pictures, sounds or videos that its model does not take?
 
-Another endpoint of the same model may have a larger context or another build, so such a refusal is not the last word.
-The words are those of vLLM, SGLang, TGI, llama.cpp, TensorRT-LLM, LMDeploy, OpenAI and Anthropic. One that is missed
-passes on as any other refusal.
+Another endpoint of the same model may have a larger context or another build, so such a refusal is not final. The words
+are those of vLLM, SGLang, TGI, llama.cpp, TensorRT-LLM, LMDeploy, OpenAI and Anthropic. One that is missed passes on as
+any other refusal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MODALITY = re.compile(
 
 
 def refuses(status: int, body: bytes | bytearray, *, has_media: bool) -> Failure | None:
-    """Returns what a refusal is about: the request's size or its kind; None if neither.
+    """Returns the subject of a refusal: the request's size or its kind, or None.
 
     `has_media`: the request holds more than text.
     """

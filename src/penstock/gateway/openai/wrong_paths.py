@@ -1,7 +1,7 @@
-"""A path that nobody serves: which one was meant, and what does the base URL have to be then?
+"""Suggestions for an unknown path: the intended one, and the right base URL.
 
 Nearly all of these come of a base URL with a `/v1`, a slash or a prefix too many or too few. A few rules rewrite the
-path, and the first result that is served is what was meant. The caller is only told so: nothing is sent anywhere.
+path; the first result that is served is suggested. Nothing is redirected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BATCH = ("/v1/files", "/v1/batches")
 
 
 def meant_instead(path: str, served: Callable[[str], bool]) -> str | None:
-    """Returns what to tell a caller whose `path` is not served; None: nothing that would help is known."""
+    """Returns a suggestion for an unknown `path`, or None."""
     if len(path) > PATH_CHARS_MAX:
         return None
     tidy = _SLASHES.sub("/", path).rstrip("/")
@@ -30,7 +30,7 @@ def meant_instead(path: str, served: Callable[[str], bool]) -> str | None:
 
 
 def without_v1(path: str) -> str:
-    """Returns what to tell a caller whose `path` lacks the `/v1` that every engine here wants."""
+    """Returns a suggestion for a `path` without the required `/v1`."""
     return f"No engine here serves `{path}`. `/v1{path}` is meant, it seems{_base_url('/v1' + path)}"
 
 

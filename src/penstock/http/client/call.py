@@ -1,7 +1,7 @@
-"""What does the sender of a request to an engine give, and what does it get back?
+"""One request to an engine, as its sender sees it.
 
-The sender gives a `Sink`, where the answer goes, and gets a `Call`, the handle to abort or pause the answer. A call
-belongs to its sender. Its sink hears `on_end` or `on_error` exactly once, and nothing after an abort.
+The sender passes a `Sink` for the answer and gets a `Call`, the handle to abort or pause the answer. A call belongs to
+its sender. Its sink hears `on_end` or `on_error` exactly once, and nothing after an abort.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Payload = bytes | list[bytes | memoryview]
 
 
 class Sink(Protocol):
-    """Where an answer goes: `on_response`, then `on_data` any number of times, then one of `on_end` and `on_error`.
+    """The receiver of an answer: `on_response`, then `on_data` any number of times, then one of `on_end` and
+    `on_error`.
 
     `on_error` may come at any time, also first. `headers` are as the engine sent them, hop-by-hop ones included, and
-    the list is the sink's to keep. Nothing is called before `send` has returned, nor after `Call.abort`. `on_data`
+    the list is the sink's to keep. Nothing is called before `send` has returned or after `Call.abort`. `on_data`
     returns True if the bytes show no progress of the answer (a comment of a stream): then the time-outs go on.
     """
 
@@ -46,7 +47,7 @@ _SILENCE: Final = _Silence()
 
 
 class Carrier(Protocol):
-    """What a call needs of the connection that carries it."""
+    """A call's interface to its connection."""
 
     transport: asyncio.Transport
     is_open: bool
@@ -93,7 +94,7 @@ class Call:
             connection.hang_up(on_closed)
 
     def pause(self) -> None:
-        """Stop reading the answer. What was already read is still delivered: one read, 256 KiB at most."""
+        """Stop reading the answer. Data already read is still delivered: one read, at most 256 KiB."""
         self.paused = True
         if self.connection is not None and self.connection.is_open:
             self.connection.transport.pause_reading()

@@ -1,10 +1,10 @@
 """How is a request written to an engine's connection, and its answer read?
 
-A connection carries one request at a time and belongs to its pool. httptools finds the borders of the answer; this
-file decides what the parser cannot know: how large a head may be, that the answer to HEAD has no body, that some
-bodies end with the connection, that bytes nobody asked for make a connection unfit for reuse. Everything is a
-callback: there is no task, coroutine or timer per request or chunk. Sinks are called only after the parser has
-returned, so they may abort or pause in any callback; all payload of one read reaches its sink in one piece.
+A connection carries one request at a time and belongs to its pool. httptools finds the borders of the answer; this file
+adds the rest: the largest head, that the answer to HEAD has no body, that some bodies end with the connection, that
+unrequested bytes make a connection unfit for reuse. Everything is a callback: there is no task, coroutine or timer per
+request or chunk. Sinks are called only after the parser has returned, so they may abort or pause in any callback; all
+payload of one read reaches its sink in one piece.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 JOIN_BYTES_MAX: Final = 4096  # up to this size one copy is cheaper than a second buffer in the transport
 CLOSING_S: Final = 0.1  # an engine's front end closes within a turn of its loop: some 10 ms when it is busy
-WRITE_BYTES_MAX: Final = 1024 * 1024  # written of a large body at a time: encrypting more would hold up other requests
+WRITE_BYTES_MAX: Final = 1024 * 1024  # chunk of a large body: encrypting more would delay other requests
 _GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR  # closed or reset by the engine
-_HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # what of the answer comes next: its head, first payload, rest, nothing
+_HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # the next part of the answer: its head, first payload, rest, nothing
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of the pool that owns it: bounds, a clock, and news to be told."""
+    """A connection's interface to its pool: bounds, a clock, and callbacks."""
 
     timeouts: UpstreamTimeouts
     limits: UpstreamLimits
@@ -100,7 +100,7 @@ class UpstreamConnection:
         self._status = self._overhead_bytes = 0
         self._fresh_head = self._keep_alive = self._until_close = False
 
-    # --- What the pool does with it
+    # --- For the pool
 
     def start(self, call: Call, stale_until: float) -> None:
         """Write the request of `call`.
@@ -180,7 +180,7 @@ class UpstreamConnection:
             call.end().on_error(UpstreamError(kind, detail))
 
     def lose(self, detail: str) -> None:
-        """Close the connection and end its call as lost: RESET if no byte of the answer came, else BROKEN."""
+        """Close the connection and end its call as lost: RESET if no byte of the answer came, otherwise BROKEN."""
         self.fail(UpstreamErrorKind.RESET if self._is_silent else UpstreamErrorKind.BROKEN, detail)
 
     def give_up(self, detail: str) -> None:
@@ -207,7 +207,7 @@ class UpstreamConnection:
         elif self._phase == _BODY and quiet_s >= timeouts.between_bytes_s:
             self.fail(UpstreamErrorKind.IDLE_TIMEOUT, f"no payload for {timeouts.between_bytes_s:g} s")
 
-    # --- What the event loop tells it
+    # --- From the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's behaves like one without being a subclass
@@ -258,7 +258,7 @@ class UpstreamConnection:
             self.fail(UpstreamErrorKind.PROTOCOL, refusal)
 
     def pause_writing(self) -> None:
-        """Only a large body stops being written here. Callers aren't held back: what they give is in memory anyway."""
+        """Only a large body stops being written here. Senders are not held back: their data is in memory anyway."""
         self._write_paused = True
 
     def resume_writing(self) -> None:
@@ -280,7 +280,7 @@ class UpstreamConnection:
         self._lost(str(error or "closed by the engine"), is_orderly=error is None)
         self._parser = None  # the parser holds our methods: a reference cycle
 
-    # --- What the parser tells it
+    # --- From the parser
 
     def on_message_begin(self) -> None:
         if self._phase == _DONE:
@@ -354,7 +354,7 @@ class UpstreamConnection:
             raise _RefusedAnswerError(f"a head of more than {limits.header_bytes_max} bytes")
 
     def _excess(self) -> str:
-        """What is too much in the bytes that carry no payload; empty if nothing is.
+        """Returns the bound that bytes without payload exceed, or an empty text.
 
         The check comes after a read, so at most one read passes unchecked, and memory stays bounded.
         """
@@ -389,14 +389,14 @@ class UpstreamConnection:
         elif self._phase in (_PAYLOAD, _BODY) and self._until_close and is_orderly:
             self._finish(call, reusable=False)
         elif self._is_silent and self._pool.time() < self._stale_until:
-            self._pool.close_idle()  # whatever closed this one has probably closed them, too
+            self._pool.close_idle()  # they have probably been closed too
             self.fail(UpstreamErrorKind.STALE, f"a reused connection: {detail}")
         else:
             self.lose(detail)
 
 
 def _is_framed(headers: Headers) -> bool:
-    """True if the body says where it ends, False if it ends with the connection.
+    """True if the body has a delimited end, False if it ends with the connection.
 
     The parser itself refuses bad or repeated lengths, and a length beside a coding. Raises _RefusedAnswerError for any
     coding but chunked.

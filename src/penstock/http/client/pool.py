@@ -1,12 +1,12 @@
 """How do requests get to an engine and their answers back, over connections that are used again?
 
 There is one `Upstream` per endpoint: a pool of HTTP/1.1 connections, the one used last is used first. `send` writes a
-request at once, on an idle connection or a new one, and its sink gets what comes back. Idle connections are closed
-before the engine would close them, and dropped the moment the engine does, so that no request is written to them. If an
-idle connection is closed while a request is on its way there, the call ends as STALE: the engine may have executed the
-request, so sending it again is up to the caller, who counts. Headers are written as given: the caller leaves out those
-that belong to one hop, and the pool adds `Host` and the framing of the body. Leases bound how many connections are
-open (one each), `UpstreamLimits` how many stay idle.
+request at once, on an idle connection or a new one, and its sink gets the answer. Idle connections are closed before
+the engine would close them, and dropped the moment the engine does, so that no request is written to them. If an idle
+connection is closed while a request is on its way there, the call ends as STALE: the engine may have executed the
+request, so retrying is up to the sender. Headers are written as given: the sender omits hop-by-hop ones, and the pool
+adds `Host` and the framing of the body. Leases bound how many connections are open (one each), `UpstreamLimits` how
+many stay idle.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ STALE_S: Final = 1.0  # a stale connection shows within a round trip; one lost l
 
 
 class UpstreamException(Exception):  # noqa: N818 - the error is the value it carries
-    """`fetch` got no whole answer; `error` says why."""
+    """`fetch` got no complete answer, because of `error`."""
 
     def __init__(self, error: UpstreamError) -> None:
         super().__init__(f"{error.kind.value}: {error.detail}")
@@ -99,7 +99,7 @@ class Upstream:
         self._tick_s = timeouts.tick_s
 
     def retrust(self, ssl_context: ssl.SSLContext) -> None:
-        """Make new connections with another `ssl_context`, where they are made by TLS."""
+        """Use another `ssl_context` for new TLS connections."""
         if self._ssl is not None:
             self._ssl = ssl_context
 
@@ -135,7 +135,7 @@ class Upstream:
             connection.give_up(detail)
 
     def send(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: Payload, sink: Sink) -> Call:
-        """Send a request without waiting; what comes back goes to `sink`. Returns the handle to abort or pause it.
+        """Send a request without waiting; the answer goes to `sink`. Returns the handle to abort or pause it.
 
         Raises ValueError if a header holds a line break, or the method or target a space.
         """
@@ -218,7 +218,7 @@ class Upstream:
             connects_total=self._connects_total,
         )
 
-    # --- What a connection tells its pool
+    # --- From connections
 
     def opened(self, connection: UpstreamConnection, /) -> None:
         """`connection` is made: watch it for time-outs."""
@@ -237,7 +237,7 @@ class Upstream:
         self._idle.append(connection)
 
     def forget(self, connection: UpstreamConnection, /) -> None:
-        """`connection` is closed: use it no more."""
+        """`connection` is closed."""
         self._open.discard(connection)
         if connection in self._idle:  # a list of at most `idle_connections_max`
             self._idle.remove(connection)

@@ -1,4 +1,4 @@
-"""How long may a call to an engine take, how much may its answer be, what can go wrong, and where is the endpoint?"""
+"""Timeouts, bounds and errors of calls to engines, and the endpoint's address."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class UpstreamErrorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class UpstreamError:
-    """What went wrong with a call: `kind` to decide by, `detail` for people."""
+    """A call's error: `kind` to decide by, `detail` for people."""
 
     kind: UpstreamErrorKind
     detail: str
@@ -60,7 +60,7 @@ class UpstreamTimeouts:
 class UpstreamLimits:
     """How much an engine may make us hold in memory."""
 
-    header_bytes_max: int = 65536  # also of whatever else carries no payload: interim answers, chunk lines, trailers
+    header_bytes_max: int = 65536  # also of other bytes without payload: interim answers, chunk lines, trailers
     header_count_max: int = 256
     idle_connections_max: int = 256
     fetch_bytes_max: int = 16 * 1024 * 1024  # the body of a `fetch`; streamed answers have no bound, they aren't kept
@@ -88,7 +88,7 @@ class UpstreamStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an endpoint is, from its URL."""
+    """An endpoint's address, from its URL."""
 
     host: str
     port: int
@@ -98,7 +98,7 @@ class Address:
 
     @staticmethod
     def of(url: str) -> Address:
-        """Take an endpoint's `url` apart. Raises ValueError if it is not a plain http(s) URL: the text says why."""
+        """Take an endpoint's `url` apart. Raises ValueError if it is not a plain http(s) URL."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http(s) URL with a host: {url!r}")

@@ -1,8 +1,8 @@
-"""How do clients reach us, whatever they do?
+"""The HTTP server, robust against any client.
 
-Start with `server.py` (listen, count, drain, stop). `listener.py` takes new connections in beside thousands that are
-busy; `connection.py` says what a connection does next; `reader.py` turns bytes into one request at a time within
-`limits.py`; `proxy_header.py` is what a load balancer says first of whose connection it is.
-`exchange.py` is one request and its answer, as the gateway sees it, and `socket_exchange.py` carries it.
-`timer.py`: one timer per connection; `turns.py`: which connection is read next when many send large bodies.
+Start with `server.py` (listen, count, drain, stop). `listener.py` accepts new connections beside thousands that are
+busy; `connection.py` is the state machine of a connection; `reader.py` turns bytes into single requests within
+`limits.py`; `proxy_header.py` reads a load balancer's PROXY header. `exchange.py` is one request and its answer, as the
+gateway sees it, and `socket_exchange.py` carries it. `timer.py`: one timer per connection; `turns.py`: which connection
+is read next when many send large bodies.
 """

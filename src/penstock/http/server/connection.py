@@ -1,6 +1,6 @@
-"""What does one client connection do next, whatever its client does?
+"""The state machine of a client connection.
 
-Requests come one at a time from the reader. Bytes that a client sends ahead of a running exchange (pipelining) are
+The reader delivers requests one after the other. Bytes that a client sends ahead of a running exchange (pipelining) are
 kept up to a bound, then reading stops. Without pipelining reading stays on, so that a hang-up is noticed at once. After
 an answer that is sent before the request was read to its end, the connection lingers: it discards the rest, so that a
 reset does not destroy the answer. One timer serves every deadline of the connection. The handler is called from here,
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from penstock.http.server.listener import Brought
     from penstock.http.server.server import HttpServer
 
-# Where a connection is in its request.
+# The states of a connection.
 _IDLE: Final = 0  # no byte of a request yet
 _HEAD: Final = 1  # bytes of a head
 _BODY: Final = 2  # the head is whole, the body is not
 _BUSY: Final = 3  # the request is whole, the response is not
-_LINGER: Final = 4  # answered early: what the client still sends is discarded
-_CLOSING: Final = 5  # nothing is read; what is written may still go out
+_LINGER: Final = 4  # answered early: the rest of the request is discarded
+_CLOSING: Final = 5  # nothing is read; pending writes may still go out
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # POLLRDHUP shows a hang-up behind unread bytes, too
@@ -70,7 +70,7 @@ class Connection:
         self.server = server
         self.keep_alive = True
         self.peer: tuple[str, int] = ("", 0)
-        self.brought = brought  # by a load balancer, which said for whom
+        self.brought = brought  # by a load balancer that named the client
         self._loop = loop
         self._limits = server.limits
         self._transport: asyncio.Transport | None = None
@@ -79,7 +79,7 @@ class Connection:
         self._state = _IDLE
         self._parsing = False
         self._received_s = 0.0  # loop time of the first byte of the request being read
-        # What the client sent ahead of the running exchange, and the offset of its first unread byte.
+        # Data that the client sent ahead of the running exchange, and the offset of its first unread byte.
         self._rest = b""
         self._rest_at = 0
         self._reading_paused = False
@@ -91,7 +91,7 @@ class Connection:
         self._counted_bytes = 0  # of the body being read, in the server's sum
         self._timer = DeadlineTimer(loop, self._expired)
 
-    # ---- what the transport tells us
+    # ---- from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = self._transport = cast("asyncio.Transport", transport)
@@ -106,7 +106,7 @@ class Connection:
         if refusal is not None:
             self._state = _BODY
             self._refuse(Refusal.TOO_MANY_CONNECTIONS, refusal)
-            self._close()  # without lingering: connections are what we are short of
+            self._close()  # without lingering: connections are scarce
             return
         self._arm(limits.first_request_timeout_s)  # a client that is slow to ask must not find its connection gone
 
@@ -161,10 +161,10 @@ class Connection:
         if exchange is not None and exchange.on_resume is not None:
             exchange.on_resume()
 
-    # ---- what the exchange and the server tell us
+    # ---- from the exchange and the server
 
     def lines_of_response(self) -> tuple[bytes, ...]:
-        """Returns the header lines that tell if the connection closes after this response. Asked for once for each."""
+        """Returns the header lines about closing the connection after this response. Asked for once for each."""
         if self._state != _BUSY or self.server.draining:
             self.keep_alive = False  # not _BUSY: the request is not whole, so the next one's start is unknown
         return self._limits.keep_alive_lines if self.keep_alive else (b"connection: close",)
@@ -181,7 +181,7 @@ class Connection:
             self._to_idle()
 
     def break_off(self, *, reset: bool) -> None:
-        """Close in the middle of a response. `reset` where closing marks its end: otherwise no cut would show."""
+        """Close in the middle of a response. `reset` if closing marks its end: otherwise the cut would be invisible."""
         self._exchange = None
         if not reset:
             self._close()
@@ -287,7 +287,9 @@ class Connection:
             self._stream.write(_CONTINUE)
 
     def _count(self, body_bytes: int) -> None:
-        """Tell the server that `body_bytes` of this body have been read. While all are too many, refuse the slowest."""
+        """Report to the server that `body_bytes` of this body have been read. While all are too many, refuse the
+        slowest.
+        """
         server = self.server
         more, self._counted_bytes = body_bytes - self._counted_bytes, body_bytes
         if body_bytes:
@@ -312,7 +314,7 @@ class Connection:
         self._refuse(Refusal.TOO_MANY_BYTES, "too much is being sent at once, and this is the slowest")
 
     def pause_body(self) -> None:
-        """Stop reading the body: the handler takes no more for now. Still looks for a client that hung up."""
+        """Stop reading the body until the handler accepts more. Still looks for a client that hung up."""
         if self._state == _BODY and not self._body_paused:
             self._body_paused = True
             self._stream.pause_reading()
@@ -336,7 +338,7 @@ class Connection:
             self._transport.pause_reading()
 
     def resume_turn(self) -> None:
-        """Read on, unless something else keeps the connection paused."""
+        """Resume reading, unless something else keeps the connection paused."""
         if self._turn_paused:
             self._turn_paused = False
             if self._transport is not None and not (
@@ -358,7 +360,7 @@ class Connection:
         self.server.handler.complete(exchange)
 
     def _keep(self, data: bytes, at: int = 0) -> None:
-        """Keep what came ahead of its turn (`data[at:]`). Stop reading when that exceeds `pipelined_bytes_max`."""
+        """Keep data that came ahead of its turn (`data[at:]`). Stop reading when that exceeds `pipelined_bytes_max`."""
         if self._state == _LINGER:
             self._discard(len(data) - at)
         elif self._state != _CLOSING:
@@ -372,7 +374,7 @@ class Connection:
                     self._arm(self._limits.gone_look_s)
 
     def _resume(self) -> None:
-        """Parse what was kept, now that the exchange before it is over."""
+        """Parse the kept data, now that the exchange before it is over."""
         if self._state != _IDLE or self._write_paused or not self._rest or self._stream.is_closing():
             return
         data, at = self._rest, self._rest_at
@@ -399,7 +401,7 @@ class Connection:
             status, headers, body = self.server.handler.refused(exchange, refusal, detail)
             if exchange is None:  # the head could not be read: a stand-in to answer with
                 exchange = self._exchange = SocketExchange(self, self._stream)
-            self._state = _BODY  # what may still come is discarded
+            self._state = _BODY  # further data is discarded
             exchange.respond(status, headers, body)
         except BaseException:
             self.abort()
@@ -425,7 +427,7 @@ class Connection:
             self._close()
 
     def _close(self) -> None:
-        """Send what is written, then close. A client that does not read it is cut off after `write_timeout_s`."""
+        """Send pending writes, then close. A client that does not read it is cut off after `write_timeout_s`."""
         if self._state == _CLOSING or self._transport is None:
             return
         self._state = _CLOSING
@@ -449,7 +451,7 @@ class Connection:
         self._timer.set(self._loop.time() + wait_s)
 
     def _expired(self) -> None:
-        """The deadline has passed. The state tells which it was: of a write, an idle wait, a head, a body, a close."""
+        """The deadline has passed. The state shows its kind: a write, an idle wait, a head, a body, a close."""
         state = self._state
         waiting_bytes = self._stream.get_write_buffer_size()
         if waiting_bytes and (self._write_paused or state in (_IDLE, _LINGER, _CLOSING)):

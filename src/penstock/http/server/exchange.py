@@ -1,11 +1,11 @@
-"""What does the gateway see of one request, and how does it answer?
+"""One request as the gateway sees it, and the verbs to answer it.
 
-`Exchange` is the port between a request's journey and whoever sent the request: what came, and the verbs to answer
-with. Either `respond` once, or `start`, `write` …, `end`. Nothing here waits. When the sender hangs up first,
-`on_disconnect` is called once and every later verb does nothing, so a relay needs no checks of its own.
+`Exchange` is the port between a request's journey and its sender. Either `respond` once, or `start`, `write` …, `end`.
+Nothing here waits. If the sender hangs up first, `on_disconnect` is called once and later verbs do nothing, so a relay
+needs no checks.
 
-A connection carries exchanges (`socket_exchange.py`); so does whatever else has requests for the gateway, such as
-batches. The port has what a journey needs of its caller, and nothing of how it got here.
+Connections carry exchanges (`socket_exchange.py`), and so do other sources of requests, such as batches. It hides how
+the request got here.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Exchange(ABC):
     )
 
     def __init__(self, peer: tuple[str, int], *, brought: bool = False) -> None:
-        self.peer = peer  # who has the connection, as far as is known
-        self.brought = brought  # a load balancer has it for the peer, or says so
-        self.client = peer[0]  # who asks, in the gateway's view: the peer, or whom a proxy that is believed names
-        self.added: tuple[Header, ...] = ()  # goes out with the response, whoever makes it
-        # The head, filled in by whoever made the exchange.
+        self.peer = peer  # the peer of the connection, if known
+        self.brought = brought  # a load balancer holds it for the peer, or claims so
+        self.client = peer[0]  # the client: the peer, or the one named by a trusted proxy
+        self.added: tuple[Header, ...] = ()  # sent with any response
+        # The head, filled in by the exchange's maker.
         self.method = ""
         self.target_path = ""  # percent-encoded, as it came
         self.query = ""
@@ -65,7 +65,7 @@ class Exchange(ABC):
         return len(self.lookup) != len(self.headers) and sum(given.lower() == name for given, _ in self.headers) > 1
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of a header, None where there is none; `name` in lower case."""
+        """The first value of a header, or None; `name` in lower case."""
         return self.lookup.get(name)
 
     @property
@@ -79,7 +79,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:
-        """Begin a response whose body follows in pieces; None for a length that is not known yet."""
+        """Begin a response with a body in chunks; None for an unknown length."""
 
     @abstractmethod
     def write(self, data: bytes) -> None:

@@ -1,9 +1,8 @@
-"""What may a client ask of our own HTTP/1.1 server, and in which ways do we refuse it?
+"""Bounds of clients' requests, and the refusals.
 
-Every buffer, count and wait of a connection has its bound here. A request that breaks a bound, or that is not
-HTTP, ends in exactly one `Refusal`: the handler renders the answer (status, headers, body in the caller's API
-shape), the connection sends the answer and closes. `Refusal` values are the reason words of the wire, where the
-wire has one.
+Every buffer, count and wait of a connection has its bound here. A request that breaks a bound, or is not HTTP, ends in
+exactly one `Refusal`: the handler renders the answer (status, headers, body in the client's API shape), the connection
+sends it and closes. `Refusal` values are the reasons on the wire, if there is one.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ class ServerLimits:
     body_bytes_max: int = 64 * 1024 * 1024
     bodies_bytes_max: int = 1024 * 1024 * 1024  # all bodies in memory together; those of a single read do not count
     connections_max: int = 20_000
-    connections_per_address_max: int | None = None  # of these; None: no limit of its own
+    connections_per_address_max: int | None = None  # of these; None: unlimited
     header_timeout_s: float = 10.0  # from a request's first byte to the blank line
     body_timeout_s: float = 60.0  # between two reads of a body
     body_timeout_total_s: float = 600.0  # for a whole body: the largest, over a line of 1 Mbit/s, takes 540 s
     write_timeout_s: float = 60.0  # without progress, while output waits for the client
     first_request_timeout_s: float = 75.0  # without a byte of a new connection's first request
-    keepalive_timeout_s: float = 620.0  # without a byte of the next request; clients are told (`keep_alive_lines`)
+    keepalive_timeout_s: float = 620.0  # without a byte of the next request; announced to clients (`keep_alive_lines`)
     write_buffer_bytes_max: int = 256 * 1024  # above this the exchange is paused
     write_buffer_bytes_low: int = 64 * 1024  # below this the exchange is resumed
     pipelined_bytes_max: int = 64 * 1024  # read ahead of a running exchange before reading stops
@@ -53,5 +52,5 @@ class Refusal(Enum):
     EXPECTATION_FAILED = "expectation_failed"  # 417
     WEBSOCKET_UNSUPPORTED = "websocket_unsupported"  # 426
     HEADER_TOO_LARGE = "header_too_large"  # 431
-    TOO_MANY_CONNECTIONS = "too_many_connections"  # 429: the caller should come back later
+    TOO_MANY_CONNECTIONS = "too_many_connections"  # 429: retry later
     TOO_MANY_BYTES = "too_many_bytes"  # 429: the bodies of all clients together are too large

@@ -4,13 +4,13 @@ uvloop's own server accepts one connection per turn. While 500 streams run, or s
 once, a turn takes tens of milliseconds, so the last of 200 new connections waits for seconds before its first byte is
 read. Nothing shows that wait: the client sees itself connected. Here one turn accepts up to `ACCEPTS_MAX` connections.
 At some 40 µs each that is a few milliseconds, which is also the most that a flood of new connections can cost the
-established ones in a turn. What is accepted in one turn is read in the next: a turn more would be a turn of everybody's
-tokens more before a newcomer's first byte.
+established ones in a turn. Connections accepted in one turn are read in the next; another turn would delay a newcomer's
+first byte by everybody's tokens.
 
-When the process can open no more files, new connections wait in the kernel's queue, and the log tells the operator.
+If the process is out of file descriptors, new connections wait in the kernel's queue, and a warning is logged.
 
-Where a load balancer says of each connection whose it is (`proxy_header.py`), that is read here, before TLS and before
-the connection counts: within the time that a TLS handshake has, and with nothing kept but the header.
+A load balancer's PROXY header (`proxy_header.py`) is read here, before TLS and before the connection counts, within the
+time of a TLS handshake and without keeping anything else.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 ACCEPTS_MAX = 64  # in one turn of the loop
 PAUSE_S = 0.5  # after running out of files: by then some connection may have closed
-TOLD_S = 10.0  # at most this often the log says so, and that a header was no good
+TOLD_S = 10.0  # the interval of warnings about this, and about bad headers
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -44,7 +44,7 @@ class Brought:
     __slots__ = ("peer",)
 
     def __init__(self, peer: Peer | None) -> None:
-        self.peer = peer  # None: the balancer speaks for itself, or does not know
+        self.peer = peer  # None: the balancer's own connection, or unknown
 
 
 class Listener:
@@ -66,12 +66,12 @@ class Listener:
         self._begin_timeout_s = begin_timeout_s  # for a PROXY header, and for a TLS handshake
         self._shutdown_timeout_s = shutdown_timeout_s if ssl else None
         self._accepts_max = accepts_max
-        self._brings = brings  # whether the peer at an address says first whose connection it brings
+        self._brings = brings  # whether the peer at an address sends a PROXY header
         self._beginnings: set[asyncio.Task[None]] = set()  # bounded by the handshake time-out and by open files
         self._pause: asyncio.TimerHandle | None = None
         self._told_s = -TOLD_S
         self._bad_told_s = -TOLD_S
-        self._bad = 0  # headers, since the log said so
+        self._bad = 0  # headers, since the last warning
         self.sockets: list[socket.socket] = []
         self.port = 0
 
@@ -101,7 +101,7 @@ class Listener:
         self.port = int(name[1]) if isinstance(name, tuple) else 0
 
     def close(self) -> None:
-        """Accept no more connections. Those already accepted still start."""
+        """Stop accepting connections. Those already accepted still start."""
         if self._pause is not None:
             self._pause.cancel()
             self._pause = None
@@ -123,7 +123,7 @@ class Listener:
             self._loop.add_reader(one, self._accept, one)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept what waits on one socket, up to `ACCEPTS_MAX`: the part of a turn that new connections get."""
+        """Accept waiting connections of one socket, up to `ACCEPTS_MAX` per turn."""
         for _ in range(self._accepts_max):
             try:
                 accepted, address = listening.accept()
@@ -146,7 +146,7 @@ class Listener:
             task.add_done_callback(self._beginnings.discard)
 
     def _begin_at_once(self, accepted: socket.socket) -> None:
-        """Begin a connection that brings nothing of its own before HTTP.
+        """Begin a plain HTTP connection.
 
         A task would take its first step in the next turn, and the connection be read in the one after. So the step is
         taken here, and all that is left to wait for is the loop's `connection_made`, at the beginning of the next turn.
@@ -169,7 +169,7 @@ class Listener:
             waiter.add_done_callback(made)
 
     async def _begin(self, accepted: socket.socket, address: object, *, brings: bool) -> None:
-        """Begin a connection whose first bytes are TLS's or a load balancer's."""
+        """Begin a connection with TLS or a PROXY header."""
         connection = self._connection
         try:
             brought: Brought | None = None
@@ -190,7 +190,7 @@ class Listener:
             accepted.close()
 
     async def _header(self, accepted: socket.socket) -> Peer | None:
-        """Read the header, and not a byte more. Returns whom it names; None: whom the socket names."""
+        """Read the header, and not a byte more. Returns the client it names; None: the socket's peer."""
         data = b""
         while size := proxy_header.missing(data):
             try:

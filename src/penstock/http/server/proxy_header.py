@@ -1,13 +1,12 @@
-"""Whose connection is it that a load balancer brings? The PROXY protocol's header says so, before anything else.
+"""The PROXY protocol: the client's address, sent by a load balancer. It comes before anything else.
 
-A balancer that passes bytes on sends one header at the beginning of each connection, in clear even where TLS follows:
-a line of text (version 1), or a block of bytes (version 2), as written down at
-https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt. Anybody who reaches the port could write one, so it is read
-only of peers that the settings name, and these have to send it: whether it is there is known from who connects, never
-guessed from what comes. That is why no client can have one taken for its request, or the other way round.
+The header begins each connection, unencrypted even before TLS: a line of text (version 1), or a block of bytes (version
+2); see https://www.haproxy.org/download/2.9/doc/proxy-protocol.txt. Anybody who reaches the port could send one, so it
+is read only from peers named in the settings, which have to send it; its presence is never guessed. That is why no
+client can have one taken for its request, or the other way round.
 
-What follows the header belongs to others, TLS perhaps, so never a byte more than the header is taken from the socket:
-`missing` says how many may be read. A header is bounded in size here, and in time by the listener.
+The bytes after the header belong to others, such as TLS, so no more than the header is taken from the socket: `missing`
+is the number of bytes that may be read. A header is bounded in size here, and in time by the listener.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import ipaddress
 from typing import Final
 
 SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
-LINE_BYTES_MAX: Final = 107  # of version 1, as the specification says
-REST_BYTES_MAX: Final = 2048  # of version 2: addresses take 216 at most, the rest is what balancers add of their own
+LINE_BYTES_MAX: Final = 107  # of version 1, by the specification
+REST_BYTES_MAX: Final = 2048  # of version 2: addresses take 216 at most, the rest is balancers' additions
 _BEGIN: Final = len(SIGNATURE)  # the shortest line has 15 bytes
 _FIXED: Final = 16
 _LINE_BEGIN: Final = b"PROXY "
@@ -28,7 +27,7 @@ Peer = tuple[str, int]
 
 
 class ProxyHeaderError(Exception):
-    """These bytes are no header; the text says why. What comes on this connection means nothing."""
+    """These bytes are not a header. This connection is useless."""
 
 
 def missing(data: bytes) -> int:
@@ -50,9 +49,9 @@ def missing(data: bytes) -> int:
 
 
 def read(data: bytes) -> Peer | None:
-    """The client's address and port that a whole header tells; None where it tells none, as for a health check.
+    """Returns the client's address and port from a complete header; None if it has none, as for a health check.
 
-    Raises `ProxyHeaderError` where the header contradicts itself.
+    Raises `ProxyHeaderError` if the header contradicts itself.
     """
     return _of_block(data) if data.startswith(SIGNATURE) else _of_line(data)
 
@@ -74,7 +73,7 @@ def _of_block(data: bytes) -> Peer | None:
     if version != 2 or command not in (_LOCAL, _PROXIED) or family > 3 or transport > 2:
         raise ProxyHeaderError("a PROXY header of no version that is known")
     if command == _LOCAL or family == 0 or transport == 0:
-        return None  # the balancer speaks for itself, or does not know: then it is whom the socket names
+        return None  # the balancer's own connection, or unknown: the socket's peer counts
     rest = data[_FIXED:]
     if len(rest) < _ADDRESS_BYTES[family]:
         raise ProxyHeaderError("a PROXY header too short for its addresses")
@@ -87,7 +86,7 @@ def _of_block(data: bytes) -> Peer | None:
 def _of_line(data: bytes) -> Peer | None:
     words = data[:-2].decode("latin-1").split(" ")
     if words[1] == "UNKNOWN":
-        return None  # whatever follows
+        return None  # ignoring the rest
     if len(words) != 6 or words[1] not in ("TCP4", "TCP6"):
         raise ProxyHeaderError("a PROXY line of other words")
     version = 4 if words[1] == "TCP4" else 6
@@ -115,6 +114,6 @@ def _port(word: str) -> int:
 
 
 def _plain(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
-    """As text; one that is IPv4 inside IPv6 as IPv4, so that a client has one address however it was told."""
+    """Returns an address as text; IPv4 inside IPv6 becomes IPv4, so that a client has one address."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return str(mapped or address)

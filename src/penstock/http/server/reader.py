@@ -1,9 +1,9 @@
-"""How do bytes become one request at a time, and no more of a request than we allow?
+"""Turns bytes into single, bounded requests.
 
-llhttp (through httptools) judges every byte; this reader bounds what the parser gets. A head, and a chunked body,
-always end in CRLF CRLF, and a body of known length ends by count. So the parser is fed only up to the next place where
-a message can end, and never sees the next request before its turn. That gives in-order pipelining without a queue of
-half-read requests, and no scan of our own decides what a request is.
+llhttp (through httptools) judges every byte; this reader bounds the parser's input. A head, and a chunked body, always
+end in CRLF CRLF, and a body of known length ends by count. So the parser is fed only up to the next possible end of a
+message, and never sees the next request before its turn. That gives in-order pipelining without a queue of half-read
+requests, and our scan never decides what a request is.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RequestReader:
         self._limits = limits
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._refused: RefusedError | None = None
-        self._tail = b""  # the end of the last read, where a blank line may have begun
+        self._tail = b""  # the end of the last read, which may begin a blank line
         self._in_head = True
         self._in_line = True  # the request line is not whole yet
         self._line = b""  # the last bytes of it that were read
@@ -87,7 +87,7 @@ class RequestReader:
         self._headers: list[Header] = []
         self._upgrade = False
         self._chunked = False
-        self._body: BytesIO | None = None  # what came before `_pieces`, once they were too many: it grows in place
+        self._body: BytesIO | None = None  # data before `_pieces`, once they were too many: it grows in place
         self._pieces: list[bytes] = []
         self._pieces_bytes = 0
         self._body_bytes = 0
@@ -100,7 +100,7 @@ class RequestReader:
         self.keep_alive = True
 
     def close(self) -> None:
-        """Let go of the parser (it holds our bound methods: a reference cycle) and of what was read of a body."""
+        """Release the parser (a reference cycle through our bound methods) and the body read so far."""
         self._parser = None
         self._body = None
         self._pieces.clear()
@@ -158,7 +158,9 @@ class RequestReader:
         self._tail = (self._tail + data[-3:])[-3:]
 
     def _feed_end(self, data: bytes, at: int) -> int:
-        """The next offset where a head or a body can end, else the end of `data`. Stopping too early does no harm."""
+        """Returns the next offset at which a head or a body can end, or the end of `data`. Stopping too early does no
+        harm.
+        """
         if not self._in_head and not self._chunked:
             return min(len(data), at + self.body_left_bytes)
         tail = self._tail
@@ -250,7 +252,7 @@ class RequestReader:
             framing = b"Transfer-Encoding: chunked" if self._chunked else b"Content-Length: %d" % self.body_left_bytes
             self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
 
-    # ---- what the parser tells us
+    # ---- from the parser
 
     def on_url(self, url: bytes) -> None:
         assert not self.head_done, "fed past the end of a head"
@@ -259,7 +261,7 @@ class RequestReader:
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else it is a trailer
+        if self._in_head:  # otherwise it is a trailer
             self._headers.append((name, value.rstrip()))
 
     def on_headers_complete(self) -> None:
@@ -291,7 +293,7 @@ class RequestReader:
 
 
 def _fault(version: str, headers: list[Header], lookup: dict[bytes, bytes], coding: bytes | None) -> str | None:
-    """What is wrong with a head that llhttp let pass; None if nothing is."""
+    """Returns the problem of a head that llhttp accepted, or None."""
     if version not in {"1.1", "1.0"}:
         return "only HTTP/1.1 and HTTP/1.0 are spoken here"
     if version == "1.1" and b"host" not in lookup:
@@ -304,7 +306,7 @@ def _fault(version: str, headers: list[Header], lookup: dict[bytes, bytes], codi
 
 
 def _path_of_absolute(target: str) -> str:
-    """The path of a target like `http://host/path`; empty if `target` is anything else."""
+    """Returns the path of a target like `http://host/path`; empty for any other `target`."""
     scheme, separator, rest = target.partition("://")
     if not separator or scheme.lower() not in {"http", "https"}:
         return ""

@@ -41,7 +41,7 @@ class HttpServer:
         self.handler = handler
         self.limits = limits or ServerLimits()
         self.draining = False
-        self.brings: Callable[[str], bool] | None = None  # the peer at an address says first whose connection it brings
+        self.brings: Callable[[str], bool] | None = None  # the peer at an address sends a PROXY header
         self.carries_many: Callable[[str], bool] | None = None  # that peer's connections are many clients'
         self.turns = ReadTurns()
         self.bodies_bytes = 0  # of bodies in memory: each counts from its second read until its exchange lets it go
@@ -80,7 +80,7 @@ class HttpServer:
         listener.take(sockets)
 
     def adopt(self, transport: asyncio.Transport, came: bytes) -> None:
-        """Serve a connection that somebody else has accepted, and what came on it since."""
+        """Serve a connection accepted elsewhere, and the data received since."""
         connection = Connection(self, asyncio.get_running_loop())
         transport.set_protocol(cast("asyncio.Protocol", connection))
         connection.connection_made(transport)
@@ -122,7 +122,7 @@ class HttpServer:
         return len(self._connections)
 
     def stop_accepting(self) -> None:
-        """Accept no more connections and close the idle ones. Busy ones close after their response."""
+        """Stop accepting connections and close the idle ones. Busy ones close after their response."""
         self.draining = True
         if self._listener is not None:
             self._listener.close()
@@ -150,7 +150,7 @@ class HttpServer:
     # ---- for the connections
 
     def opened(self, connection: Connection) -> str | None:
-        """Count a new connection. Returns None if it may stay, else why it may not. Either way `closed` must follow.
+        """Count a new connection. Returns None if it may stay, otherwise the reason. Either way `closed` must follow.
 
         At a bound, an idle connection makes room: the one without a request for the longest time.
         """
@@ -185,7 +185,7 @@ class HttpServer:
         return self.bodies_bytes <= self.limits.bodies_bytes_max
 
     def closed(self, connection: Connection) -> None:
-        """A connection has closed: count it no more. A second call for the same connection does nothing."""
+        """A connection has closed. A second call for the same connection does nothing."""
         if connection not in self._connections:
             return
         self._connections.discard(connection)
@@ -198,7 +198,7 @@ class HttpServer:
             self._empty.set()
 
     def slowest_body(self) -> Connection:
-        """The connection whose body comes in slowest, in bytes per second; of equals the youngest.
+        """Returns the connection with the slowest upload, in bytes per second; of equals the youngest.
 
         It is the one to refuse when bodies are too many bytes together: a client that drips makes room for those that
         send, so no client can occupy all of it by being slow. There must be one in `receiving`.

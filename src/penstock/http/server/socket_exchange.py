@@ -1,7 +1,7 @@
 """How does a connection carry an exchange: the framing of its response, its body, its end?
 
-The server owns what belongs to the connection: `connection`, `keep-alive`, `content-length` and `transfer-encoding`
-among the given headers are left out and written as the framing needs; all others go out in the order and case given.
+The server owns the connection's part: `connection`, `keep-alive`, `content-length` and `transfer-encoding` among the
+given headers are left out and written as the framing needs; all others go out in the order and case given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.http.server.connection import Connection
     from penstock.http.server.limits import Refusal
 
-# How the client learns where the response body ends.
+# How the response body is delimited.
 _NO_BODY: Final = 0
 _LENGTH: Final = 1
 _CHUNKED: Final = 2
@@ -49,8 +49,8 @@ class Handler(Protocol):
     ) -> tuple[int, Sequence[Header], bytes]:
         """Returns the answer (status, headers, body) to a request that the server refuses.
 
-        `exchange` is None if the head of the request could not be read. For an exchange that `begin` has seen, this is
-        the last call. `detail` is a sentence for people.
+        `exchange` is None if the head of the request could not be read. After `begin`, this is the last call. `detail`
+        is a sentence for people.
         """
 
 
@@ -82,12 +82,12 @@ class SocketExchange(Exchange):
         self.ended = False
         # Set in Handler.begin: takes the body as it comes, of any size; `body` stays empty. It must not raise.
         self.on_body: Callable[[bytes], None] | None = None
-        # The exchange is over, in whatever way: answered, refused by the server, broken off, or its client gone. Once,
-        # and before on_disconnect: who holds something for the exchange lets go of it here.
+        # The exchange is over: answered, refused by the server, broken off, or its client gone. Once,
+        # and before on_disconnect: holders of resources for the exchange release them here.
         self.on_over: Callable[[], None] | None = None
 
     def pause_body(self) -> None:
-        """Read no more of the request's body for now. `on_body` may still be called with what was already read."""
+        """Pause reading the request's body. `on_body` may still be called with data already read."""
         if self._connection is not None:
             self._connection.pause_body()
 
@@ -99,7 +99,7 @@ class SocketExchange(Exchange):
     def hold(self, body_bytes: int) -> bool:
         """Count `body_bytes` that are kept of the request's body, until `let_go` or the end of the exchange.
 
-        Returns False if the bodies of all clients together are now too many bytes; they are counted all the same.
+        Returns False if the bodies of all clients together are now too large; they are counted anyway.
         """
         connection = self._connection
         if connection is None:
@@ -124,7 +124,7 @@ class SocketExchange(Exchange):
         return self._connection is None and not self.ended
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        """Send a whole response and end the exchange. `body` is left out where HTTP allows none (HEAD, 204, 304).
+        """Send a whole response and end the exchange. `body` is omitted if HTTP allows none (HEAD, 204, 304).
 
         Raises ValueError if a header holds a line break.
         """
@@ -145,7 +145,7 @@ class SocketExchange(Exchange):
         self._over(connection)
 
     def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:
-        """Begin a response whose body follows in pieces. `length` is that of the body in bytes, None if unknown.
+        """Begin a response with a body in chunks. `length` is that of the body in bytes, None if unknown.
 
         Raises ValueError if a header holds a line break.
         """
@@ -203,7 +203,7 @@ class SocketExchange(Exchange):
         self._over(connection)
 
     def abort(self) -> None:
-        """Break the response off: send what is written, then close the connection, so the client sees a cut body."""
+        """Break the response off: send pending writes, then close, so the client sees a truncated body."""
         connection = self._connection
         if connection is None:
             return

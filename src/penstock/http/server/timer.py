@@ -1,4 +1,4 @@
-"""When does a connection run out of time? One timer per connection, whatever the connection waits for.
+"""When does a connection run out of time? One timer per connection.
 
 A deadline moves with nearly every request, and mostly to a later time. So setting a deadline is an assignment: the
 timer that already runs fires too early, looks again, and re-arms itself. Only an earlier deadline costs a new timer.

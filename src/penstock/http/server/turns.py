@@ -1,9 +1,9 @@
 """Which connection is read next, when many clients send large bodies at once?
 
-The event loop reads a socket as long as there are bytes, up to 32 times in one turn: 8 MiB from one fast client, and
-as much from the next one, before the token of any answer gets through. So there is a bound on what all large bodies
-(those of more than one read) may bring in one turn. The connections over it are paused and go on in later turns, one
-per turn, in the order they were paused.
+The event loop reads a socket as long as there are bytes, up to 32 times in one turn: 8 MiB from one fast client, and as
+much from the next one, before the token of any answer gets through. So there is a bound on the bytes of all large
+bodies (of more than one read) in one turn. The connections over it are paused and go on in later turns, one per turn,
+in the order they were paused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TURN_BYTES: Final = 512 * 1024  # takes a millisecond to read and parse
 
 
 class ReadTurns:
-    """Shares the turns of the loop among a server's connections whose bodies take more than one read."""
+    """Shares the turns of the loop among a server's connections with large bodies."""
 
     __slots__ = ("_bytes", "_paused", "_turning")
 

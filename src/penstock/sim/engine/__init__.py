@@ -1,6 +1,5 @@
-"""What does an inference engine do with the requests it is given, step by step?
+"""An inference engine, step by step.
 
-`model.py` is the model; `blocks.py` is its KV memory; `values.py` is what the model is told and tells; `profiles.py`
-says how fast and large an engine is; `capacity.py` says what it can do; `strange.py` says what may be odd about it,
-`pages.py` what its metrics page shows then.
+`model.py` is the model, `blocks.py` its KV memory, `values.py` its input and output; `profiles.py` has speeds and
+sizes, `strange.py` oddities, `pages.py` untrue metrics pages.
 """

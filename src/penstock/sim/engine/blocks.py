@@ -1,11 +1,10 @@
-"""KV blocks: which requests hold the engine's memory, and which blocks of it can be used again?
+"""KV blocks: a pool with a prefix cache.
 
-A pool of equal blocks. A *private* block holds tokens that no other request can use; a *shared*
-block is known by the chained hash of the prompt up to its end, and counts its holders. A shared
-block without holders stays as cache; the oldest is given up first when blank blocks run out. Blocks
-have no identity of their own: three counts and two tables are the whole truth, so that a request's
-growth costs nothing but arithmetic. vLLM's queue mixes blank and cached free blocks; taking the
-blank ones first is the one simplification.
+A pool of equal blocks. A *private* block holds tokens that no other request can use; a *shared* block is known by the
+chained hash of the prompt up to its end, and counts its holders. A shared block without holders stays as cache; the
+oldest is given up first when blank blocks run out. Blocks have no identity of their own: three counts and two tables
+are the whole truth, so that a request's growth costs nothing but arithmetic. vLLM's queue mixes blank and cached free
+blocks; taking the blank ones first is the one simplification.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ class BlockPool:
 
     def __init__(self, total: int, *, record: bool = False) -> None:
         self.total = total
-        self.releases = 0  # grows when blocks come back: a request that did not fit need not ask again before
-        self.removed: list[int] = []  # with `record`: hashes given up since the owner last looked
+        self.releases = 0  # grows when blocks are released: a request that did not fit need not retry before
+        self.removed: list[int] = []  # with `record`: hashes evicted since the owner last looked
         self._record = record
         self._blank = total
         self._private = 0
@@ -79,7 +78,7 @@ class BlockPool:
         self._private += count
 
     def publish(self, block_hash: int) -> bool:
-        """Turn one of the caller's private blocks into a shared one. Returns False if a twin exists already."""
+        """Turn a private block into a shared one. Returns False if a twin exists already."""
         if block_hash in self._shared or block_hash in self._cached:
             return False
         assert self._private > 0
@@ -88,7 +87,7 @@ class BlockPool:
         return True
 
     def release(self, shared: Sequence[int], private: int) -> None:
-        """Give back what one request held. The end of its chain will leave the cache before its start."""
+        """Release a request's blocks. The end of its chain leaves the cache before its start."""
         assert private <= self._private
         self._private -= private
         self._blank += private

@@ -1,11 +1,9 @@
-"""The engine model: what does an inference engine do with the requests it is given, step by step?
+"""The engine model, after vLLM's v1 scheduler.
 
-Modelled on vLLM's v1 scheduler. Time passes in steps. Each step spends a token budget: first on the
-running requests (one decode token each, or a chunk of prefill), then on waiting ones, in order of
-arrival or of (priority, arrival), while budget, slots and KV blocks allow. When blocks run out, the
-last request (lowest priority, latest arrival) is preempted: it goes back to the front of the queue
-and computes its prompt and its answer so far again. What is visible from outside moves only when a
-step ends, as with real engines.
+Time passes in steps. Each step spends a token budget: first on the running requests (one decode token each, or a chunk
+of prefill), then on waiting ones, in order of arrival or of (priority, arrival), while budget, slots and KV blocks
+allow. When blocks run out, the last request (lowest priority, latest arrival) is preempted: it returns to the front of
+the queue and recomputes its prompt and its answer so far. Gauges move only at the end of a step, as with real engines.
 
 Pure: no clock, no I/O. Call `step` at the time `next_step_end` names. A step costs O(running).
 """
@@ -92,7 +90,7 @@ class _Sequence:
         self.forget()
 
     def forget(self) -> None:
-        """Nothing of the request is in KV memory (any more)."""
+        """Reset: nothing of the request is in KV memory."""
         self.computed = self.chunk = self.room = self.private = self.published = 0
         self.shared: list[int] = []
 
@@ -125,7 +123,7 @@ class EngineModel:
         self._step_began = 0.0
         self._between_tokens_s, self._between_tokens = 0.0, 0
 
-    # what can be asked -----------------------------------------------------------------------------
+    # queries ---------------------------------------------------------------------------------------
 
     def gauges(self) -> EngineGauges:
         """The frozen picture of the last step's end."""
@@ -140,7 +138,7 @@ class EngineModel:
 
     @property
     def running_now(self) -> int:
-        """How many run at this moment, which no real engine tells."""
+        """Requests running at this moment, which no real engine reports."""
         return len(self._running)
 
     @property
@@ -148,7 +146,7 @@ class EngineModel:
         return len(self._sequences) - len(self._running)
 
     def started_at(self, request_id: str) -> float | None:
-        """Returns when a request that is still inside was first given a slot; None if it was not yet."""
+        """Returns when a request inside the engine first got a slot, or None."""
         sequence = self._sequences.get(request_id)
         return sequence.started_at if sequence else None
 
@@ -158,7 +156,7 @@ class EngineModel:
         self._stored, self.pool.removed = [], []
         return changes
 
-    # what can be told ------------------------------------------------------------------------------
+    # facts -----------------------------------------------------------------------------------------
 
     def submit(self, request: EngineRequest, now: float) -> None:
         assert request.id not in self._sequences
@@ -195,14 +193,14 @@ class EngineModel:
         return True
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache. Returns False, and does nothing, if a request is inside."""
+        """Empty the prefix cache. Returns False if requests are inside."""
         if self._sequences:
             return False
         self.pool.clear_cache()
         return True
 
     def step(self, now: float) -> list[Progress]:
-        """The step that was under way ends: returns the tokens it made; gauges move, and the next step begins."""
+        """End the current step and begin the next. Returns the tokens it made."""
         assert self._step_end is not None
         events: list[Progress] = []
         said = firsts = 0
@@ -214,7 +212,7 @@ class EngineModel:
             sequence.chunk = 0
             if computed < sequence.tokens:
                 continue  # more of its prompt is to be computed
-            if 0 < sequence.said < sequence.output - 1:  # as mostly: neither its first nor its last token
+            if 0 < sequence.said < sequence.output - 1:  # the usual case: neither its first nor its last token
                 sequence.said += 1
                 sequence.tokens += 1
                 said += 1
@@ -305,7 +303,7 @@ class EngineModel:
             heapq.heapify(self._queue)
 
     def _begin_step(self, now: float) -> None:
-        """Decide what the next step works on, and when it ends."""
+        """Plan the next step and its end."""
         self._step_began = now
         for sequence in self._arrived:
             if sequence.phase == ARRIVED:
@@ -327,7 +325,7 @@ class EngineModel:
             if budget <= 0:
                 break
             if sequence.phase != RUNNING:
-                continue  # preempted a moment ago, for a request before it
+                continue  # just preempted for a request before it
             computed = sequence.computed
             left = sequence.tokens - computed
             chunk = left if left < budget else budget
@@ -384,7 +382,7 @@ class EngineModel:
             self._plan.append(sequence)
 
     def _admit(self, sequence: _Sequence, budget: int) -> bool:
-        """Take cached blocks and the first chunk's, if all tokens to be computed would fit now; False: they don't."""
+        """Take cached blocks and those of the first chunk. Returns False if the tokens to compute do not fit."""
         size = self.config.block_size
         hits = self.pool.match(sequence.hashes, (sequence.tokens - 1) // size)
         known: Sequence[int] = sequence.hashes[:hits]
@@ -413,7 +411,7 @@ class EngineModel:
         sequence.room = (len(sequence.shared) + sequence.private) * self.config.block_size
 
     def _publish(self, sequence: _Sequence, tokens: int) -> None:
-        """Make blocks that are full after this step known to the prefix cache, as vLLM does: at planning."""
+        """Publish blocks that are full after this step to the prefix cache at planning, like vLLM."""
         first = sequence.published
         last = min(tokens // self.config.block_size, len(sequence.hashes))
         if last <= first:

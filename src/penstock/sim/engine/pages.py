@@ -1,8 +1,8 @@
-"""What does a metrics page say that does not tell the truth?
+"""Untrue metrics pages.
 
-A page is given the true gauges each time it is read, and answers with what it shows; None means that the page can't be
-read. The counters of a page that lies about load still move with the engine; only on a frozen page nothing moves. The
-simulated engine shows such pages over HTTP, too (`POST /sim/fault`).
+A page maps the true gauges to the shown ones, or to None if it is unreadable. The counters of a page that lies about
+load still move with the engine, except on a frozen page. The simulated engine shows such pages over HTTP too (`POST
+/sim/fault`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ GAUGES_KEPT = 4096  # of a late page: more than half an hour of them, twice a se
 
 @dataclass(frozen=True)
 class PageWays:
-    """How a page lies. Applied from the top: each field works on what those above it left."""
+    """How a page lies. Fields apply from top to bottom."""
 
-    from_s: float = 0.0  #: until then the page tells the truth
+    from_s: float = 0.0  #: the page is true before that
     missing: bool = False
-    late_s: float = 0.0  #: it shows how things were this long ago
+    late_s: float = 0.0  #: its age
     running_times: float = 1.0
     waiting_times: float = 1.0
     running_more: int = 0
     waiting_more: int = 0
-    queue_as_running: bool = False  #: it says that all requests inside are running
-    kv_usage: float | None = None  #: the KV usage that it always says
+    queue_as_running: bool = False  #: all requests inside appear as running
+    kv_usage: float | None = None  #: a constant KV usage
     counters: bool = True  #: False: it has no counters, and no start of the process
-    of_another: bool = False  #: it is the page of another model's engine, with a load of its own
+    of_another: bool = False  #: the page of another model's engine, with another load
     frozen: bool = False  #: nothing on it moves …
-    frozen_running: float | None = None  #: … and this is what it shows; None: what it showed when it froze
+    frozen_running: float | None = None  #: … and it shows this; None: the last true value
     frozen_waiting: float | None = None
     frozen_kv_usage: float | None = None
 
@@ -93,11 +93,11 @@ class StrangePage:
 
     @property
     def of_another(self) -> bool:
-        """True if the page is another model's, and says so."""
+        """True if the page names another model."""
         return self._ways.of_another
 
     def read(self, true: EngineGauges, now: float) -> EngineGauges | None:
-        """Returns what the page says at `now`, when `true` is the truth; None if it can't be read."""
+        """Returns the page's gauges at `now` for the `true` ones; None if it is unreadable."""
         ways = self._ways
         if ways is TRUE:
             return true

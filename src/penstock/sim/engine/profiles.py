@@ -1,8 +1,7 @@
-"""Engine profiles: how fast and how large is the simulated engine?
+"""Engine profiles: speed and size of simulated engines.
 
-A step takes `base + a*prefill tokens + b*requests in the step + c*KV tokens they attend to`. Each
-profile says where its constants come from. They are meant to have the right shape and magnitude,
-not to predict a machine.
+A step takes `base + a*prefill tokens + b*requests in the step + c*KV tokens they attend to`. Each profile names the
+source of its constants, which have the right magnitude but predict no machine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class EngineConfig:
     decode_s_per_running: float = 0.000_05
     kv_s_per_token: float = 0.000_000_01
     step_jitter: float = 0.0  # relative, to both sides
-    step_s: float | None = None  # a fixed step time, whatever the load
+    step_s: float | None = None  # a fixed step time for any load
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     kv_blocks: int = 8192
@@ -31,7 +30,7 @@ class EngineConfig:
     max_model_len: int = 32_768
     max_num_queued_reqs: int = 100_000  # running and waiting together; vLLM's own default is no limit
     priority: bool = False
-    kv_events: bool = False  # keep what `take_kv_changes` tells
+    kv_events: bool = False  # record `take_kv_changes`
 
     def __post_init__(self) -> None:
         for name in (

@@ -1,4 +1,4 @@
-"""What can be odd about an engine? What it tells of itself, how it answers, and how its speed changes."""
+"""Oddities of engines: untrue pages, unusual answers, changing speed."""
 
 from __future__ import annotations
 
@@ -21,24 +21,14 @@ def value_at(course: Course, now: float, before: float) -> float:
 
 @dataclass(frozen=True)
 class Strange:
-    """One engine's oddities. By default there are none: gauges tell the truth about the last step."""
+    """One engine's oddities; none by default."""
 
     page: PageWays = TRUE  #: how its metrics page lies
     streams: bool = True  #: False: an answer comes whole at its end, even if a stream was asked for
-    tells_usage: bool = True  #: False: an answer does not say what it used
+    tells_usage: bool = True  #: False: answers have no usage
     caches: bool = True  #: False: equal prompts are computed again
     speeds: Course = ()  #: how many times longer its steps take than usual
-    doors: Course = ()  #: seconds that a request waits at its door, unseen by any gauge, before the engine has it
+    doors: Course = ()  #: seconds that a request waits in front of the engine, invisible in gauges
 
 
 PLAIN = Strange()
-
-
-def stalls(every_s: float, for_s: float, step_s: float, until_s: float) -> Course:
-    """Returns a course of speeds: every `every_s` seconds one step of `step_s` takes `for_s`, up to `until_s`."""
-    course: list[tuple[float, float]] = []
-    at_s = every_s
-    while at_s < until_s:
-        course += [(at_s, for_s / step_s), (at_s + step_s, 1.0)]
-        at_s += every_s
-    return tuple(course)

@@ -1,4 +1,4 @@
-"""What is an engine told, and what does it tell? Frozen values, and the two ways in which an engine refuses."""
+"""The engine model's input and output, and its two refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     priority: int = 0
     block_hashes: tuple[int, ...] = ()
     finish_reason: str = "length"
-    transferred: bool = False  # the KV of all prompt tokens but the last comes from another engine
+    transferred: bool = False  # the KV of the prompt, except its last token, comes from another engine
 
 
 class EngineUsage(msgspec.Struct, frozen=True, gc=False):
@@ -51,7 +51,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class EngineGauges(msgspec.Struct, frozen=True, gc=False):
-    """What the engine tells about itself, as of the end of its last step."""
+    """The engine's gauges at the end of its last step."""
 
     running: int = 0
     waiting: int = 0

@@ -1,7 +1,7 @@
-"""LoRA adapters on the simulated engine's model: loaded and unloaded while it runs, each a model to its callers.
+"""LoRA adapters, loaded and unloaded at runtime, each served as a model.
 
-As vLLM does with `VLLM_ALLOW_RUNTIME_LORA_UPDATING`, paths and answers included. An adapter computes what the model
-computes; only its cached blocks are its own.
+Paths and answers are vLLM's with `VLLM_ALLOW_RUNTIME_LORA_UPDATING`. An adapter answers like the model, but has its own
+cached blocks.
 """
 
 from __future__ import annotations

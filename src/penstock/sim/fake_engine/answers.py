@@ -1,8 +1,8 @@
-"""Answers: how does each API say the same words?
+"""Answers: the same words in each API.
 
-An `Answer` knows one request's wire shape. Streamed, it is `head` (sent with the first token), one
-`token` per token, and `last`, which carries the last token and all that follows it. Not streamed, it
-is `whole`. Each token's event is rendered from a template made once.
+An `Answer` knows one request's wire shape. Streamed, it is `head` (sent with the first token), one `token` per token,
+and `last`, which carries the last token and all that follows it. Not streamed, it is `whole`. Each token's event is
+rendered from a template made once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.sim.engine.model import EngineUsage
 
 encode = msgspec.json.encode
-_MARK = "\x01"  # where the word goes
+_MARK = "\x01"  # the place of the word
 _MARK_JSON = encode(_MARK)[1:-1]
 DONE = b"data: [DONE]\n\n"
 
@@ -40,7 +40,7 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 class Answer:
-    """What the APIs share; `start` is the index of the first word."""
+    """The common part of the APIs; `start` is the index of the first word."""
 
     _before = b""
     _after = b""
@@ -52,7 +52,7 @@ class Answer:
         self.start = start
         self.include_usage = include_usage
         self.tells_usage = True  # False: the usage is left out, even if asked for
-        self.transfer: dict[str, Any] = {}  # what another engine needs to go on from here
+        self.transfer: dict[str, Any] = {}  # for an engine that continues from here
 
     def _template(self, event: bytes) -> None:
         self._before, self._after = event.split(_MARK_JSON)

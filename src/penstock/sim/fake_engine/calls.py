@@ -1,7 +1,7 @@
-"""What does an HTTP body ask of the engine?
+"""Parsing inference calls.
 
-A path and a body become an `EngineCall`: the prompt's bytes, how many tokens to answer, and the answer's
-shape. Everything that a caller can get wrong is a `CallError` with vLLM's status, type and words.
+A path and a body become an `EngineCall`: the prompt's bytes, the number of output tokens, and the answer's shape. An
+invalid call is a `CallError` with vLLM's status, type and words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Container
 
-CHAT_TOKENS_MEAN, CHAT_TOKENS_SPREAD = 128, 32  # an answer's length if the caller sets no limit
+CHAT_TOKENS_MEAN, CHAT_TOKENS_SPREAD = 128, 32  # an answer's length without a limit
 COMPLETION_TOKENS = 16  # vLLM's default
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 NO_KV = "The KV cache of this request did not come from the engine that was to compute it."
@@ -99,7 +99,7 @@ _DECODER = msgspec.json.Decoder(_CallBody)
 
 
 class EngineCall(msgspec.Struct):
-    """One inference request, understood."""
+    """A parsed inference request."""
 
     model: str
     prompt: bytes
@@ -115,7 +115,7 @@ class EngineCall(msgspec.Struct):
 
 
 class CallReader:
-    """Reads calls for one engine; `rng` draws the lengths that callers leave open."""
+    """Reads calls for one engine; `rng` draws lengths without a limit."""
 
     def __init__(self, *, model: str, adapters: Container[str], context_tokens_max: int, rng: random.Random) -> None:
         self._model = model
@@ -158,7 +158,7 @@ class CallReader:
         )
 
     def prompt(self, path: str, raw: bytes) -> bytes:
-        """Returns the prompt alone, for the tokenizer paths. Raises CallError."""
+        """Returns only the prompt, for the tokenizer paths. Raises `CallError`."""
         body = self._decode(raw)
         self._served(body)
         return _prompt(path, body)
@@ -247,7 +247,7 @@ def _priority(body: int | None, header: str | None) -> int:
 
 
 def _pooled(path: str, body: _CallBody, model: str) -> tuple[bytes, dict[str, Any]]:
-    """The prompt and the whole result of a call without an answer in words."""
+    """Returns the prompt and the whole result of a pooling call."""
     if path == "/v1/embeddings":
         prompts = _embedding_prompts(_required(body.input, "input"))
         data = [

@@ -1,8 +1,8 @@
-"""How do the engine's tokens become one client's answer?
+"""One client's answer, written from the engine's tokens.
 
-Tokens are only counted when the engine makes them; `pump` writes what is counted and not yet sent, and
-stops while the client reads too slowly. So a slow reader costs the engine a number, not a buffer, and
-never holds a slot. The exchange ends when its last byte is written or its client is gone.
+Tokens are only counted when the engine makes them; `pump` writes those not yet sent, and stops while the client reads
+too slowly. So a slow reader needs no buffer and never holds a slot. The exchange ends when its last byte is written or
+its client is gone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EngineExchange:
         self._end: Progress | None = None
         self._produced = self._sent = 0
         self._begun = self._muted = False
-        self._silent: frozenset[str] = frozenset()  # what this answer lacks: `ANSWER_FAULTS`
+        self._silent: frozenset[str] = frozenset()  # missing parts: `ANSWER_FAULTS`
         self._error_after: int | None = None
         self._break = self._error
         connection.on_gone = self._gone
@@ -63,7 +63,7 @@ class EngineExchange:
         return None if "no_finish_reason" in self._silent else end.finish_reason
 
     def misbehave(self, fault: Fault) -> None:
-        """Break the answer after some bytes of its body, as `fault` says."""
+        """Break the answer after some bytes of its body, by `fault`."""
         assert fault.after_bytes is not None
         if fault.kind in ("error", "abort"):
             self._error_after = fault.after_bytes
@@ -87,7 +87,7 @@ class EngineExchange:
         self.pump()
 
     def pump(self) -> None:
-        """Write the tokens that are made and not yet sent, as far as the client takes them."""
+        """Write the tokens not yet sent, as far as the client takes them."""
         if self._muted or (not self._stream and self._end is None):
             return
         if not self._stream:
@@ -139,7 +139,7 @@ class EngineExchange:
         self._connection.end()
 
     def _abort(self) -> None:
-        """Ends as vLLM does when it is told to stop: a running request with reason `abort`, a waiting one without."""
+        """Ends like vLLM at shutdown: a running request with reason `abort`, a waiting one without."""
         self._close("aborted")
         last = self._answer.last(self._sent, "abort", EngineUsage(0, 0, self._sent)) if self._error_after else DONE
         self._connection.chunk(last)

@@ -1,9 +1,8 @@
-"""The engine's HTTP: how are requests read and answers written, cheaply?
+"""The engine's HTTP.
 
-One `asyncio.Protocol` per connection on httptools, no tasks: a whole request is handed to a plain
-function, which answers now or later by calling back. Requests on one connection are answered in
-turn. A client that closes, or half-closes, is gone. Idle connections are closed after 5 s, as vLLM
-does. `cut_after` breaks an answer in the middle, for faults.
+One `asyncio.Protocol` per connection on httptools, no tasks: a plain function gets a whole request and answers now or
+later. Requests on one connection are answered in turn. A client that closes or half-closes is gone. Idle connections
+are closed after 5 s, like vLLM's. `cut_after` breaks an answer, for faults.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""KV events over ZMQ: which blocks came and went, in vLLM's own format?
+"""KV events over ZMQ in vLLM's format.
 
-Three frames a message: topic, sequence number in 8 bytes big-endian, msgpack of
-`[ts, [event, ...], dp_rank]`; events are maps with a `type`. One message for each step that changed
-something. Unlike vLLM the socket always binds, whatever host is named. A subscriber that is too slow
-loses messages (the socket's own bound) and sees it by the sequence number. It may ask the replay socket
-for those from a number on: `["", number]` brings `["", topic, number, payload]` for each of the last
+Three frames a message: topic, sequence number in 8 bytes big-endian, msgpack of `[ts, [event, ...], dp_rank]`; events
+are maps with a `type`. One message for each step that changed something. Unlike vLLM, the socket always binds. A
+subscriber that is too slow loses messages (the socket's own bound) and sees it by the sequence number. It may ask the
+replay socket for those from a number on: `["", number]` brings `["", topic, number, payload]` for each of the last
 10,000, and at last the number -1.
 """
 
@@ -90,7 +89,7 @@ class KvPublisher:
 
     @property
     def sources(self) -> dict[str, dict[str, Any]]:
-        """Returns what vLLM tells at `/kv_event_sources`."""
+        """Returns vLLM's answer at `/kv_event_sources`."""
         source = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",

@@ -1,8 +1,7 @@
-"""The engine's log and faults: what did the engine see of each request, and how should it misbehave?
+"""The engine's request log and faults.
 
-The log is a ring; `GET /sim/log` shows it. At most one fault of each sort is set at a time: for
-inference requests, for `/metrics`, for the pace of steps, and for the time that requests stand before
-the engine. What answers lack (`ANSWER_FAULTS`) adds up.
+The log is a ring; `GET /sim/log` shows it. There is at most one fault of each sort: for inference requests, `/metrics`,
+the speed of steps, and the wait in front of the engine. `ANSWER_FAULTS` add up.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class LogEntry(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
-    kv_transfer: str = ""  # promised, used, or stale: asked to use what did not fit
+    kv_transfer: str = ""  # promised, used, or stale (the blocks did not match)
     started: float | None = None
     first_token: float | None = None
     finished: float | None = None
@@ -101,7 +100,7 @@ class Fault(msgspec.Struct):
 
 
 def ways_of(fault: Fault) -> PageWays:
-    """Returns how a fault makes `/metrics` lie; the plain truth if the fault is about something else."""
+    """Returns a fault's effect on `/metrics`; `TRUE` for other faults."""
     value = fault.value or {}
     if fault.kind == "metrics_missing":
         return PageWays(missing=True)
@@ -127,7 +126,7 @@ def ways_of(fault: Fault) -> PageWays:
 
 
 class FaultError(ValueError):
-    """A fault that makes no sense; the message says what would."""
+    """An invalid fault; the message explains it."""
 
 
 class Faults:
@@ -140,11 +139,11 @@ class Faults:
         self._slow_since_s = self._door_since_s = 0.0
 
     def slow_factor(self, now: float) -> float:
-        """Returns how many times longer a step takes that begins now."""
+        """Returns the factor of a step that begins now."""
         return _at(self._slow, now - self._slow_since_s, (self._slow and self._slow.factor) or 1.0)
 
     def door_s(self, now: float) -> float:
-        """Returns how many seconds a request that comes now waits at the engine's door."""
+        """Returns the wait of a request that arrives now, in front of the engine."""
         fault = self._door
         if fault is None:
             return 0.0
@@ -190,13 +189,13 @@ class Faults:
             self._inference = fault
 
     def for_inference(self) -> Fault | None:
-        """Returns the fault for the next inference request, and counts it down; None if there is none."""
+        """Returns the fault for the next inference request, if any, and counts it down."""
         fault = self._inference
         self._inference = _counted(fault)
         return fault
 
     def for_answer(self) -> frozenset[str]:
-        """Returns what the answer to the next inference request lacks, and counts it down; empty: nothing."""
+        """Returns the parts missing in the next answer, and counts them down."""
         lacks = frozenset(self._answers)
         self._answers = {kind: fault for kind, fault in self._answers.items() if _counted(fault) is not None}
         return lacks
@@ -220,7 +219,7 @@ def _counted(fault: Fault | None) -> Fault | None:
 
 
 def _at(fault: Fault | None, after_s: float, at_first: float) -> float:
-    """The value of a fault's course at a time after it was set."""
+    """Returns the value of a fault's course at a time after it was set."""
     value = at_first
     for from_s, following in (fault and fault.course) or ():
         if from_s > after_s:

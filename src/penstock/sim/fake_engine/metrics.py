@@ -1,7 +1,7 @@
-"""The engine's `/metrics`: what does vLLM's page say of these gauges?
+"""The engine's `/metrics`, like vLLM's.
 
-Names, labels and units are those of vLLM 0.32: usage from 0 to 1, prefix cache counted in tokens,
-labels in alphabetical order.
+Names, labels and units are those of vLLM 0.32: usage from 0 to 1, prefix cache counted in tokens, labels in
+alphabetical order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def render(
     started_unix_s: float,
     counters: bool = True,
 ) -> bytes:
-    """Returns the page; without `counters` it has only how many requests run and wait."""
+    """Returns the page; without `counters` only running and waiting requests."""
     label = f'engine="0",model_name="{model}"'
     lines: list[str] = []
 

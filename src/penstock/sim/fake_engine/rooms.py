@@ -1,10 +1,8 @@
-"""Rooms: where does the KV of one engine meet the engine that goes on from it?
+"""Rooms: handing a prompt's KV from one engine to another.
 
-The form is SGLang's, as a proxy sees it: both engines are sent the same request with `bootstrap_host`, `bootstrap_port`
-and `bootstrap_room`; the one that has the bootstrap port computes the prompt, the other asks there by its room, and
-waits. What passes between real engines is theirs; here it is a line of JSON on a socket of its own, with the prompt's
-hashes, which tell whether they fit. A room whose prompt is not going to be computed is closed without a word, and
-then, or when nobody is there, or nothing comes in time, who waits fails.
+As in SGLang, both engines get the same request with `bootstrap_host`, `bootstrap_port` and `bootstrap_room`; the one
+with that port computes the prompt, the other connects there, names the room and waits. The handover is a line of JSON
+with the prompt's hashes. The waiting request fails if the room is closed, unreachable or late.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROOMS_MAX = 10_000  # at a time, computed or awaited; beyond that the oldest are dropped
+ROOMS_MAX = 10_000  # computed or awaited; beyond that the oldest are dropped
 WAIT_S = 300.0  # SGLang's for the other side
 LINE_BYTES_MAX = 16 << 20  # a million hashes
 
@@ -84,7 +82,7 @@ class Rooms:
 
 
 async def fetch(host: str, port: int, room: int) -> ComputedKv | None:
-    """Returns what was computed in a room, once it is; None if it can't be had."""
+    """Returns a room's KV once it is computed; None if it is unavailable."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(WAIT_S):

@@ -1,7 +1,7 @@
 """The simulated engine over HTTP: vLLM's endpoints in front of the engine model.
 
-Paths, the listening socket and the command line. What misbehaves on purpose is set with
-`POST /sim/fault`; what was seen is at `GET /sim/log`. Uses no gateway code.
+Paths, the listening socket and the command line. `POST /sim/fault` sets faults; `GET /sim/log` shows requests. Uses no
+gateway code.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
     Handler = Callable[[HttpRequest, EngineConnection], None]
 
-VERSION = "0.32.0+sim"  # the vLLM release whose wire this follows
-DIE_DELAY_S = 0.01  # so that the caller that set the fault gets its answer
+VERSION = "0.32.0+sim"  # the vLLM release that this follows
+DIE_DELAY_S = 0.01  # so that the client that set the fault gets its answer
 
 
 class EngineServer:
-    """A simulated engine on a socket. In a process of its own `die` ends the process (`hard_exit`)."""
+    """A simulated engine on a socket. With `hard_exit` the fault `die` ends the process."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class EngineServer:
         self._kv_replay = kv_replay
         self._hard_exit = hard_exit
         self._peers: set[EngineConnection] = set()
-        self._page, self._page_since_s = StrangePage(), 0.0  # what a fault of `/metrics` makes of the gauges
+        self._page, self._page_since_s = StrangePage(), 0.0  # the gauges under a fault of `/metrics`
         self._listener: asyncio.Server | None = None
         self._started_unix_s = time.time()
         self._routes = self._make_routes()
@@ -101,7 +101,7 @@ class EngineServer:
         return port
 
     async def close(self) -> None:
-        """Stop at once, as vLLM does by default: open requests are cut off."""
+        """Stop at once and abort open requests, like vLLM by default."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -234,7 +234,7 @@ class EngineServer:
         self._show_faults(request, connection)
 
     def set_fault(self, fault: Fault) -> None:
-        """Misbehave as `fault` says from now on. Raises FaultError if the fault makes no sense."""
+        """Misbehave by `fault` from now on. Raises `FaultError`."""
         if fault.kind in METRICS_FAULTS:
             self._use_page(ways_of(fault))
         if fault.kind == "die" and fault.after_bytes is None:
@@ -245,7 +245,7 @@ class EngineServer:
     def _use_page(self, ways: PageWays) -> None:
         self._page, self._page_since_s = StrangePage(ways, self._seed), asyncio.get_running_loop().time()
         if not ways.from_s:
-            self._page.read(self.engine.gauges(), 0.0)  # what freezes, freezes now
+            self._page.read(self.engine.gauges(), 0.0)  # freeze now
 
     def _die(self) -> None:
         if self._hard_exit:

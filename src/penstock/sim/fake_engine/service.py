@@ -1,8 +1,7 @@
-"""How do the model's steps meet the clock and the clients?
+"""The model's steps on the loop's clock.
 
-One timer wakes at the end of each step, and all tokens of the step are written there. A new request is
-read, given to the model and remembered as an exchange until the model is done with it or its client is
-gone; faults come in between as configured.
+One timer wakes at the end of each step, where all its tokens are written. A request is parsed, submitted to the model
+and kept as an exchange until the model is done with it or its client is gone.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
     from penstock.sim.fake_engine.kv_events import KvPublisher
 
-CATCH_UP_S = 0.05  # a timer late by up to this is made up for; beyond it the machine was busy, and time is lost
+CATCH_UP_S = 0.05  # a timer late by up to this is made up for; beyond it time is lost
 
 
 class ServedEngine:
@@ -60,12 +59,12 @@ class ServedEngine:
         self.successes = {"stop": 0, "length": 0, "abort": 0, "error": 0}
         self._tag = os.urandom(4).hex()  # so that no two engines give their answers the same id
         self._transfers = None if kv_transfer_s is None else Transfers(self._tag, held_s=kv_transfer_s)
-        self._rooms = rooms  # where other engines come for prompts computed here
-        self._room_of: dict[str, tuple[int, tuple[int, ...], int]] = {}  # and for whom: room, hashes, tokens
-        self._fetching: set[asyncio.Task[None]] = set()  # those whose prompts are computed elsewhere
+        self._rooms = rooms  # for other engines that fetch prompts computed here
+        self._room_of: dict[str, tuple[int, tuple[int, ...], int]] = {}  # room, hashes, tokens
+        self._fetching: set[asyncio.Task[None]] = set()  # requests with prompts computed elsewhere
         self._requests = 0
-        self._exchanges: dict[str, EngineExchange] = {}  # those that the engine still works on
-        self._open: set[EngineExchange] = set()  # those with bytes still to be written
+        self._exchanges: dict[str, EngineExchange] = {}  # in the engine
+        self._open: set[EngineExchange] = set()  # with bytes left to write
         self._hung: set[EngineConnection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -138,7 +137,7 @@ class ServedEngine:
         exchange.progress(event, unix_s)
 
     def _drop(self, exchange: EngineExchange) -> None:
-        """The engine works on this exchange no more."""
+        """The engine has finished or dropped this exchange."""
         del self._exchanges[exchange.engine_id]
         if self._rooms is not None and exchange.engine_id in self._room_of:
             self._rooms.gave_up(self._room_of.pop(exchange.engine_id)[0])
@@ -190,7 +189,7 @@ class ServedEngine:
             _refuse(refusal, request, connection, entry)
 
     def _misbehave(self, fault: Fault, entry: LogEntry, connection: EngineConnection) -> bool:
-        """Carry out faults that leave the engine out of it. Returns True if there will be no answer."""
+        """Apply faults in front of the engine. Returns True if there will be no answer."""
         if fault.kind == "refuse":
             entry.outcome, entry.finished = "refused", time.time()
             connection.reset()

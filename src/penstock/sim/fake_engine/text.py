@@ -1,9 +1,9 @@
-"""Toy text: what are a prompt's tokens and blocks, and what does the engine answer?
+"""Toy text: a prompt's tokens and blocks, and the engine's answer.
 
-A token is four bytes of UTF-8, so every count can be checked by eye; an embedded picture is a
-thousand. Blocks are hashed in a chain over the raw bytes of the prompt, seeded by the model, so two
-prompts share blocks exactly as far as their bytes agree. The answer is a walk through a list of words
-that starts where the prompt's checksum says: the same prompt gets the same answer from every engine.
+A token is four bytes of UTF-8, so every count can be checked by eye; an embedded picture is a thousand. Blocks are
+hashed in a chain over the raw bytes of the prompt, seeded by the model, so two prompts share blocks exactly as far as
+their bytes agree. The answer cycles through a list of words from an index given by the prompt's checksum, so every
+engine answers a prompt alike.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WORDS = (
 _WORD_BYTES = tuple(word.encode() for word in WORDS)
 
 
-PICTURE_TOKENS = 1000  # whatever its size: about a large one in a large model
+PICTURE_TOKENS = 1000  # of any size: about a large one in a large model
 _DATA_URL = re.compile(rb'"data:[^",]{0,128};base64,[^"]*"')
 
 
 def pictures_seen(raw: bytes) -> bytes:
-    """Returns a prompt with each embedded picture replaced by a fixed number of tokens that tell which it is."""
+    """Returns a prompt with each embedded picture replaced by a fixed number of tokens that identify it."""
     return _DATA_URL.sub(_seen, raw) if b";base64," in raw else raw
 
 
@@ -55,7 +55,7 @@ def detokenize(tokens: list[int]) -> str:
 
 
 def prompt_bytes(raw: bytes) -> bytes:
-    """Returns the bytes of a prompt field: a string's own, four for each token id, anything else as it is."""
+    """Returns the bytes of a prompt field: of a string, or four per token id; other values unchanged."""
     value: Any = msgspec.json.decode(raw)
     if isinstance(value, str):
         return value.encode()

@@ -1,9 +1,8 @@
-"""KV that another engine computed: what does a prefill promise, and what may a decode believe of it?
+"""KV computed by another engine: promised by a prefill, used by a decode.
 
-The fields are those of vLLM's NIXL connector, as a proxy sees them. Asked with `do_remote_decode`, an engine computes
-the prompt, makes one token, and names its blocks; asked with `do_remote_prefill` and these blocks, another engine
-fetches them and goes on. Engines here have no side channel, so block ids are the prompt's own hashes, which tell
-whether they fit. Blocks that do not fit, or are too old, are computed again, as a real engine does when it can't fetch.
+The fields are those of vLLM's NIXL connector. With `do_remote_decode` an engine computes the prompt, makes one token,
+and names its blocks; with `do_remote_prefill` another engine fetches them and continues. Here block ids are the
+prompt's hashes. Blocks that do not match or are too old are recomputed.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Transfers:
         self._held_s = held_s
 
     def promise(self, request_id: str, hashes: Sequence[int], prompt_tokens: int, unix_s: float) -> dict[str, Any]:
-        """Returns what a prefill's answer says about its blocks."""
+        """Returns a prefill's description of its blocks."""
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -39,7 +38,7 @@ class Transfers:
         }
 
     def comes(self, params: Mapping[str, Any], hashes: Sequence[int], prompt_tokens: int, unix_s: float) -> bool:
-        """Returns True if what another engine promised is this prompt's KV, and still there."""
+        """Returns True if another engine promised this prompt's KV and still holds it."""
         until = params.get("remote_until")
         return (
             isinstance(params.get("remote_engine_id"), str)

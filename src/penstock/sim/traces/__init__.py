@@ -1,5 +1,5 @@
-"""How would a recorded workload fare here, under this routing or that?
+"""Recorded workloads under a choice of routing policies.
 
-`trace.py` reads a recording, `trace_source.py` makes jobs of it, `trace_run.py` runs one; `trace_tenants.py`
-(fairness), `trace_plot.py`, and `trace_cli.py`, the command.
+`trace.py` reads a recording, `trace_source.py` makes jobs of it, `trace_run.py` runs it; `trace_tenants.py` measures
+fairness, `trace_plot.py` draws, `trace_cli.py` is the command.
 """

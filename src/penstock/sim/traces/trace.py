@@ -1,8 +1,8 @@
-"""What does a recorded workload say: which requests came when, how long were they, and which prompts began alike?
+"""Reading a recorded workload: arrivals, lengths, and shared prefixes.
 
-Three formats, told apart by their first line: *mooncake* (one JSON object a line, with an id per 512-token block of
-the prompt; equal ids are equal prompts so far), *azure* (CSV, lengths only) and *vtc* (CSV with tenants). A file is
-read line by line, gzipped or not, so memory stays flat however long it is; what is wrong in it is named with its line.
+Three formats, recognised by their first line: *mooncake* (one JSON object a line, with an id per 512-token block of the
+prompt; equal ids are equal prompts so far), *azure* (CSV, lengths only) and *vtc* (CSV with tenants). A file is read
+line by line, gzipped or not, so memory stays flat; errors name the line.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 
-BLOCK_TOKENS = 512  # what one hash id of a Mooncake trace stands for
+BLOCK_TOKENS = 512  # per hash id of a Mooncake trace
 TICK_S = 3.0  # Mooncake's stamps come in ticks of that length
-TICK_ROWS_MAX = 100_000  # held in memory at a time, to be spread over their tick
+TICK_ROWS_MAX = 100_000  # held in memory, to be spread over their tick
 LINE_BYTES_MAX = 4 << 20  # a prompt of a million tokens is 2,000 ids
 TOKENS_MAX = 10_000_000
 GZIP_MAGIC = b"\x1f\x8b"
@@ -71,7 +71,7 @@ _mooncake_line = msgspec.json.Decoder(_MooncakeLine).decode
 
 
 class Trace:
-    """A trace file. Its first line is read at once, so that a file that is no trace is refused before a run starts."""
+    """A trace file. Its first line is read at once, so that a wrong file is refused before a run starts."""
 
     def __init__(self, path: Path, format_name: str | None = None) -> None:
         self.path = path
@@ -89,7 +89,7 @@ class Trace:
 
     @property
     def has_blocks(self) -> bool:
-        """True if the trace tells which prompts begin alike."""
+        """True if the trace has shared prefixes."""
         return self.format == "mooncake"
 
     @property
@@ -171,7 +171,7 @@ class Trace:
 
 
 def spread(rows: Iterator[Row], random: Random) -> Iterator[Row]:
-    """Requests that share one stamp, spread over their tick: in truth they do not come all at once."""
+    """Spread requests with one time stamp over their tick."""
     group: list[Row] = []
     for row in rows:
         if group and row.at_s > group[0].at_s:

@@ -1,4 +1,4 @@
-"""`penstock simulate --trace FILE`: how would a recorded workload fare here, under this routing or that?"""
+"""`penstock simulate --trace FILE`: a recorded workload under a choice of routing policies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KV_TOKENS = 4_000_000  # per engine; with less, no cache of a conversation outli
 DEFAULT_ROUTINGS = "predicted_ttft,round_robin_passthrough,least_requests"
 
 
-MOVED = {  # flags of earlier versions; what they ran is in the repository, not in the package
+MOVED = {  # flags of earlier versions, whose runs are in the repository, not in the package
     "--scenario": "scenarios NAME",
     "--lab": "lab",
     "--list": "scenarios --list",
@@ -39,7 +39,7 @@ MOVED = {  # flags of earlier versions; what they ran is in the repository, not 
 
 
 class _Moved(argparse.Action):
-    """Ends the command with the name of the one that has the flag now."""
+    """Exits with the name of the command that has the flag now."""
 
     def __call__(
         self,
@@ -53,10 +53,10 @@ class _Moved(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser, rivals: Mapping[str, MakeRival] = RIVALS) -> None:
-    """Add the flags; `rivals` are the ways of sending requests past the gateway that `--routing` offers."""
+    """Add the flags; `rivals` are the ways to bypass the gateway that `--routing` offers."""
     group = parser.add_argument_group("the workload")
     group.add_argument("--trace", metavar="FILE", help=f"a recorded workload ({', '.join(FORMATS)}; gzipped or not)")
-    group.add_argument("--format", choices=FORMATS, help="of the trace, where its first line does not tell")
+    group.add_argument("--format", choices=FORMATS, help="of the trace, if its first line does not show it")
     group.add_argument("--routing", metavar="NAME,NAME,…", default=DEFAULT_ROUTINGS, help=_names(rivals))
     group.add_argument("--endpoints", "--engines", metavar="N", type=int, default=8, help="engines (default 8)")
     group.add_argument("--speed", metavar="X", type=float, default=1.0, help="times as fast as recorded (default 1)")
@@ -84,7 +84,7 @@ def _names(rivals: Mapping[str, MakeRival]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the trace. Returns 0 if it ran, 1 if the file is no trace, 2 for wrong flags."""
+    """Run the trace. Returns 0, 1 if the file is not a trace, 2 for wrong flags."""
     if (problem := command.problem(args) or _problem(args)) is not None:
         print(f"penstock simulate: {problem}", file=sys.stderr)
         return EXIT_USAGE
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 def _runs(
     args: argparse.Namespace, trace: Trace, seeds: list[int], say: Callable[[str], None]
 ) -> tuple[list[Figures], dict[str, Curves]]:
-    """All runs one after the other, and the curves of those of the first seed."""
+    """Returns all runs, and the curves of the first seed's."""
     options = _options(args, trace)
     rows: list[Figures] = []
     curves: dict[str, Curves] = {}
@@ -176,7 +176,7 @@ def _options(args: argparse.Namespace, trace: Trace) -> Options:
 
 
 def engine(profile: str, kv_tokens: int | None = None, *, blocks: bool = True) -> EngineConfig:
-    """A profile; for a trace with blocks its cache counts in those, and its context is as long as its memory."""
+    """Returns a profile; for a trace with blocks, with the trace's block size and a context as long as its memory."""
     config = replace(PROFILES[profile], step_jitter=0.05)
     if not blocks:
         return replace(config, kv_blocks=kv_tokens // config.block_size) if kv_tokens else config

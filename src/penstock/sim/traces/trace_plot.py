@@ -12,7 +12,7 @@ from matplotlib import pyplot
 from penstock.sim.traces.trace_run import Curves
 
 LEGEND_COLUMNS = 6
-SMOOTHED = 5  # buckets: what happens in half a minute hides what goes on
+SMOOTHED = 5  # buckets: half a minute's noise hides the trend
 
 
 def plot(path: Path, title: str, runs: Mapping[str, Curves]) -> None:

@@ -1,7 +1,7 @@
-"""What becomes of a recorded workload under one way of routing: a run in virtual time, and its figures.
+"""One run of a recorded workload in virtual time, and its figures.
 
-Names of Penstock's policies run the real scheduler in front of the engine models, its queue on; names of rivals send
-on arrival, and the engines queue. Nothing is refused on either side (no limit of waiting), so all serve the same work.
+Penstock's policies run the real scheduler with its queue in front of the engine models; rivals send on arrival, and the
+engines queue. Waits are unlimited, so all serve the same work.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldS
 
 END_S_MAX = 360_000.0  # a hundred hours: a trace that takes longer was meant to be sped up
 LATE_S_MAX = 36_000.0  # after the last arrival; a request not done by then counts with its wait so far
-PATIENCE_S = 1e6  # no request is refused: figures of the remaining ones would say nothing
+PATIENCE_S = 1e6  # no request is refused: figures of the remaining ones would be worthless
 BOUNDS = QueueBounds(10_000_000, 1 << 50, 1 << 50)
-BUCKET_S = 30.0  # of what is drawn over time
+BUCKET_S = 30.0  # of plots over time
 CURVE_POINTS = 400
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a trace is run, whatever the routing."""
+    """Options of a run, common to all routings."""
 
     endpoints: int = 8
     speed: float = 1.0
@@ -48,7 +48,7 @@ class Options:
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """One run's row. Times in seconds; NaN (null in JSON) if a figure can't be told."""
+    """One run's row. Times in seconds; NaN (null in JSON) if unknown."""
 
     routing: str
     seed: int
@@ -122,7 +122,7 @@ def _scheduler(routing: str, options: Options) -> SchedulerSettings:
 
 
 class _Outcomes:
-    """Takes journeys that ended; keeps three numbers of each."""
+    """Keeps three numbers of each finished journey."""
 
     def __init__(self) -> None:
         self.ttft_s = array("d")

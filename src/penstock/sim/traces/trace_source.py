@@ -1,8 +1,7 @@
-"""A trace as a workload: jobs in the order of a recording, faster or slower than they were, drawn apart by a seed.
+"""A trace as a workload: jobs in recorded order, at another speed, spread by a seed.
 
-A prompt's blocks go along, so equal prefixes are equal in the gateway's index and in the engines' caches. Traces name
-no sessions; where there are blocks, requests that share the first two are taken for one (block 0 is everybody's system
-prompt), which is near enough to compare routing by session.
+Jobs keep their prompt's blocks, so equal prefixes are equal in the gateway's index and in the engines' caches. Traces
+have no sessions; requests that share the first two blocks are taken for one (block 0 is the system prompt).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from random import Random
 from penstock.sim.traces.trace import BLOCK_TOKENS, Row, Trace, spread
 from penstock.sim.world.workload import BYTES_PER_TOKEN, BYTES_SPREAD, ArrivalSource, Constant, Job, Stream
 
-TENANTS_MAX = 10_000  # named apart; the rest are one
+TENANTS_MAX = 10_000  # separate ones; the rest are one
 KNOWN_BLOCKS_MAX = 5_000_000  # in a cache without bound; a trace with more blocks gets no such figure
 
 
@@ -30,7 +29,7 @@ class TraceSource(ArrivalSource):
     """Makes a trace's jobs, in order."""
 
     def __init__(self, trace: Trace, *, seed: int, speed: float, end_s: float, bypass: bool) -> None:
-        """Requests after `end_s` are left out. With `bypass` they go past Penstock, to an engine directly."""
+        """Requests after `end_s` are left out. With `bypass` they go directly to an engine."""
         self._trace = trace
         self._speed = speed
         self._end_s = end_s
@@ -50,7 +49,7 @@ class TraceSource(ArrivalSource):
             yield self._job_of(row)
 
     def repeated_share(self) -> float | None:
-        """The token hit rate of a cache without bound; None if it can't be told."""
+        """Returns the token hit rate of an unbounded cache, if known."""
         if not self.prompt_tokens or not self._known or len(self._known) > KNOWN_BLOCKS_MAX:
             return None
         return self.repeated_tokens / self.prompt_tokens

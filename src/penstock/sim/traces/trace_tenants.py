@@ -1,8 +1,8 @@
-"""How fair was a run to the tenants of a trace? How far did tenants drift apart that wanted service at the same time?
+"""Fairness of a run between the tenants of a trace.
 
-Two measures, of service as done (a prompt token 1, an output token 2). *Service gap*: the furthest that two tenants
-moved apart over any time in which both had requests waiting at the gateway all along. *Jain's index*: over each
-minute, of the tenants that waited through all of it. And for people: the time to first token of the lighter half.
+Measures of service (a prompt token 1, an output token 2): *service gap*, the most by which two tenants drifted apart
+while both had requests queued; *Jain's index* over each minute, of the tenants that waited throughout; and the TTFT of
+the lighter half.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TenantFigures(msgspec.Struct, frozen=True):
 
 
 class TenantWatch(WorldObserver):
-    """Notes, second by second, which tenants wait and what was done for each."""
+    """Samples waiting tenants and their service every second."""
 
     def __init__(self) -> None:
         self._ttft_s: dict[str, array[float]] = {}

@@ -1,7 +1,7 @@
-"""Requests that go past the gateway: sent on arrival, with no queue; engines queue.
+"""Bypassing the gateway: requests are sent on arrival, and the engines queue.
 
-Streams that bypass the gateway go this way, and it is what a trace is compared with. Loads are exact and never stale,
-which is the best that a load balancer could have.
+Used by bypassing streams, and as the baseline of traces. Loads are exact and never stale, the best case of a load
+balancer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.sim.world.world_values import EngineNode
 
 
 class Rival:
-    """Knows which requests it sent where, and which of them are still there."""
+    """Tracks the requests at each engine."""
 
     def __init__(self, nodes: Sequence[EngineNode]) -> None:
         self.nodes = nodes
@@ -27,7 +27,7 @@ class Rival:
         raise NotImplementedError
 
     def cached_tokens(self, job: Job, number: int) -> int:  # noqa: ARG002
-        """Returns how many tokens of a prompt it believes an engine to hold."""
+        """Returns the tokens of a prompt that an engine should have cached."""
         return 0
 
     def sent(self, job: Job, number: int) -> None:

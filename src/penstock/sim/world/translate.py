@@ -1,4 +1,4 @@
-"""How do the world's values become the scheduler's? What the scheduler is told of engines, requests and gauges."""
+"""Translates the world's engines, requests and gauges into the scheduler's values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.core.values.settings import EndpointSpec
 from penstock.sim.world.workload import Job
 from penstock.sim.world.world_values import EngineNode, EngineSpec
 
-SLOTS_INITIAL = 16  # if the scheduler is not told an engine's size
+SLOTS_INITIAL = 16  # if an engine's size is not configured
 
 
 def endpoint_spec(spec: EngineSpec) -> EndpointSpec:
@@ -42,7 +42,7 @@ def request(job: Job) -> Request:
 
 
 def observation(node: EngineNode, asked_s: float) -> Observation | None:
-    """Returns what an engine's page says now; None if it has no page."""
+    """Returns an engine's observation; None if it has no page."""
     gauges, config = node.page.read(node.engine.gauges(), asked_s), node.spec.config
     if gauges is None:
         return None

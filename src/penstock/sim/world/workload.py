@@ -1,9 +1,8 @@
-"""Which tenant asks for what, and when? Streams of requests, drawn from one seed.
+"""Streams of requests, drawn from one seed.
 
-A stream is one kind of request of one user: when its requests arrive, how long their prompts and answers are, and
-what they carry. Each stream draws from a generator of its own, seeded from the run's seed in the order of listing,
-so leaving one stream out (to see the others *alone*) changes nothing about the rest. Arrivals are made one at a
-time: memory stays flat however long a run is.
+A stream is one kind of request of one user: arrivals, lengths and properties. Each stream has its own generator, seeded
+from the run's seed in the order of listing, so omitting one changes nothing about the rest. Jobs are made lazily, so
+memory stays flat.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ import msgspec
 
 BYTES_PER_TOKEN = 4.0
 BYTES_SPREAD = 0.15  # bodies of equally many tokens differ by that much in size (one sigma)
-Z99 = 2.326347874  # the 99th percentile of a standard normal
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One request as its client means it, with its true lengths, which no gateway can know."""
+    """One request with its true lengths, which no gateway can know."""
 
     id: str
     stream: Stream
@@ -32,7 +30,7 @@ class Job(msgspec.Struct, frozen=True):
     body_bytes: int
     deadline_s: float | None = None  #: of the first token, absolute
     hangs_up_s: float | None = None  #: when the client gives up, absolute
-    blocks: tuple[int, ...] = ()  #: chained hashes of the prompt's full blocks: equal hashes mean equal prompts so far
+    blocks: tuple[int, ...] = ()  #: chained hashes of the prompt's full blocks
     block_tokens: int = 512  #: the block size of the world's engines
     session: str | None = None
     picture_bytes: int = 0  #: how much of the body is one picture in base64
@@ -63,26 +61,11 @@ class Constant:
         return self.tokens
 
 
-@dataclass(frozen=True)
-class Lognormal:
-    """Lengths skewed to the right, as prompts and answers are; given by mean and p99, as traces report them."""
-
-    mean: float
-    p99: float
-    tokens_max: int = 16_000
-
-    def draw(self, random: Random, /) -> int:
-        # mean = exp(m + s^2/2) and p99 = exp(m + z*s): the smaller root for s.
-        sigma = Z99 - math.sqrt(Z99 * Z99 - 2.0 * math.log(self.p99 / self.mean))
-        mu = math.log(self.mean) - sigma * sigma / 2.0
-        return min(self.tokens_max, max(1, round(random.lognormvariate(mu, sigma))))
-
-
 # --- arrivals ---------------------------------------------------------------------------------------------------
 
 
 class Arrivals(Protocol):
-    """When requests come, whatever became of earlier ones."""
+    """Arrival times, independent of earlier requests."""
 
     def times(self, start_s: float, random: Random, /) -> Iterator[float]: ...
 
@@ -98,36 +81,6 @@ class Poisson:
         while True:
             at_s += random.expovariate(self.per_s)
             yield at_s
-
-
-@dataclass(frozen=True)
-class Bursts:
-    """`size` requests at once, every `every_s` seconds."""
-
-    size: int
-    every_s: float
-
-    def times(self, start_s: float, random: Random, /) -> Iterator[float]:  # noqa: ARG002
-        at_s = start_s
-        while True:
-            for _ in range(self.size):
-                yield at_s
-            at_s += self.every_s
-
-
-@dataclass(frozen=True)
-class OnOff:
-    """Poisson for `on_s` seconds, silence for `off_s`, and again."""
-
-    per_s: float
-    on_s: float
-    off_s: float
-
-    def times(self, start_s: float, random: Random, /) -> Iterator[float]:
-        busy_s = 0.0  # time as if there were no silence
-        while True:
-            busy_s += random.expovariate(self.per_s)
-            yield start_s + busy_s + self.off_s * math.floor(busy_s / self.on_s)
 
 
 @dataclass(frozen=True)
@@ -156,13 +109,13 @@ class Stream:
     model: str = "sim"
     start_s: float = 0.0
     end_s: float = math.inf
-    output_tokens_max: int | None = None  #: what the client sends as `max_tokens`
+    output_tokens_max: int | None = None  #: the client's `max_tokens`
     bytes_per_token: float = BYTES_PER_TOKEN  #: of its bodies
     streamed: bool = True
     deadline_s: float | None = None  #: for the first token, after arrival
     hang_up_share: float = 0.0  #: the share of its clients that give up …
     hang_up_s: float = 5.0  #: … on average after this time
-    bypass: bool = False  #: its requests go to an engine directly: the gateway does not see them
+    bypass: bool = False  #: its requests go directly to an engine
 
 
 class ArrivalSource:
@@ -175,7 +128,7 @@ class ArrivalSource:
         self._made = 0
 
     def open_jobs(self) -> Iterator[Job]:
-        """Yields all jobs of a stream whose arrivals do not depend on its answers."""
+        """Yields all jobs of an open-loop stream."""
         stream = self.stream
         assert not isinstance(stream.arrivals, InFlight)
         for at_s in stream.arrivals.times(stream.start_s, self._random):

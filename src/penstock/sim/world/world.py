@@ -1,12 +1,12 @@
-"""What would happen? The real scheduler and the engine model, on virtual time.
+"""The real scheduler and the engine model in virtual time.
 
-One event heap, one clock that jumps. The world drives the scheduler exactly as `gateway/proxy/driver.py` does: it
-carries out a dispatch by handing the request to an engine one network delay later; reports first tokens, progress and
-ends one network delay after the engine step that made them; reads gauges at an interval; and lets time expire when
-asked to. All randomness comes from the seed, so a run can be repeated to the last event.
+One event heap, one clock that jumps. The world drives the scheduler like `gateway/proxy/driver.py`: a dispatch reaches
+the engine one network delay later; first tokens, progress and ends are reported one network delay after their step;
+gauges are read at an interval; timers expire on time. All randomness comes from the seed, so a run is exactly
+repeatable.
 
-The world measures journeys (one per request, given to `sink` when it ends) and the service done so far, per tenant and
-user, sampled once a second. With a sink, only these samples and the requests under way are kept.
+The world records journeys (one per request, passed to `sink` at its end) and samples the service per tenant and user
+every second. With a sink, only samples and requests under way are kept.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ PROGRESS_EVERY = 64  # tokens of one answer between two reports of it
 
 
 class WorldObserver:
-    """Looks on while a world runs. Override what is of interest."""
+    """Observes a run; override methods."""
 
     def dispatched(self, world: World, journey: SimulatedJourney, action: Dispatch) -> None: ...
     def ended(self, world: World, journey: SimulatedJourney) -> None: ...
     def settled(self, world: World) -> None:
-        """All actions that followed from one fact were carried out."""
+        """All actions of one fact were carried out."""
 
     def second(self, world: World) -> None:
         """A sample was taken."""
@@ -80,8 +80,8 @@ class World:
         self.events = 0
         self._sink = sink or self.done.append
         self._watch = watch or WorldObserver()
-        self._progress = progress  # told the simulated seconds so far, and in all
-        self._moved: dict[str, None] = {}  # engines whose streams have moved since time last passed
+        self._progress = progress  # gets the simulated seconds so far, and in total
+        self._moved: dict[str, None] = {}  # engines with stream progress since time last passed
         self._sources = list(sources)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._open_sources = 0  # sources that have more to send
@@ -94,12 +94,12 @@ class World:
             for number, spec in enumerate(settings.engines)
         }
         self._node_list = list(self.nodes.values())
-        self._rival = rival(self._node_list)  # sends the requests that go past the gateway
+        self._rival = rival(self._node_list)  # sends requests that bypass the gateway
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run from time 0 to the end. Requests under way then are given to the sink as they are."""
+        """Run from time 0 to the end. Requests still under way go to the sink unfinished."""
         self._begin()
         end_s = self.settings.duration_s
         while self._heap and self._heap[0][0] <= end_s:
@@ -115,7 +115,7 @@ class World:
             self._sink(journey)
 
     def at(self, when: float, event: Callable[[], None]) -> None:
-        """Let `event` happen at `when`, a simulated time."""
+        """Schedule `event` at the simulated time `when`."""
         self.events += 1
         heapq.heappush(self._heap, (when, self.events, event))
 
@@ -145,7 +145,7 @@ class World:
         self.at(self.settings.sample_s, self._sample)
 
     def _introduce(self, node: EngineNode, number: int) -> None:
-        """Tell the scheduler of an engine, and read its gauges from then on."""
+        """Add an engine to the scheduler, and read its gauges from then on."""
         self._tell(self.scheduler.endpoint_added(translate.endpoint_spec(node.spec), now=0.0))
         self.at(self.settings.scrape_s * (number + 1) / len(self.nodes), partial(self._ask_gauges, node))
 
@@ -251,7 +251,7 @@ class World:
                 journey.lease, journey.node, journey.prefills, journey.transferred = action.lease, node, False, True
                 self._send(journey, node, node.life, action.lease)
             elif isinstance(action, Requeue):
-                if (left := journey.node) is not None:  # the request is taken back from its engine
+                if (left := journey.node) is not None:  # the request is withdrawn from its engine
                     abort = partial(self._abort_at, left, left.life, journey.job.id)
                     self.at(self.now + self.settings.network_s, abort)
                 journey.node, journey.requeues = None, journey.requeues + 1
@@ -288,7 +288,7 @@ class World:
     def _submit(self, journey: SimulatedJourney, node: EngineNode, life: int, lease: int) -> None:
         job = journey.job
         if journey.outcome or journey.waits or journey.lease != lease:
-            return  # hung up, or taken back, on the way
+            return  # cancelled or withdrawn on the way
         if node.stands(self.now, FreezeKind.HANGS):
             return
         failure = None
@@ -366,7 +366,7 @@ class World:
         now = self.now
         for journey, lease, tokens, progress in heard:
             if journey.outcome or journey.waits or journey.lease != lease:
-                continue  # ended, or taken back
+                continue  # ended or withdrawn
             ours = not journey.job.stream.bypass
             strange = journey.node.spec.strange if journey.node is not None else PLAIN
             asked = ours and journey.job.stream.streamed
@@ -455,7 +455,7 @@ class World:
 
 
 def scheduler_for(settings: WorldSettings) -> Scheduler:
-    """Returns a scheduler for these settings, that proves itself after every fact if they say so."""
+    """Returns a scheduler for these settings, with invariants checked after every fact if `checked`."""
     random = Random(settings.seed)
     if settings.checked:
         from penstock.conformance.invariants import CheckedScheduler  # noqa: PLC0415  (checks cost: only where asked for)

@@ -1,4 +1,4 @@
-"""How is a run of the world set up, and what became of each request?"""
+"""A run's setup, and the journey of each request."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from penstock.sim.world.workload import ArrivalSource, Job
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine of the world, and what the scheduler is told about it."""
+    """An engine of the world, and its configuration in the scheduler."""
 
     name: str
     config: EngineConfig
-    slots: int | None = None  #: None: the scheduler is not told, and has to find out
+    slots: int | None = None  #: None: the scheduler has to learn them
     role: str = "both"  #: prefill, decode or both
-    strange: Strange = PLAIN  #: how it differs from what its configuration says
+    strange: Strange = PLAIN  #: how it differs from its configuration
 
 
 @dataclass(frozen=True)
 class Death:
-    """An engine dies, and comes back later, empty."""
+    """An engine dies and restarts later."""
 
     engine: str
     at_s: float
@@ -38,16 +38,16 @@ class Death:
 
 
 class FreezeKind(StrEnum):
-    """What a frozen engine still does."""
+    """The activity of a frozen engine."""
 
-    STANDS = "stands"  #: it does nothing; its page answers, and does not move
-    STOPPED = "stopped"  #: its page does not answer either
-    HANGS = "hangs"  #: it goes on with what it has; what it is sent meanwhile is never heard of again
+    STANDS = "stands"  #: none; its page answers, but does not move
+    STOPPED = "stopped"  #: none; its page does not answer either
+    HANGS = "hangs"  #: it continues its requests; new ones are lost
 
 
 @dataclass(frozen=True)
 class Freeze:
-    """An engine stands still for a while, and then goes on."""
+    """An engine freezes for a while."""
 
     engine: str
     at_s: float
@@ -55,13 +55,13 @@ class Freeze:
     kind: FreezeKind = FreezeKind.STANDS
 
     def holds(self, now: float, *kinds: FreezeKind) -> bool:
-        """True if it lasts at `now`, and is of one of these kinds."""
+        """True if it is active at `now` and of one of these kinds."""
         return self.kind in kinds and self.at_s <= now < self.at_s + self.for_s
 
 
 @dataclass(frozen=True)
 class Spell:
-    """All engines are slower by `factor` for a while."""
+    """All engines are slower for a while."""
 
     at_s: float
     for_s: float
@@ -70,7 +70,7 @@ class Spell:
 
 @dataclass(frozen=True)
 class WorldSettings:
-    """Everything about a run but its workload."""
+    """A run's settings, without its workload."""
 
     scheduler: SchedulerSettings
     engines: tuple[EngineSpec, ...]
@@ -78,18 +78,18 @@ class WorldSettings:
     duration_s: float
     network_s: float = 0.0005  #: one way between gateway and engine
     scrape_s: float = 0.5
-    scrape_answer_s: float = 0.002  #: from asking for gauges to having them
+    scrape_answer_s: float = 0.002  #: delay of a scrape
     probe_s: float = 0.5
     deaths: tuple[Death, ...] = ()
     freezes: tuple[Freeze, ...] = ()
     spells: tuple[Spell, ...] = ()
     sample_s: float = 1.0
-    ends_idle: bool = False  #: the run ends as soon as the workload is over and all of it done
+    ends_idle: bool = False  #: end the run once the workload is done
     checked: bool = False  #: check the invariants after every fact
 
 
 class Hearer(Protocol):
-    """Who is told what becomes of requests: the scheduler, or what stands in its place at an edge."""
+    """The receiver of facts about requests: the scheduler, or its stand-in at an edge."""
 
     def first_token(self, lease: int, *, now: float) -> list[Action]: ...
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]: ...
@@ -100,7 +100,7 @@ class Hearer(Protocol):
 
 
 class SimulatedJourney:
-    """One request on its way, and what became of it."""
+    """One request on its way."""
 
     __slots__ = (
         "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome", "output_tokens",
@@ -110,7 +110,7 @@ class SimulatedJourney:
     def __init__(self, job: Job, source: ArrivalSource) -> None:
         self.job = job
         self.source = source
-        self.told: Hearer  #: whom facts about it are told, from the moment that the gateway has it
+        self.told: Hearer  #: the receiver of facts about it
         self.node: EngineNode | None = None
         self.lease = 0
         self.queue_s = 0.0
@@ -118,13 +118,13 @@ class SimulatedJourney:
         self.first_s: float | None = None
         self.ended_s: float | None = None
         self.output_tokens = 0
-        self.outcome = ""  #: "" while under way; else an `Outcome`, or "cancelled"
+        self.outcome = ""  #: "" while under way; otherwise an `Outcome`, or "cancelled"
         self.reason = ""
         self.retry_after_s: float | None = None
         self.estimate_s: float | None = None  #: the wait that was estimated at arrival
         self.requeues = 0
-        self.prefills = False  #: its present engine computes only its prompt
-        self.transferred = False  #: its prompt's KV comes from elsewhere
+        self.prefills = False  #: its current engine computes only its prompt
+        self.transferred = False  #: its prompt's KV comes from another engine
         self.waits = False  #: in the gateway's queue
 
 
@@ -148,12 +148,12 @@ class EngineNode:
     engine: EngineModel
     page: StrangePage = field(default_factory=StrangePage)
     alive: bool = True
-    life: int = 0  #: the number of its process: events meant for an earlier process are void
+    life: int = 0  #: the number of its process: events for an earlier process are void
     started_s: float = 1.0
     stepping: bool = False
-    freeze: Freeze | None = None  #: the last that came over it
+    freeze: Freeze | None = None  #: the latest one
     journeys: dict[str, SimulatedJourney] = field(default_factory=dict)
 
     def stands(self, now: float, *kinds: FreezeKind) -> bool:
-        """True if it stands still at `now`, in one of these ways."""
+        """True if it is frozen at `now`, in one of these ways."""
         return self.freeze is not None and self.freeze.holds(now, *kinds)

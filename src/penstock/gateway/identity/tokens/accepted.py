@@ -1,4 +1,4 @@
-"""Which tokens are accepted now, by the settings? Without `identity.jwt` none, and nothing of it is there."""
+"""Which tokens are accepted now, by the settings? Without `identity.jwt` none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.gateway.identity.caller import Claims, Unauthorized
 if TYPE_CHECKING:
     from penstock.gateway.identity.tokens.verifier import Verifier  # needs an extra
 
-_BEGINS = b"eyJ"  # how `{"` begins in base64: nothing else that is presented as a key does so and has two dots
+_BEGINS = b"eyJ"  # `{"` in base64: no other key begins like this and has two dots
 
 
 class AcceptedTokens:
@@ -50,13 +50,13 @@ class AcceptedTokens:
             await self._verifier.keys.first()
 
     def close(self) -> None:
-        """Fetch no more."""
+        """Stop fetching."""
         self._started = False
         if self._verifier is not None:
             self._verifier.keys.close()
 
     def judge(self, presented: bytes) -> Claims | Unauthorized | None:
-        """Returns what a token says of its caller, or why it is not accepted; None: it is no token, or none counts."""
+        """Returns a token's claims, or a refusal; None if it is not a token, or tokens are off."""
         if self._verifier is None or not presented.startswith(_BEGINS) or presented.count(b".") != 2:
             return None
         return self._verifier.judge(presented, hashlib.sha256(presented).digest())

@@ -1,9 +1,9 @@
 """With which keys does an issuer sign? Fetched, kept, and fetched again, beside the requests.
 
-A key set is small and changes rarely: it is read at the start, every five minutes, and when a token names a key that is
-not in it, which is at most once in ten seconds, so that nobody makes us ask by inventing names. While the issuer can't
-be reached the keys that are known go on counting, for as long as the settings say; then no token can be believed. No
-request ever waits for a fetch: what can't be judged yet is told so, and to come back in a second.
+A key set is small and changes rarely: it is fetched at start, every five minutes, and when a token names an unknown
+key, at most once in ten seconds. While the issuer is unreachable, known keys stay valid for `max_stale`; then all
+tokens are refused. No request waits for a fetch: a token that cannot be judged yet is refused with Retry-After of a
+second.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.http.client.pool import Upstream, UpstreamException
 
 logger = logging.getLogger(__name__)
 
-REFRESH_S = 300.0  # a key that is withdrawn counts so long at most, and a new one is mostly known before it is used
+REFRESH_S = 300.0  # a revoked key is valid so long at most, and a new one is usually known before it is used
 REFETCH_S = 10.0  # between two fetches that tokens caused
 RETRY_S, RETRY_S_MAX = 1.0, 60.0  # after a fetch that failed: doubled each time
 FETCH_S = 10.0
@@ -31,20 +31,20 @@ BYTES_MAX = 1 << 20  # of a key set; real ones have a few kilobytes
 KEYS_MAX = 100
 FIRST_S = 3.0  # the start waits so long for the first keys
 DISCOVERY = "/.well-known/openid-configuration"
-_PUBLIC = ("kty", "n", "e", "crv", "x", "y")  # of a key; a set that publishes private parts has these all the same
+_PUBLIC = ("kty", "n", "e", "crv", "x", "y")  # of a key; a set may wrongly publish private parts
 _KINDS = {"RSA": ("RS", "PS"), "EC": ("ES",), "OKP": ("Ed",)}  # of keys, and the algorithms that each is for
 
 
 class KeysError(Exception):
-    """The keys can't be had. The text says why."""
+    """The keys can't be had. The text is the reason."""
 
 
 class IssuerKey(msgspec.Struct, frozen=True):
-    """A public key, and what it may be used with."""
+    """A public key and its algorithms."""
 
     key: object
     kind: str
-    algorithm: str | None  #: the only one, where the issuer says so
+    algorithm: str | None  #: the only one, if the issuer names one
 
     def suits(self, algorithm: str) -> bool:
         """True if a token signed by this algorithm may be held against the key."""
@@ -64,7 +64,7 @@ class IssuerKeys:
         self._tried_s: float | None = None
         self._failing: str | None = None
         self._looking = False
-        self._looked = asyncio.Event()  # once, whatever came of it
+        self._looked = asyncio.Event()  # once, with any result
         self._asked = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -92,7 +92,7 @@ class IssuerKeys:
         """True if these settings mean the same keys."""
         return (settings.issuer, settings.jwks_url) == (self.settings.issuer, self.settings.jwks_url)
 
-    # --- what tokens ask --------------------------------------------------------------------------------------
+    # --- for tokens -------------------------------------------------------------------------------------------
 
     @property
     def usable(self) -> bool:
@@ -112,7 +112,7 @@ class IssuerKeys:
         if self._looking or self._asked.is_set():
             return True
         if self._failing is not None or self._tried_s is None:
-            return True  # it is tried again and again: nobody can say that the key is unknown
+            return True  # fetching is being retried, so the key may still turn up
         if self._now() < self._tried_s + REFETCH_S:
             return False
         self._asked.set()
@@ -199,7 +199,7 @@ async def _get(url: str) -> object:
 def read_keys(document: object) -> dict[str | None, IssuerKey]:
     """Returns the public keys for signatures in a key set, by their names. Others are passed over.
 
-    Raises `KeysError` if there is none: what was known is worth more than that.
+    Raises `KeysError` if there is none; the known keys then stay.
     """
     listed = document.get("keys") if isinstance(document, Mapping) else None
     if not isinstance(listed, list) or len(listed) > KEYS_MAX:

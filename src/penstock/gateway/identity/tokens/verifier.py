@@ -1,4 +1,4 @@
-"""Is a token good, and whom does it name?
+"""Verifies a token and reads its claims.
 
 A token is held against its issuer's key once, which takes some 150 microseconds; from then on its digest is looked up,
 until it expires or the keys change. Only signatures by public keys count, by the algorithms that the settings name:
@@ -24,7 +24,7 @@ from penstock.gateway.identity.tokens.issuer_keys import IssuerKey, IssuerKeys
 TOKENS_MAX = 10_000  # good ones that are remembered, each a few hundred bytes
 TOKEN_BYTES_MAX = 16_384
 LIST_MAX = 64  # of names in one claim
-_RESERVED = ("anonymous", "other")  # names that stand for callers that nobody knows
+_RESERVED = ("anonymous", "other")  # reserved names of unknown clients
 
 _NOT_GOOD = "The token was not accepted (invalid_api_key): {}."
 _WORDS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
@@ -65,7 +65,7 @@ class Verifier:
         self._good: BoundedMap[bytes, _Good] = BoundedMap(TOKENS_MAX)
 
     def judge(self, token: bytes, digest: bytes) -> Claims | Unauthorized:
-        """Returns what a token says of its caller, or why it is not accepted. `digest`: the token's SHA-256."""
+        """Returns a token's claims, or a refusal. `digest`: the token's SHA-256."""
         keys = self.keys
         if not keys.usable:
             return Unauthorized(_CANT_TELL, Reason.IDENTITY_UNAVAILABLE)
@@ -99,7 +99,7 @@ class Verifier:
         return claims
 
     def _decoded(self, token: bytes, key: IssuerKey, algorithm: str) -> dict[str, Any] | str:
-        """What it says; or, as text, what is wrong with it."""
+        """Returns its claims or, as text, its problem."""
         settings = self._settings
         try:
             said: dict[str, Any] = jwt.decode(
@@ -128,14 +128,14 @@ class Verifier:
         return Claims(tenant, _name(user), _name(band))
 
     def _tenant(self, value: object) -> str:
-        """The tenant that a claim names; of a list the first that the settings list, else the first."""
+        """Returns the tenant of a claim; of a list the first that the settings list, or the first."""
         names = [_name(one) for one in (value[:LIST_MAX] if isinstance(value, list) else [value])]
         named = [name for name in names if name and name not in _RESERVED]
         return next(filter(self._is_listed, named), named[0] if named else "")
 
 
 def claim(said: Mapping[str, Any], path: str) -> object:
-    """Returns a claim by its name or, where there is none of that name, by the path that dots make of it; or None."""
+    """Returns a claim by its name, or by its name as a dotted path, or None."""
     if path in said:
         return said[path]
     found: object = said

@@ -1,5 +1,5 @@
-"""What do an engine's answers say: is this a token, did the answer end well, what did it cost?
+"""Reading an engine's answers: tokens, errors, usage.
 
-Read first `answer.py` (one answer as it passes), then `opening.py` (a stream up to its first token) with `events.py`
-(what an event means), `stream_end.py` (did it end well) and `usage.py`.
+Start with `answer.py` (one answer as it passes), then `opening.py` (a stream up to its first token) with `events.py`
+(one event), `stream_end.py` (how it ended) and `usage.py`.
 """

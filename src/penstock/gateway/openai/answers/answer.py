@@ -1,4 +1,4 @@
-"""What does an answer say of itself as it passes: how many tokens, what usage, and whether it ended well?
+"""One answer as it passes: its tokens, usage and end.
 
 Nothing is parsed per chunk. Events are counted as they pass (an event is about a token), the last few kilobytes are
 kept, and at the end the usage is read from them. Usage that Penstock itself asked for (`accounting.usage: auto`) comes
@@ -33,7 +33,7 @@ from penstock.gateway.openai.answers.stream_end import (
 )
 from penstock.gateway.openai.answers.usage import estimated_tokens, read_usage
 
-HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, which alone tells the prompt's tokens
+HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, the only event with the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
 TAIL_BYTES_MAX = 2 * TAIL_BYTES
 _DONES = (
@@ -71,19 +71,19 @@ class AnswerReader:
 
     def __init__(self, *, streamed: bool, hides_usage: bool, lines: bool = False) -> None:
         self._streamed = streamed
-        self._lines = streamed and lines  # a stream of JSON lines, where each ends one
+        self._lines = streamed and lines  # a stream of JSON lines
         self._events = streamed and not lines
         self._hides_usage = hides_usage and self._events
         self.head = b""  #: how it began
         self._held = b""  # of an event that is not whole yet
         self._apart = False  # its lines end with CR, so each event is looked at by itself
-        self._done = b""  # the last event, until it is known whether the answer is as good as it says
-        # An event stands at the beginning of a line, in one line each, whatever the engine wrote.
+        self._done = b""  # the last event, held until the answer is known to be good
+        # Events normalised to one line each.
         self._tail = bytearray(b"\n\n" if streamed else b"")
-        self._usage: Usage | None = None  # told before what is left of the tail
+        self._usage: Usage | None = None  # read before the rest of the tail
         self._size = 0  # of an answer that is no stream
         self.tokens = 0  #: events passed, about as many as tokens
-        self.idle = False  #: what came last was comments and pings
+        self.idle = False  #: the last bytes were comments and pings
 
     def take(self, data: bytes) -> bytes:
         """Look at the next bytes of the answer. Returns those to pass on."""
@@ -133,7 +133,7 @@ class AnswerReader:
         return data
 
     def rest(self) -> bytes:
-        """Returns what is still held when the stream is over."""
+        """Returns the bytes still held at the end of the stream."""
         held, self._held = self._held, b""
         done, self._done = self._done, b""
         return done + (self._each(held, whole=False) if held else b"")
@@ -150,11 +150,11 @@ class AnswerReader:
         return not self._streamed or ended_well(path, self.tail, finishes=finishes)
 
     def gives_finish_reason(self, path: str) -> bool:
-        """True if the answer is a stream that says why it ended."""
+        """True if the answer is a stream with a finish reason."""
         return self._streamed and gives_finish_reason(path, self.tail)
 
     def tells_abort(self) -> bool:
-        """True if the engine itself said that it cut the answer short."""
+        """True if the engine reported that it cut the answer short."""
         return not lines_ended_well(self.tail) if self._lines else tells_abort(self.tail)
 
     def cut_off(self) -> bool:
@@ -162,7 +162,7 @@ class AnswerReader:
         return self._events and cut_off(self._held or self.tail)
 
     def tells_error(self) -> bool:
-        """True if the engine itself said that the answer failed."""
+        """True if the engine reported that the answer failed."""
         return line_tells_error(self.tail) if self._lines else tells_error(self.tail)
 
     def mid_event(self) -> bool:
@@ -170,7 +170,7 @@ class AnswerReader:
         return not self._tail.endswith(b"\n\n" if self._events else b"\n")
 
     def usage(self) -> Usage | None:
-        """Returns what the engine says the answer cost; None if it does not say."""
+        """Returns the usage reported by the engine, or None."""
         usage = read_usage(bytes(self._tail)) or self._usage
         if usage is not None and not usage.prompt_tokens and (first := read_usage(self.head, first=True)) is not None:
             return Usage(first.prompt_tokens, usage.completion_tokens, first.cached_tokens, first.cached_told)
@@ -181,7 +181,7 @@ class AnswerReader:
         return estimated_tokens(self._tail, self._size) if self.head.lstrip()[:1] in (b"{", b"[") else 0
 
     def _trim(self) -> None:
-        """Keep the last part alone, and the usage that was told in the rest of it."""
+        """Keep only the last part, and the usage of the rest."""
         seen = self._tail
         at = seen.rfind(_USAGE_NAME, 0, len(_USAGE_NAME) - TAIL_BYTES)
         if at >= 0 and not seen.startswith(_NO_USAGE, at):
@@ -202,7 +202,7 @@ class AnswerReader:
         return data
 
     def _each(self, data: bytes, *, whole: bool = True) -> bytes:
-        """Look at each event by itself, where they are not written in one line of data each. Returns those to pass."""
+        """Parse events that are not one line of data each. Returns those to pass."""
         events, rest = split(data)
         if rest:
             events.append(rest)

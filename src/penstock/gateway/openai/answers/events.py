@@ -1,14 +1,13 @@
-"""Is a piece of a stream a token, or does it only say that the connection lives?
+"""Classifies events of a stream: token, empty, or keep-alive.
 
 Engines send much before, and between, tokens: SSE comments, pings, chunks with a role and no text, the announcement of
 an answer. Time-outs, retries and the time to the first token go by tokens, so each event has one of three meanings:
 
-- ASIDE: a comment or a ping. It says nothing of the answer, so it may pass at any time.
+- ASIDE: a comment or a ping. It is no part of the answer, so it may pass at any time.
 - EMPTY: it belongs to the answer and has no token yet. It carries the answer's id, so it can't pass before a retry.
 - TOKEN: content (text, reasoning, a tool call, audio), the end of the answer, or an error.
 
-Only what is known to be no token counts as none: an event in an unknown form is a token. The table is in
-docs/behaviour.md.
+An event in an unknown form counts as a token. The table is in docs/behaviour.md.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ ASIDE_BYTES_MIN = 40  # a ping in one line is shorter: `data: {"type": "ping"}`
 ASIDE_STARTS = (b":", b"event: ping", b"event:ping", b"id:", b"retry:", b"\n")
 _END = re.compile(rb"\n\r?\n|\r\r")  # an event ends with an empty line; lines end with LF, CRLF or CR
 _START = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?::|data|event|id|retry)")
-_START_BYTES = 10  # enough to tell
+_START_BYTES = 10  # enough to classify
 _ASIDES = re.compile(
     rb'(?:(?::[^\n]*|event: ?ping\n(?:data:[^\n]*\n)?|data: ?\{ ?"type": ?"ping" ?\}|(?:id|retry):[^\n]*|)\n)+'
 )
 _PING = b"event: ping"
-#: What a part of an answer says of itself beside its content.
+#: Fields of a part beside its content.
 _LABELS = frozenset(
     {
         "role",
@@ -55,7 +54,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Meaning(Enum):
-    """What an event says of its answer."""
+    """The class of an event."""
 
     ASIDE = "aside"
     EMPTY = "empty"
@@ -72,7 +71,7 @@ def split(data: bytes, since: int = 0) -> tuple[list[bytes], bytes]:
 
 
 def last_end(data: bytes) -> int:
-    """Returns where the last whole event ends; 0 if there is none."""
+    """Returns the end of the last complete event, or 0."""
     return max(_after(data, b"\n\n"), _after(data, b"\n\r\n"), _after(data, b"\r\r"))
 
 
@@ -84,7 +83,7 @@ def may_be_events(data: bytes) -> bool:
 def fields(event: bytes) -> tuple[bytes, bytes | None]:
     """Returns an event's name and its data in one line; None if it has no data.
 
-    Unknown fields are ignored beside data (WHATWG, server-sent events); if there is nothing else, they count as data.
+    Unknown fields are ignored beside data (WHATWG, server-sent events); alone they count as data.
     """
     name, lines, others = b"", [], []
     for line in event.removeprefix(b"\xef\xbb\xbf").splitlines():
@@ -93,7 +92,7 @@ def fields(event: bytes) -> tuple[bytes, bytes | None]:
         elif line.startswith(b"event:"):
             name = line[6:].strip()
         elif line and not line.startswith((b":", b"id:", b"retry:")):
-            others.append(line)  # a field that nobody knows, or no field
+            others.append(line)  # an unknown field, or none
     lines = lines or others
     return name, b" ".join(lines) if lines else None
 
@@ -104,7 +103,7 @@ def in_one_line(name: bytes, data: bytes) -> bytes:
 
 
 def meaning(event: bytes) -> Meaning:
-    """Returns what a whole event means."""
+    """Returns the class of a complete event."""
     name, data = fields(event)
     if data is None or name == b"ping":
         return Meaning.ASIDE
@@ -117,7 +116,7 @@ def meaning(event: bytes) -> Meaning:
 
 
 def meaning_of_line(line: bytes) -> Meaning:
-    """Returns what a line of a stream of JSON lines means (Ollama's)."""
+    """Returns the class of a line of JSON (Ollama's)."""
     if not line.strip():
         return Meaning.EMPTY
     value = _object(line)
@@ -128,7 +127,7 @@ def meaning_of_line(line: bytes) -> Meaning:
 
 
 def only_asides(data: bytes) -> bool:
-    """True if there is nothing but comments and pings in whole events whose lines end with LF."""
+    """True if there are only comments and pings in complete events with LF line ends."""
     return _ASIDES.fullmatch(data) is not None
 
 

@@ -19,7 +19,7 @@ class Opening:
     __slots__ = ("_held", "_lines", "_partial", "stillborn")
 
     def __init__(self, *, lines: bool) -> None:
-        self._lines = lines  # of JSON; else events
+        self._lines = lines  # of JSON; otherwise events
         self._held = b""
         self._partial = b""  # of an event that is not whole yet
         self.stillborn = False  #: the first that came is no token but a failure
@@ -27,7 +27,7 @@ class Opening:
     def take(self, data: bytes) -> tuple[bytes, bytes | None]:
         """Look at the next bytes.
 
-        Returns what may pass at once, and the beginning of the answer, None before its first token.
+        Returns the bytes that may pass at once, and the beginning of the answer, None before its first token.
         """
         since = max(len(self._partial) - 3, 0)
         data = self._partial + data
@@ -50,7 +50,7 @@ class Opening:
         return asides, None
 
     def end(self) -> bytes | None:
-        """Returns the answer of a stream that has ended; None if there is none."""
+        """Returns the answer of an ended stream, if any."""
         rest = self._partial
         if rest and (meaning_of_line(rest) if self._lines else meaning(rest)) is Meaning.TOKEN:
             return self._held + rest

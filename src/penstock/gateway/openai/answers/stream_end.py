@@ -1,10 +1,10 @@
-"""How did a stream end: what do its last events say?
+"""How a stream ended, by its last events.
 
 `[DONE]` is no proof of success (docs/design.md#failure): engines send it after an error event, too, and after an abort.
-The last few events tell, so only the stream's tail is kept and looked at, once, at the end. The patterns are safe
-against what a model says: inside of JSON its quotes and line breaks are escaped.
+Only the stream's tail is kept and parsed, once, at the end. The patterns are safe against a model's text: inside of
+JSON its quotes and line breaks are escaped.
 
-A `[DONE]` without any finish reason is a failure where the engine is known to give one; some engines never do, and work
+A `[DONE]` without any finish reason is a failure if the engine is known to send one; some engines never do
 (docs/decisions/0040).
 """
 
@@ -33,17 +33,17 @@ _OF_CALLER = re.compile(
     rb'|"type"\s*:\s*"(?:invalid_request_error|BadRequestError)"'
 )
 _LINE_ERROR = re.compile(rb'^\{"error"', re.MULTILINE)
-_LINE_DONE = re.compile(rb'"done": ?true|"total_duration":')  # the last line may be longer than what is kept of it
+_LINE_DONE = re.compile(rb'"done": ?true|"total_duration":')  # the last line may be longer than the kept part
 _decode_answer = msgspec.json.Decoder(AnswerFields).decode
 _WITH_FINISH_REASON = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def stillborn(event: bytes, *, first: bool) -> bool:
-    """True if the first event that is more than an announcement says that there is no answer.
+    """True if the first real event is an error.
 
     Then nothing was computed, so another engine may be asked. A request that is queued inside an engine gets a bare
-    `[DONE]` (`first`: nothing came before it), or an error, when the engine stops. An error that is the caller's own
-    would be the same anywhere, so it counts as an answer.
+    `[DONE]` (`first`: nothing came before it), or an error, when the engine stops. A client error would be the same
+    anywhere, so it counts as an answer.
     """
     name, data = fields(event)
     if data is None:
@@ -53,12 +53,12 @@ def stillborn(event: bytes, *, first: bool) -> bool:
 
 
 def of_caller(error: bytes | bytearray) -> bool:
-    """True if an error is the caller's own: it would be the same at any engine."""
+    """True if an error is the client's: it would be the same at any engine."""
     return _OF_CALLER.search(error) is not None
 
 
 def whole_error(answer: bytes | bytearray) -> bool:
-    """True if an answer that is no stream is an error, whatever its status says."""
+    """True if an answer that is not a stream is an error, even with status 200."""
     if answer.find(b'error"') < 0:
         return False
     try:
@@ -69,7 +69,7 @@ def whole_error(answer: bytes | bytearray) -> bool:
 
 
 def line_tells_error(tail: bytes | bytearray) -> bool:
-    """True if the engine itself said that its stream of JSON lines failed."""
+    """True if the engine reported that its stream of JSON lines failed."""
     return _LINE_ERROR.search(tail) is not None
 
 
@@ -79,34 +79,34 @@ def lines_ended_well(tail: bytes) -> bool:
 
 
 def aborted(path: str, answer: bytes) -> bool:
-    """True if an answer that is no stream says that it was cut short: its engine went to sleep, or ends."""
+    """True if an answer that is not a stream was cut short, because its engine went to sleep or stopped."""
     return answer.find(b'"abort"') >= 0 and path in _WITH_FINISH_REASON and _ABORTED.search(answer) is not None
 
 
 def ends_itself(path: str) -> bool:
-    """True if engines say on that path that a stream is over (`[DONE]`): then nothing is added to what they say."""
+    """True if engines end streams on that path with `[DONE]`: then nothing is appended."""
     return path in _WITH_FINISH_REASON
 
 
 def tells_error(tail: bytes | bytearray) -> bool:
-    """True if the engine itself said that its stream of events failed."""
-    # To look for a word is a tenth of the price of looking at each line; hardly any tail has one.
+    """True if the engine reported that its stream of events failed."""
+    # Searching for a word costs a tenth of parsing each line; hardly any tail has one.
     return (b"error" in tail or b"failed" in tail) and _ERROR.search(tail) is not None
 
 
 def gives_finish_reason(path: str, tail: bytes) -> bool:
-    """True if the stream says why it ended, on a path where engines may say so."""
+    """True if the stream has a finish reason, on a path with finish reasons."""
     return path in _WITH_FINISH_REASON and _FINISHED.search(tail) is not None
 
 
 def cut_off(tail: bytes) -> bool:
-    """True if the last event has no end. Of an answer that ends with its connection nothing else says so."""
+    """True if the last event has no end. It is the only sign for an answer that ends with its connection."""
     line = tail[tail.rfind(b"\n") + 1 :]
     return line.startswith(b"data:") and line != b"data:" and not line.endswith((b"]", b"}", b"\r"))
 
 
 def tells_abort(tail: bytes) -> bool:
-    """True if the engine says that it cut the stream short."""
+    """True if the engine reported that it cut the stream short."""
     return _ABORTED.search(tail) is not None
 
 

@@ -1,10 +1,10 @@
-"""What does an answer say it cost?
+"""The usage that an answer reports.
 
-In OpenAI's API and Anthropic's a `usage` object tells it, at the end of an answer or in a stream's last events. In
-engines' own APIs, SGLang's `/generate` tells it in `meta_info`, llama.cpp in `timings`, Ollama in its last line, TGI in
-the last event's `details` or, where the answer does not stream, in headers. The prompt may be missing: then our own
-estimate of it stands. Numbers that make no sense count as not told. A whole answer that tells nothing is estimated by
-the length of its text; of a stream the events are counted.
+In OpenAI's API and Anthropic's it is a `usage` object, at the end of an answer or in a stream's last events. In
+engines' own APIs, SGLang's `/generate` has it in `meta_info`, llama.cpp in `timings`, Ollama in its last line, TGI in
+the last event's `details` or, without streaming, in headers. The prompt may be missing: then our own estimate of it
+stands. Nonsensical numbers are ignored. A whole answer without it is estimated by the length of its text; of a stream
+the events are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INPUT = re.compile(rb'"input_length"\s*:\s*(\d{1,10})\b')
 _EVALUATED = re.compile(rb'"prompt_eval_count"\s*:\s*(\d{1,10})\b')
 _MADE = re.compile(rb'"eval_count"\s*:\s*(\d{1,10})\b')
 BYTES_PER_TOKEN = 4  # English prose; code has fewer, so an estimate is rather too low
-#: What a whole answer holds its text in, in the APIs that we know.
+#: The text fields of a whole answer, in the known APIs.
 _TEXTS = ("choices", "output", "content", "message", "response", "text", "generated_text")
 _LABELS = frozenset({"role", "type", "id", "object", "finish_reason", "stop_reason", "status", "call_id"})
 
@@ -42,7 +42,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
-    """Returns what the last usage object in some bytes of an answer tells, or the `first` one.
+    """Returns the usage from the last usage object in some bytes of an answer, or the `first` one.
 
     None if no such object has numbers that make sense.
     """
@@ -69,7 +69,7 @@ def _usage(told: UsageFields) -> Usage | None:
 
 
 def estimated_tokens(answer: bytes | bytearray, size: int) -> int:
-    """Returns about how many tokens an answer has that is no stream and tells no usage. 0 if it is no JSON.
+    """Returns an estimate of the tokens of a whole answer without usage; 0 if it is not JSON.
 
     `answer`: all of its `size` bytes, or the last part of them.
     """
@@ -103,7 +103,7 @@ def _said_bytes(value: object) -> int:
 
 
 def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage | None, int | None]:
-    """Returns the usage that an engine's own API tells, and the tokens made where nothing else is told.
+    """Returns the usage from an engine's own API, and the tokens made if only these are reported.
 
     At most one of the two is not None. `tail` is the last part of the answer, or all of it.
     """
@@ -112,7 +112,7 @@ def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage |
     for timings in _objects(_TIMINGS, tail, LlamacppTimings):
         return _llamacpp(timings), None
     if (made := _last(_MADE, tail)) is not None:
-        evaluated = _last(_EVALUATED, tail)  # left out where all of the prompt was cached
+        evaluated = _last(_EVALUATED, tail)  # missing if all of the prompt was cached
         return (None, made) if evaluated is None else (Usage(evaluated, made), None)
     told = {name.lower(): value for name, value in headers if name.lower() in _HEADERS}
     generated, prompt = _number(told.get(_HEADERS[0], b"")), _number(told.get(_HEADERS[1], b""))
