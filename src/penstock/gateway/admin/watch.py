@@ -209,9 +209,8 @@ class Watch:
             ],
             "endpoints_more": len(endpoints) - len(shown),
             "requests": {
-                "waiting": [short(row) for row in snapshot.requests.waiting],
-                "running": [short(row) for row in snapshot.requests.running],
-                "ended": [short(row) for row in snapshot.requests.ended],
+                name: [short(row) for row in getattr(snapshot.requests, name)]
+                for name in ("waiting", "running", "ended")
             },
             "batches": self._facts.batches()[:BATCHES_SHOWN],
             "batch_store": batch_store,

@@ -1,11 +1,11 @@
-"""How do the processes stand that carry bytes for this one? Levels for `/metrics`, one series an edge."""
+"""The processes that carry bytes for this one: levels for `/metrics`, one series an edge."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from penstock.gateway.telemetry.exposition import Levels
+from penstock.gateway.telemetry.exposition import Levels, columns
 
 
 class ShownEdge(Protocol):
@@ -45,7 +45,7 @@ _SERIES: tuple[tuple[str, str, Callable[[ShownEdge], float]], ...] = (
     ("up", "Whether the edge is there.", lambda edge: float(edge.up_s is not None)),
     ("requests", "Requests it holds, waiting ones included.", lambda edge: edge.requests),
     ("connections", "Clients' connections it has.", lambda edge: edge.connections),
-    ("link_seconds", "How long a word to its decider and the answer take.", lambda edge: edge.link_s),
+    ("link_seconds", "Round trip of a message to its decider.", lambda edge: edge.link_s),
     ("event_loop_lag_seconds", "How late its event loop ran a timer in the last second.", lambda edge: edge.lag_s),
     ("cpu_seconds_total", "CPU time of its present process.", lambda edge: edge.cpu_s),
     ("starts_total", "How often its process was started.", lambda edge: edge.starts),
@@ -54,10 +54,4 @@ _SERIES: tuple[tuple[str, str, Callable[[ShownEdge], float]], ...] = (
 
 def edge_levels(edges: Callable[[], Iterable[ShownEdge]]) -> list[Levels]:
     """The families, read when they are printed."""
-    return [_level(f"penstock_edge_{name}", text, value, edges) for name, text, value in _SERIES]
-
-
-def _level(
-    name: str, text: str, value: Callable[[ShownEdge], float], edges: Callable[[], Iterable[ShownEdge]]
-) -> Levels:
-    return Levels(name, text, ["edge"], lambda: [((edge.name,), value(edge)) for edge in edges()])
+    return columns("penstock_edge_", "edge", _SERIES, lambda: ((edge.name, edge) for edge in edges()))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from prometheus_client.utils import floatToGoString
 
@@ -25,6 +25,7 @@ LINES_AT_ONCE = 64  # between two looks at the clock
 TIME_SHARE = 0.1  # of a CPU for making pages
 BURST_S = 0.25  # of CPU for making, before that share counts: a page made on each of a hundred questions in a row
 KEPT_S_MAX = 15.0  # Prometheus asks every 15 s or more rarely, as people set it
+Row = TypeVar("Row")
 _EXACT_MAX = 1e6  # from there on Go writes exponents
 
 
@@ -84,6 +85,21 @@ class Levels:
 def level(name: str, text: str, value: float) -> Iterator[str]:
     """A family with one value."""
     return Levels(name, text, [], lambda: [((), value)]).lines()
+
+
+def columns(
+    prefix: str,
+    label: str,
+    table: Iterable[tuple[str, str, Callable[[Row], float]]],
+    rows: Callable[[], Iterable[tuple[str, Row]]],
+    kind: str = "",
+) -> list[Levels]:
+    """Families with one label, whose values are columns of the same rows: name, help, value of a row."""
+
+    def family(name: str, text: str, value: Callable[[Row], float]) -> Levels:
+        return Levels(prefix + name, text, [label], lambda: (((key,), value(row)) for key, row in rows()), kind)
+
+    return [family(*column) for column in table]
 
 
 class Page:

@@ -6,22 +6,20 @@ A line is made when it is asked for, so that a page of many endpoints and models
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
+from penstock.core.explain.snapshot import BandSnapshot, EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import EndpointState
 from penstock.core.values.rows import SourceSnapshot
-from penstock.gateway.telemetry.exposition import Levels, level
+from penstock.gateway.telemetry.exposition import Levels, columns, level
 from penstock.gateway.telemetry.series import OTHER
 
 if TYPE_CHECKING:
     from penstock.gateway.telemetry.metrics import Metrics
 
 ENDPOINTS_MAX = 1_000  # with series of their own: each has some twenty; discovery may find thousands
-
-Row = TypeVar("Row")
-_Values = Iterable[tuple[tuple[str, ...], float]]
 
 
 class Gauges:
@@ -34,112 +32,76 @@ class Gauges:
 
     def lines(self) -> Iterator[str]:
         snapshot = self._snapshot()
-        for levels in (*self._queues(snapshot), self._tries(snapshot), *_endpoints(snapshot), *_sources(snapshot)):
+        sources = columns(_P, "source", _OF_SOURCES, lambda: ((source.source, source) for source in snapshot.sources))
+        for levels in (*self._queues(snapshot), *_endpoints(snapshot), *sources):
             yield from levels.lines()
 
     def _queues(self, snapshot: Snapshot) -> Iterator[Levels]:
         known = self._models()
-        requests: dict[tuple[str, str], float] = {}
-        tokens: dict[tuple[str, str], float] = {}
+        requests: Counter[tuple[str, str]] = Counter()
+        tokens: Counter[tuple[str, str]] = Counter()
         for queue in snapshot.queues:
             key = (queue.model if queue.model in known else OTHER, queue.band)
-            requests[key] = requests.get(key, 0.0) + queue.requests
-            tokens[key] = tokens.get(key, 0.0) + queue.prompt_tokens
+            requests[key] += queue.requests
+            tokens[key] += queue.prompt_tokens
         keys = [(model, band) for model in (*sorted(known), OTHER) for band in self._bands]
         keys += [key for key in requests if key[1] not in self._bands]
-
-        def by_queue(name: str, text: str, values: dict[tuple[str, str], float]) -> Levels:
-            return _level(name, text, ["model", "band"], lambda: ((key, values.get(key, 0.0)) for key in keys))
-
-        yield by_queue("queued_requests", "Requests waiting.", requests)
-        yield by_queue("queued_tokens", "Estimated prompt tokens waiting.", tokens)
-        yield _level("queued_bytes", "Bytes of bodies waiting.", [], lambda: [((), float(snapshot.waiting_bytes))])
-        yield _level(
-            "oldest_wait_seconds",
-            "How long the oldest waiting request has waited.",
-            ["band"],
-            lambda: [((band.name,), band.oldest_wait_s) for band in snapshot.bands],
-        )
-
-    def _tries(self, snapshot: Snapshot) -> Levels:
-        text = "Requests sent although they were forecast to miss their deadlines, to learn of the present."
-        tries = dict.fromkeys((*sorted(self._models()), OTHER), 0)
+        tries = dict.fromkeys((*sorted(known), OTHER), 0)
         for model in snapshot.models:
             tries[model.name if model.name in tries else OTHER] += model.deadline_tries_total
-        return _level("deadline_tries_total", text, ["model"], lambda: [((name,), n) for name, n in tries.items()])
+        by, text = (
+            ["model", "band"],
+            "Requests sent to measure the present wait though forecast to miss their deadlines.",
+        )
+        yield Levels(f"{_P}queued_requests", "Requests waiting.", by, lambda: ((key, requests[key]) for key in keys))
+        yield Levels(
+            f"{_P}queued_tokens", "Estimated prompt tokens waiting.", by, lambda: ((key, tokens[key]) for key in keys)
+        )
+        yield Levels(f"{_P}queued_bytes", "Bytes of bodies waiting.", [], lambda: [((), snapshot.waiting_bytes)])
+        yield from columns(_P, "band", _OF_BANDS, lambda: ((band.name, band) for band in snapshot.bands))
+        yield Levels(f"{_P}deadline_tries_total", text, ["model"], lambda: (((name,), n) for name, n in tries.items()))
+
+
+_P = "penstock_"
+_SILENT = "NaN if the engine does not report it."
+_OF_BANDS: list[tuple[str, str, Callable[[BandSnapshot], float]]] = [
+    ("oldest_wait_seconds", "How long the oldest waiting request has waited.", lambda b: b.oldest_wait_s),
+]
+_OF_ENDPOINTS: list[tuple[str, str, Callable[[EndpointSnapshot], float]]] = [
+    ("leases", "Leases held.", lambda e: e.leases),
+    ("slots", "Requests it may be sent at a time.", lambda e: e.slots),
+    ("endpoint_up", "1 while it may be used.", lambda e: e.state is EndpointState.UP),
+    ("endpoint_waiting", f"Requests queued inside the engine; {_SILENT}", lambda e: _gauge(e, e.engine_waiting)),
+    ("endpoint_running", f"Requests running inside the engine; {_SILENT}", lambda e: _gauge(e, e.engine_running)),
+    ("endpoint_kv_usage_ratio", f"KV memory in use; {_SILENT}", lambda e: _gauge(e, e.kv_usage)),
+    (
+        "observation_age_seconds",
+        "Age of the last reading; NaN if there is none.",
+        lambda e: math.nan if e.observed_s_ago is None else e.observed_s_ago,
+    ),
+]
+_OF_SOURCES: list[tuple[str, str, Callable[[SourceSnapshot], float]]] = [
+    ("prefix_hit_tokens_total", "Prompt tokens that were cached as expected.", lambda s: s.hit_tokens),
+    ("prefix_predicted_tokens_total", "Prompt tokens expected to be cached there.", lambda s: s.predicted_tokens),
+    ("prefix_predictions_total", "Predictions that engines' usage could be compared with.", lambda s: s.checks),
+    ("prefix_predictions_wrong_total", "Of these, far too high.", lambda s: s.wrong),
+    ("prefix_sources_off", "Endpoints about which a source is not believed now.", lambda s: s.off),
+]
 
 
 def _endpoints(snapshot: Snapshot) -> Iterator[Levels]:
     shown = snapshot.endpoints[:ENDPOINTS_MAX]
-    columns: list[tuple[str, str, Callable[[EndpointSnapshot], float]]] = [
-        ("leases", "Leases held.", lambda e: e.leases),
-        ("slots", "Requests it may be sent at a time.", lambda e: e.slots),
-        ("endpoint_up", "1 while it may be used.", lambda e: e.state == "up"),
-        (
-            "endpoint_waiting",
-            "Requests waiting inside the engine, as observed; NaN where the engine does not tell.",
-            lambda e: _told(e, e.engine_waiting),
-        ),
-        (
-            "endpoint_running",
-            "Requests running inside the engine, as observed; NaN where the engine does not tell.",
-            lambda e: _told(e, e.engine_running),
-        ),
-        (
-            "endpoint_kv_usage_ratio",
-            "KV memory in use, as observed; NaN where the engine does not tell.",
-            lambda e: _told(e, e.kv_usage),
-        ),
-        (
-            "observation_age_seconds",
-            "Age of the last reading; NaN where there is none to go by.",
-            lambda e: math.nan if e.observed_s_ago is None else e.observed_s_ago,
-        ),
-    ]
-    for name, text, value in columns:
-        yield _column(name, text, "endpoint", [(e.name, e) for e in shown], value)
-    yield _level(
-        "endpoint_state",
-        "1 for the state it is in.",
-        ["endpoint", "state"],
-        lambda: (((e.name, state), float(e.state == state)) for e in shown for state in EndpointState),
-    )
+    yield from columns(_P, "endpoint", _OF_ENDPOINTS, lambda: ((e.name, e) for e in shown))
+    states = [(e, state) for e in shown for state in EndpointState]
+    text, names = "1 for the state it is in.", ["endpoint", "state"]
+    yield Levels(f"{_P}endpoint_state", text, names, lambda: (((e.name, s), e.state is s) for e, s in states))
 
 
-def _told(endpoint: EndpointSnapshot, value: float | None) -> float:
+def _gauge(endpoint: EndpointSnapshot, value: float | None) -> float:
     """0 until the first reading, as every gauge; then NaN for a value that is not reported."""
     if value is None:
         return 0.0 if endpoint.observed_s_ago is None else math.nan
     return value
-
-
-def _sources(snapshot: Snapshot) -> Iterator[Levels]:
-    """How right the sources of cached prefixes are."""
-    columns: list[tuple[str, str, Callable[[SourceSnapshot], float]]] = [
-        ("prefix_hit_tokens_total", "Prompt tokens that were cached where they were expected.", lambda s: s.hit_tokens),
-        (
-            "prefix_predicted_tokens_total",
-            "Prompt tokens expected to be cached there.",
-            lambda s: s.predicted_tokens,
-        ),
-        (
-            "prefix_predictions_total",
-            "Predictions that engines' usage could be held against.",
-            lambda s: s.checks,
-        ),
-        ("prefix_predictions_wrong_total", "Of these, far too high.", lambda s: s.wrong),
-        ("prefix_sources_off", "Endpoints about which a source is not believed now.", lambda s: s.off),
-    ]
-    for name, text, value in columns:
-        yield _column(name, text, "source", [(source.source, source) for source in snapshot.sources], value)
-
-
-def _column(name: str, text: str, label: str, rows: Sequence[tuple[str, Row]], value: Callable[[Row], float]) -> Levels:
-    return _level(name, text, [label], lambda: (((named,), value(row)) for named, row in rows))
-
-
-def _level(name: str, text: str, labels: list[str], values: Callable[[], _Values]) -> Levels:
-    return Levels(f"penstock_{name}", text, labels, values)
 
 
 class RouterAliases:

@@ -7,7 +7,7 @@ have room; all others are `other`. Every series that can count exists from the s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import prometheus_client
 
@@ -43,24 +43,14 @@ _TOO_MANY = tuple(reason for reason in Reason if reason.status == 429)
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class _AnswerSeries:
-    """What is counted of every answer for one model and band: its series, looked up once."""
+class _AnswerSeries(NamedTuple):
+    """The series of every answer for one model and band, looked up once."""
 
-    __slots__ = ("completed", "pace", "request_time", "ttft", "wait")
-
-    def __init__(
-        self,
-        completed: Count,
-        wait: HistogramSeries,
-        ttft: HistogramSeries,
-        request_time: HistogramSeries,
-        pace: HistogramSeries,
-    ) -> None:
-        self.completed = completed
-        self.wait = wait
-        self.ttft = ttft
-        self.request_time = request_time
-        self.pace = pace
+    completed: Count
+    wait: HistogramSeries
+    ttft: HistogramSeries
+    request_time: HistogramSeries
+    pace: HistogramSeries
 
 
 class Metrics:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 from penstock import clock
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.catalogue import AWAY
-from penstock.gateway.telemetry.exposition import Levels, level
+from penstock.gateway.telemetry.exposition import Levels, columns, level
 from penstock.gateway.telemetry.series import OTHER
 
 WINDOW_S = 60  # of `vllm:current_qps`: their chart's `requestStatsWindow`
@@ -51,9 +50,10 @@ class LastMinute:
 class _Endpoint:
     """What is counted of one endpoint."""
 
-    __slots__ = ("cached_tokens", "prompt_tokens", "sent", "sent_total", "url")
+    __slots__ = ("cached_tokens", "name", "prompt_tokens", "sent", "sent_total", "url")
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
         self.url = url
         self.sent = LastMinute()
         self.sent_total = 0
@@ -73,7 +73,7 @@ class ProductionStack:
 
     def endpoint_added(self, name: str, url: str) -> None:
         """It has series from now on."""
-        self._endpoints[name] = _Endpoint(url)
+        self._endpoints[name] = _Endpoint(name, url)
 
     def endpoint_removed(self, name: str) -> None:
         """Its series end."""
@@ -124,27 +124,20 @@ class ProductionStack:
         """For `/metrics`."""
         now = self._now()
         well = {e.name for e in self._snapshot().endpoints if e.state not in _OUT_OF_USE}
-        columns: list[tuple[str, str, Callable[[str, _Endpoint], float]]] = [
-            ("healthy_pods_total", "1 while an engine may be used.", lambda name, _: name in well),
-            ("current_qps", "Requests per second, of the last minute.", lambda _, its: its.sent.per_s(now)),
-            (
-                "gpu_prefix_cache_hits_total",
-                "Prompt tokens from its cache, by answers.",
-                lambda _, its: its.cached_tokens,
-            ),
-            ("gpu_prefix_cache_queries_total", "Prompt tokens, by answers.", lambda _, its: its.prompt_tokens),
+        of_engines: list[tuple[str, str, Callable[[_Endpoint], float]]] = [
+            ("healthy_pods_total", "1 while an engine may be used.", lambda its: its.name in well),
+            ("current_qps", "Requests per second, of the last minute.", lambda its: its.sent.per_s(now)),
+            ("gpu_prefix_cache_hits_total", "Prompt tokens from its cache, by answers.", lambda its: its.cached_tokens),
+            ("gpu_prefix_cache_queries_total", "Prompt tokens, by answers.", lambda its: its.prompt_tokens),
         ]
-        for column, text, value in columns:
-            rows = partial(self._rows, value)
-            yield from Levels(f"vllm:{column}", text, ["server"], rows, "gauge").lines()
+        engines = self._endpoints.values()
+        for family in columns("vllm:", "server", of_engines, lambda: ((e.url, e) for e in engines), "gauge"):
+            yield from family.lines()
         came = [((model,), count) for model, count in self._came.items()]
         text = "Requests that came, also while no engine is there."
         yield from Levels("vllm:num_incoming_requests_total", text, ["model"], lambda: came).lines()
         for name, percent in self._machine.usage():
             yield from level(f"router_{name}_usage_percent", "Of this machine or container.", percent)
-
-    def _rows(self, value: Callable[[str, _Endpoint], float]) -> list[tuple[tuple[str, ...], float]]:
-        return [((its.url,), value(name, its)) for name, its in self._endpoints.items()]
 
 
 class Machine:
