@@ -14,7 +14,7 @@ from penstock.core.queueing.capped_flows import CappedFlows
 from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.scheduling import ends, sending, waiting
+from penstock.core.scheduling import sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.catalogue import Reason
@@ -74,7 +74,7 @@ def displaces_the_oldest(patch: pytest.MonkeyPatch) -> None:
     def broken(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> bool:
         lowest = state.queues.bands[-1]
         if state.queues.over_bounds() and lowest.entries:
-            ends.evict(state, next(iter(lowest.entries.values())), Reason.DISPLACED, now, actions)
+            waiting.evict(state, next(iter(lowest.entries.values())), Reason.DISPLACED, now, actions)
         return make_room(state, entry, now, actions)
 
     patch.setattr(waiting, "make_room", broken)

@@ -152,7 +152,7 @@ def test_only_the_clock_reads_a_clock(place: str) -> None:
 def test_the_walk_sees_what_it_should() -> None:
     """A test that looks at nothing passes too."""
     assert len(inside("core")) > 20
-    assert ("penstock.core.queueing.entry", "Entry") in imports(SOURCE / "penstock/core/scheduling/ends.py")
+    assert ("penstock.core.queueing.entry", "Entry") in imports(SOURCE / "penstock/core/scheduling/waiting.py")
     assert list(_imports(ast.parse("def f():\n import os.path\n from time import sleep"))) == [
         ("os.path", ""),
         ("time", "sleep"),

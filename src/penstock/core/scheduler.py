@@ -31,7 +31,7 @@ from penstock.core.endpoints.liveness import Liveness
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
 from penstock.core.queueing.fair_tree import Node
-from penstock.core.scheduling import ends, judging, recalling, reconfigure, returning, sending, waiting
+from penstock.core.scheduling import reconfigure, returning, sending, waiting
 from penstock.core.scheduling.questions import Questions
 from penstock.core.scheduling.returning import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
 from penstock.core.scheduling.sending import BAND_RANKS
@@ -67,15 +67,15 @@ class Scheduler(Questions):
         admits = not state.draining and state.pauses.admits(request.model)
         refusal = _unservable(state, request, now) if admits else Reason.DRAINING
         if refusal is not None:
-            return [ends.refuse(state, entry, refusal, now)]
+            return [waiting.refuse(state, entry, refusal, now)]
         waiting.appraise(state, entry, now, came_s=now)
         if request.prompt_tokens_max is not None:
             least = least_prompt_tokens(contents_of(request))
             if max(least, entry.estimate.prompt_tokens) > request.prompt_tokens_max:
-                return [ends.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
+                return [waiting.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
         limit = state.quotas.admit(entry.account, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
-            return [ends.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]
+            return [waiting.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]
         if state.pool.differ and request.pinned is None:
             for name in fit.unfit(state.pool, entry):
                 entry.own_retry().excluded[name] = math.inf
@@ -88,7 +88,7 @@ class Scheduler(Questions):
             band = state.queues.bands[entry.request.band]
             if entry.state is State.WAITING and entry.seq not in band.entries:
                 entry.move(Event.CANCELLED)  # neither queued nor sent: nothing else knows of it
-                ends.end(state, entry, None, now, Reason.CANCELLED)
+                waiting.end(state, entry, None, now, Reason.CANCELLED)
             raise
 
     def first_token(self, lease: int, *, well: bool = True, now: float) -> list[Action]:
@@ -106,7 +106,7 @@ class Scheduler(Questions):
         endpoint.first_token(held, now)
         sending.look_at(state, endpoint, now)
         if well and not endpoint.proof.settled:
-            judging.well(state, endpoint, now)
+            returning.well(state, endpoint, now)
         if len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.made_wait:
             return []  # closed before and after, and no request waits elsewhere for this prompt to be computed
         return sending.touched(state, endpoint, now)
@@ -122,7 +122,7 @@ class Scheduler(Questions):
         entry = state.leases[lease]
         held = entry.leased()
         entry.charge.seen(output_tokens)
-        look = state.charges.progressed(state.tree_of(entry), entry)
+        look = state.charges.progressed(state.queues.bands[entry.request.band].tree, entry)
         if look:
             work = entry.route.uncached_tokens + WORK_PER_OUTPUT_TOKEN * entry.charge.charged_output
             state.promised.settle(entry, work)
@@ -161,7 +161,7 @@ class Scheduler(Questions):
         elif usage is None and streamed:
             answers = contents_of(entry.request).answers
             state.estimator.learn_output(entry.tenant, model, entry.charge.output_seen, answers)
-        ends.end(state, entry, usage or entry.presumed_usage(), now)
+        waiting.end(state, entry, usage or entry.presumed_usage(), now)
         if endpoint is None:
             return sending.pumped(state, now)
         if held.first_token_s is None:  # it did not stream, or was empty
@@ -169,8 +169,8 @@ class Scheduler(Questions):
             endpoint.liveness.began(held, endpoint.ledger, now)
         sending.look_at(state, endpoint, now)
         if refused and endpoint.proof.refused(now - held.began_s, well=state.pool.answered):
-            judging.seen_through(state, endpoint, now)
-        judging.well(state, endpoint, now, refused=refused)
+            returning.seen_through(state, endpoint, now)
+        returning.well(state, endpoint, now, refused=refused)
         return sending.pumped(state, now)
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
@@ -187,7 +187,7 @@ class Scheduler(Questions):
         if endpoint is not None:
             endpoint.first_token(held, now)
             endpoint.ledger.remove(held, now)
-            judging.well(state, endpoint, now)
+            returning.well(state, endpoint, now)
         meets = endpoint is not None and endpoint.meets
         if not meets and state.pending.lost(entry) and (others := sending.partners(state, entry, now)):
             state.pending.drop(entry, now)
@@ -223,11 +223,11 @@ class Scheduler(Questions):
             if failure is Failure.MODALITY and len(kinds := fit.kinds_of(entry.model, contents_of(entry.request))) == 1:
                 endpoint.refused_kinds |= kinds
                 state.pool.changed()
-            judging.blame(state, endpoint, entry.model, failure, now, retry_after_s=retry_after_s)
+            returning.blame(state, endpoint, entry.model, failure, now, retry_after_s=retry_after_s)
         actions: list[Action] = []
         assert (entry.state is State.STREAMING) <= (failure is Failure.BROKEN), "a stream that began is not retried"
         if returning.verdict(state, entry, failure, endpoint, now) is Verdict.FAIL:
-            ends.fail(state, entry, failure, now, actions)
+            waiting.fail(state, entry, failure, now, actions)
         else:
             returning.requeue(state, entry, now, actions, failure=failure, endpoint=endpoint)
             if entry.request.falls_back:
@@ -247,13 +247,13 @@ class Scheduler(Questions):
         if entry is None:
             return []
         if entry.state is State.WAITING:
-            ends.unqueue(state, entry, Event.CANCELLED, now)
+            waiting.unqueue(state, entry, Event.CANCELLED, now)
             state.forecast.left(entry, now)
-            ends.end(state, entry, None, now, Reason.CANCELLED)
+            waiting.end(state, entry, None, now, Reason.CANCELLED)
             return sending.pumped(state, now)  # others may have waited for it
         endpoint = sending.release(state, entry, now, abandoned=True)
         entry.move(Event.CANCELLED)
-        ends.end(state, entry, entry.presumed_usage(), now, Reason.CLIENT_GONE)
+        waiting.end(state, entry, entry.presumed_usage(), now, Reason.CLIENT_GONE)
         return sending.touched(state, endpoint, now) if endpoint is not None else sending.pumped(state, now)
 
     def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:
@@ -555,7 +555,7 @@ class Scheduler(Questions):
             if entry is None:
                 continue
             if entry.state is State.WAITING:
-                ends.evict(state, entry, Reason.OPERATOR, now, actions)
+                waiting.evict(state, entry, Reason.OPERATOR, now, actions)
             else:
                 state.recorder.blamed(entry, Reason.OPERATOR)
                 actions.append(Abort(request_id, Reason.OPERATOR))
@@ -642,7 +642,7 @@ class Scheduler(Questions):
             state.recorder.took_over(entry, underway.endpoint, now - came_s, now - underway.running_s, now)
             endpoint = state.pool.get(underway.endpoint)
             if underway.begun and endpoint is not None and not endpoint.proof.settled:
-                judging.well(state, endpoint, now)
+                returning.well(state, endpoint, now)
             return []
         state.recorder.came(entry, now - came_s)
         state.under_share.arrived(entry, now)
@@ -657,15 +657,15 @@ class Scheduler(Questions):
             if entry is None:
                 continue
             if entry.state is State.WAITING:
-                ends.unqueue(state, entry, Event.CANCELLED, now)
+                waiting.unqueue(state, entry, Event.CANCELLED, now)
             else:
                 sending.release(state, entry, now)
                 entry.move(Event.CANCELLED)
             state.promised.settle(entry, 0.0)
-            state.charges.refund(state.tree_of(entry), entry)
+            state.charges.refund(state.queues.bands[entry.request.band].tree, entry)
             state.quotas.settle(entry.account, reserved=entry.estimated_tokens, used=0, now=now)
             state.recorder.forgotten(entry, now)
-            ends.forget(state, entry)
+            waiting.forget(state, entry)
             if state.watcher is not None:
                 state.watcher.settled(entry, None)
         return []
@@ -712,7 +712,7 @@ class Scheduler(Questions):
         """Time has passed: evict what waited too long, look again at endpoints and at which engines make progress."""
         state, actions = self._state, list[Action]()
         if now >= state.look_s:
-            recalling.look_who_moves(state, now, actions)
+            returning.look_who_moves(state, now, actions)
         for key in state.timers.due(now):
             if not isinstance(key, str):
                 entry = state.queues.find(key)
@@ -722,7 +722,7 @@ class Scheduler(Questions):
                 state.queues.touch(endpoint)
                 sending.look(state, endpoint, now)
                 if endpoint.overfull:
-                    recalling.surplus(state, endpoint, now, actions)
+                    returning.surplus(state, endpoint, now, actions)
                 state.look_again(endpoint, endpoint.looks_s(now))
         _expire_drain(state, now, actions)
         sending.hand_out(state, now, actions)
@@ -793,7 +793,7 @@ def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: li
         waiting.enqueue(state, entry, now)
         waiting.admit_to_wait(state, entry, now, actions)
     else:
-        ends.reject(state, entry, reason, now, actions, limit=limit)
+        waiting.reject(state, entry, reason, now, actions, limit=limit)
 
 
 def _largest_costs(state: SchedulerState, queued: Iterable[Entry]) -> dict[Node, float]:
@@ -814,7 +814,7 @@ def _expire_drain(state: SchedulerState, now: float, actions: list[Action]) -> N
         state.queue_until_s = None
         for band in state.queues.bands:
             for entry in list(band.entries.values()):
-                ends.evict(state, entry, Reason.DRAINING, now, actions)
+                waiting.evict(state, entry, Reason.DRAINING, now, actions)
     if stop:
         state.stop_at_s = None
         for entry in state.leases.values():

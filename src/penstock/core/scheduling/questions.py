@@ -1,4 +1,4 @@
-"""What may be asked of a scheduler: room, places, waits, why, and the whole picture. Answering changes nothing."""
+"""Questions about a scheduler: room, positions, waits, explanations, the snapshot. Answers change nothing."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from penstock.core.values.request import Request
 from penstock.core.values.rows import Allowance, Budget, Serving
 from penstock.core.values.settings import Limits
 
-_SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: what can't wait is not refused for these
+_SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: a request that can't wait is sent anyway
 
 
 class Questions:
-    """What the scheduler is asked."""
+    """The questions a scheduler answers, from its state."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._state = state
@@ -74,20 +74,14 @@ class Questions:
         return list(pauses.paused), list(pauses.drained)
 
     def room(self, model: str, tenant: str, band: int, *, now: float) -> int:
-        """Returns how many more requests there is room for: in the queue or, with queueing off, in unused slots.
-
-        Bounds in bytes and tokens are left out: they depend on the request.
-        """
+        """Returns for how many more requests the queue has room (in bytes and tokens: unknown); off: free slots."""
         state = self._state
         queue = state.settings.queue_enabled
         room = state.queues.room(band) if queue else state.pool.free_slots(model)
         return int(min(room, state.quotas.room(tenant, now)))
 
     def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:
-        """Returns where to send something that needs neither queue nor lease (tokenizing), not one of `but`.
-
-        None if no other endpoint is alive.
-        """
+        """Returns the endpoint for a request without queue or lease, not one of `but`; None: no other is alive."""
         usable = self._state.pool.usable(Request(id="", model=model, band=0), now)
         usable = [endpoint for endpoint in usable if endpoint.name not in but] if but else usable
         if not usable:
@@ -95,11 +89,11 @@ class Questions:
         return least_loaded([e for e in usable if e.proof.stands] or usable, now).name
 
     def serving(self, model: str, *, now: float) -> list[str]:
-        """Returns the names of the endpoints that a request for a model could be sent to."""
+        """Returns the endpoints that could serve a model now."""
         return [endpoint.name for endpoint in self._state.pool.usable(Request(id="", model=model, band=0), now)]
 
     def served(self, *, now: float) -> list[Serving]:
-        """Returns what each endpoint serves, and how loaded it is: for processes that can't ask each time."""
+        """Returns each endpoint's models and load, for processes that can't ask for each request."""
         pool = self._state.pool
         return [
             Serving(
@@ -112,9 +106,7 @@ class Questions:
         ]
 
     def wanted(self, name: str, *, now: float) -> bool:
-        """True if an endpoint's gauges matter now: requests wait that it, near its limit, could serve, or it is in
-        doubt whether it works.
-        """
+        """True if an endpoint's gauges matter now: it could serve queued requests near its limit, or may be stuck."""
         state = self._state
         endpoint = state.pool[name]
         if endpoint.liveness.doubted:
@@ -124,38 +116,38 @@ class Questions:
         )
 
     def proven(self, name: str) -> bool:
-        """Whether an endpoint is taken for an engine; False, too, of one that is gone."""
+        """True if an endpoint is known to be an engine; False if it is gone."""
         endpoint = self._state.pool.get(name)
         return endpoint is not None and endpoint.proof.stands
 
     def refuses_key(self, name: str) -> bool:
-        """Whether an endpoint refuses the gateway's key, as far as is known."""
+        """True if an endpoint is known to refuse the gateway's key."""
         endpoint = self._state.pool.get(name)
         return endpoint is not None and endpoint.proof.key_refused
 
     def moved_s(self, name: str) -> float:
-        """Returns when an endpoint last showed that it works; minus infinity: never yet."""
+        """Returns when an endpoint last made progress; minus infinity: never yet."""
         return self._state.pool[name].ledger.moved_s
 
     def knows(self, model: str, *, now: float) -> bool | None:
-        """True if some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
+        """True if an endpoint serves the model; None: one may, which has not reported yet or is being replaced."""
         return self._state.pool.knows(model, now)
 
     def state_of(self, request_id: str) -> State | None:
-        """Returns where a request is; None if it ended or was never here."""
+        """Returns the state of a request; None if it has ended or is unknown."""
         state = self._state
         entry = state.entries.get(request_id)
         return None if entry is None else entry.state
 
     def busy(self) -> dict[str, tuple[int, int]]:
-        """How many requests wait and run, by whose limits hold for them."""
+        """Returns the queued and running requests of each account."""
         waiting, running = Counter[str](), Counter[str]()
         for entry in self._state.entries.values():
             (waiting if entry.state is State.WAITING else running)[entry.account] += 1
         return {name: (waiting[name], running[name]) for name in {**waiting, **running}}
 
     def requests_of(self, tenant: str, *, running: bool) -> list[str]:
-        """The requests of a tenant that wait, or that run: by its own name, or because its limits hold for them."""
+        """Returns the queued, or the running, requests of a tenant, by its name or its account."""
         return [
             request_id
             for request_id, entry in self._state.entries.items()
@@ -163,13 +155,13 @@ class Questions:
         ]
 
     def wait_s(self, request_id: str, *, now: float) -> float | None:
-        """Returns how long a waiting request is estimated to wait from now on; None if that can't be told."""
+        """Returns the forecast wait of a queued request from now on; None: unknown."""
         state = self._state
         entry = state.entries.get(request_id)
         return None if entry is None or entry.state is not State.WAITING else state.estimated_wait_s(entry, now)
 
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:
-        """Returns the positions of those requests that wait. Asked for many at once it costs little for each."""
+        """Returns the positions of those requests that are queued. Many at once are cheap."""
         state = self._state
         found = [state.entries.get(request_id) for request_id in request_ids]
         waiting: list[Entry] = [entry for entry in found if entry is not None and entry.state is State.WAITING]
@@ -183,7 +175,7 @@ class Questions:
         }
 
     def allowance(self, tenant: str, *, now: float) -> Allowance | None:
-        """Returns what a tenant has left of its rates; None if it has none."""
+        """Returns the rest of a tenant's rates; None: no rate is set."""
         return self._state.quotas.allowance(tenant, now)
 
     def budgets(self, *, now: float) -> list[Budget]:
@@ -191,11 +183,11 @@ class Questions:
         return self._state.quotas.budgets(now)
 
     def limits_of(self, tenant: str) -> Limits | None:
-        """What a tenant may have; None where nothing limits it."""
+        """Returns a tenant's limits; None: no limit."""
         return self._state.quotas.limits_of(tenant)
 
     def explain(self, request_id: str, *, now: float) -> Explanation | None:
-        """Returns why a request waits or waited, if it has not ended or ended recently; None if it is not known."""
+        """Returns why a request waits or waited; None if it is unknown or ended long ago."""
         state = self._state
         entry = state.entries.get(request_id) or state.recorder.find(request_id)
         if entry is None:
@@ -204,11 +196,11 @@ class Questions:
         return state.recorder.explain(entry, estimated_wait_s=wait_s, now=now)
 
     def loads(self) -> dict[str, ModelLoad]:
-        """How much each model has to do, and with what: what an autoscaler's rule is told once a second."""
+        """Returns the load and capacity of each model, for an autoscaler's rule."""
         return loads_now(self._state.queues.bands, self._state.pool, self._state.shares)
 
     def snapshot(self, *, now: float) -> Snapshot:
-        """Returns the picture of this moment."""
+        """Returns the whole picture of this moment."""
         state = self._state
         queues, causes = state.queues, state.wait_causes
         names = [band.settings.name for band in queues.bands]
@@ -245,14 +237,11 @@ class Questions:
         )
 
     def tokens_under_way(self) -> int:
-        """Returns the tokens that have come of answers that stream, with those of their prompts, as estimated.
-
-        When an answer ends they count for its model, and no longer here. Asking costs per running request.
-        """
+        """Returns the tokens of running streams so far, with their estimated prompts. Costs per running request."""
         begun = [entry for entry in self._state.leases.values() if entry.charge.output_seen]
         return sum([entry.estimate.prompt_tokens + entry.charge.output_seen for entry in begun])
 
 
 def _load(endpoint: Endpoint, now: float) -> float:
-    """For its size and weight, as others may compare it."""
+    """Returns the load per slot and weight, to be compared with others."""
     return endpoint.ledger.load(now) / ((endpoint.ledger.slots or 1) * endpoint.weight)

@@ -1,10 +1,10 @@
-"""New settings while requests wait and run: what may change, and what becomes of those that are here?
+"""Settings change while requests are queued and running: what may change, and what happens to those requests?
 
-Nobody is lost, and nobody who waits is given less time than it was promised. Bands are matched by name, whatever their
-order. Whose band is gone goes on in the next lower one that stays, or in the lowest: so nobody rises, unless there is
-nothing below. Service that flows got stays counted, also when prices change; another fairness policy counts something
-else, so under it all flows start equal. Where queueing is switched off, all who wait are sent at once; where it is
-switched on, nothing is sent to an endpoint with more than its slots until so many have ended.
+None is lost, and no queued request gets less time than it was promised. Bands are matched by name. The requests of a
+band that is gone go on in the next lower one that stays, or in the lowest: so none rises, unless nothing is below.
+Service that flows got stays counted, even if prices change; another fairness policy counts something else, so all flows
+start equal. If queueing is switched off, all queued requests are sent at once; if it is switched on, an endpoint above
+its slots gets nothing until enough of its requests have ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.core.values.settings import SchedulerSettings, part_of
 
 
 class NeedsRestartError(ValueError):
-    """Settings were changed that cannot be while running. `keys` are their paths in the settings."""
+    """Settings changed that need a restart. `keys` are their paths."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__(f"cannot be changed without a restart: {', '.join(keys)}")
@@ -33,15 +33,15 @@ class NeedsRestartError(ValueError):
 
 
 def needing_restart(old: SchedulerSettings, new: SchedulerSettings) -> list[str]:
-    """Returns the changed settings, by their paths, that what waits could not follow; empty if all can be followed."""
+    """Returns the paths of changed settings that queued requests could not follow."""
     fixed = {
-        "fairness.levels": old.levels == new.levels,  # flows hold requests, and nobody knows their other names
+        "fairness.levels": old.levels == new.levels,  # flows hold requests, whose other names are unknown
     }
     return [key for key, same in fixed.items() if not same]
 
 
 class Changed:
-    """What became of bands, those that are gone included."""
+    """The bands affected by a change, including those that are gone."""
 
     def __init__(self) -> None:
         self.afresh: list[Band] = []  #: their trees count something else from now on
@@ -52,7 +52,7 @@ class Changed:
 def compared(
     old: SchedulerSettings, new: SchedulerSettings, before: Sequence[Band], heirs: dict[Band, Band]
 ) -> Changed:
-    """Returns which bands' requests fall under another policy or order, in their own band or in that of its heir."""
+    """Returns the bands whose requests get another policy or order, in their own band or its heir."""
     changed = Changed()
     for band, was in zip(before, old.bands, strict=True):
         heir = heirs.get(band, band)
@@ -75,10 +75,9 @@ def resettle(
     afresh: Collection[Band],
     place: Callable[[Entry, Band], None],
 ) -> None:
-    """Give every request its band's new rank, and a new place in a tree where its old one is gone.
+    """Give every request its band's new rank, and a new place in a tree if its old one is gone.
 
-    `afresh`: the bands whose trees are new. `place` finds the node for an entry, and charges what it was charged so
-    far.
+    `afresh`: the bands whose trees are new. `place` finds an entry's node and charges it.
     """
     moved: dict[Band, list[Entry]] = {}
     for entry in entries:
@@ -132,7 +131,7 @@ def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float)
 
 
 def _rearrange(state: SchedulerState, before: SchedulerSettings) -> None:
-    """Other bands, another order and other fairness, for who is here and who comes."""
+    """Apply other bands, order and fairness to all requests."""
     settings, entries, bands = state.settings, state.entries.values(), state.queues.bands
     heirs = state.queues.rearrange(settings.bands, settings.bounds)
     changed = compared(before, settings, bands, heirs)
@@ -162,7 +161,7 @@ def _rearrange(state: SchedulerState, before: SchedulerSettings) -> None:
 
 
 def _move(state: SchedulerState, entry: Entry, band: Band) -> None:
-    """Find its place in another tree, with all that is known of its flow."""
+    """Move an entry to another tree, with everything known of its flow."""
     before = top(entry.node_of())
     state.place(entry, band)
     state.under_share.moved(before, top(entry.node_of()))

@@ -1,6 +1,6 @@
-"""Sending: a request and an endpoint that the pump found become a lease; and a lease that ends, a free slot.
+"""Sending: a request and an endpoint become a lease, and a lease that ends becomes a free slot.
 
-A lease is taken in the same step that pops its request. Whatever may have opened an endpoint touches it and pumps.
+A lease is taken in the step that pops its request. Whatever may have opened an endpoint touches it and pumps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.core.endpoints.roles import Role
 from penstock.core.queueing import codel
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
-from penstock.core.scheduling import ends
+from penstock.core.scheduling import waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.catalogue import Reason
@@ -38,27 +38,27 @@ def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Actio
 
 
 def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
-    """Look at what our own answers show of the endpoint's size, and see to it that what follows from it is done."""
+    """Learn an endpoint's slots from our own answers, and set the timer that acts on it."""
     if endpoint.adaptive is not None:
         look(state, endpoint, now)
         state.look_again(endpoint, now if endpoint.overfull else endpoint.looks_s(now))
 
 
 def look(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
-    """Look at what our own answers show of the endpoint's size; nothing if its size was told or set."""
+    """Learn an endpoint's slots from our own answers, unless they were reported or set."""
     if endpoint.look_due(now) and endpoint.looked(now, wanted=state.pump.wants_slots(endpoint)):
         state.pool.changed()
         state.queues.touch(endpoint)
 
 
 def hand_out(state: SchedulerState, now: float, actions: list[Action]) -> None:
-    """Dispatch until nothing that waits may be sent. Adds to `actions`."""
+    """Dispatch until no queued request may be sent. Adds to `actions`."""
     if not state.settings.queue_enabled and state.queues.waiting:
         send_all(state, now, actions)
     while state.queues.waiting and (found := state.pump.next(now)) is not None:
         entry, endpoints = found
         if not in_time(state, entry, now):
-            ends.evict(state, entry, Reason.DEADLINE_MISSED, now, actions)
+            waiting.evict(state, entry, Reason.DEADLINE_MISSED, now, actions)
         else:
             actions.append(dispatch(state, entry, endpoints, now))
     if state.queues.waiting:
@@ -66,9 +66,9 @@ def hand_out(state: SchedulerState, now: float, actions: list[Action]) -> None:
 
 
 def send_all(state: SchedulerState, now: float, actions: list[Action]) -> None:
-    """With queueing off, send everything that waits to where its model is served. Adds to `actions`.
+    """With queueing off, send all queued requests whose model is served. Adds to `actions`.
 
-    Such a request came before queueing was switched off, or waits for an endpoint to tell what it serves.
+    Such a request arrived before queueing was switched off, or waits for an endpoint to report its models.
     """
     for band in state.queues.bands:
         for model in band.tree.models():
@@ -79,13 +79,13 @@ def send_all(state: SchedulerState, now: float, actions: list[Action]) -> None:
                     continue
                 endpoints = usable(state, entry, now)
                 if not endpoints and not state.pool.roles.any:
-                    break  # nobody who serves it is alive: they wait for one, for as long as they may
+                    break  # no endpoint with this model is alive: they wait for one
                 if endpoints := [e for e in endpoints if not entry.excludes(e.name, now)]:
                     actions.append(dispatch(state, entry, endpoints, now))
 
 
 def alone(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
-    """Returns where a newcomer may go if nothing else waits; empty: it has to join the queue to find out."""
+    """Returns the endpoints open to a newcomer while nothing is queued; empty: it has to join the queue."""
     endpoints = state.pump.alone(entry, now)
     if not endpoints or not in_time(state, entry, now):
         return []
@@ -95,7 +95,7 @@ def alone(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
 
 
 def in_time(state: SchedulerState, entry: Entry, now: float) -> bool:
-    """True if the first token may come by the request's deadline if it is sent now; also if it is sent to find out."""
+    """True if the first token may come before the request's deadline, or if it is sent to measure that."""
     if entry.queue.deadline_s == math.inf:
         return True
     left_s = entry.queue.deadline_s - now
@@ -114,7 +114,7 @@ def in_time(state: SchedulerState, entry: Entry, now: float) -> bool:
 def dispatch_alone(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
     """Send a request as if it had joined the queue and left it in the same moment. Returns its dispatch."""
     entry.queue.passed_through()
-    state.tree_of(entry).serve_at_once(entry.node_of())
+    state.queues.bands[entry.request.band].tree.serve_at_once(entry.node_of())
     state.under_share.sent(entry, now)
     state.promised.sent(entry)
     return dispatch(state, entry, endpoints, now)
@@ -124,13 +124,14 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     """Pop the request and take a lease at one of `endpoints`, in one step. Returns its dispatch."""
     if state.watcher is not None:
         state.watcher.sends(entry, endpoints, now)
-    request, tree, node = entry.request, state.tree_of(entry), entry.node_of()
+    request, node = entry.request, entry.node_of()
+    band = state.queues.bands[request.band]
+    tree = band.tree
     choice = state.router.choose(entry, endpoints, now)
     chosen = choice.endpoint
     divides = chosen.role is Role.PREFILL and not entry.whole
     answering = partners(state, entry, now) if divides else []
     state.charges.appraised(entry)
-    band = state.queues.bands[request.band]
     if entry.seq in band.entries:
         leave_queue(state, entry, band, chosen, now)
     else:
@@ -183,8 +184,8 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
 
 
 def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float) -> None:
-    """Book a lease that another scheduler granted and that goes on, as `dispatch` would have, also beyond the slots."""
-    request, tree = entry.request, state.tree_of(entry)
+    """Book a running lease that another scheduler granted, as `dispatch` would have, even beyond the slots."""
+    request, tree = entry.request, state.queues.bands[entry.request.band].tree
     endpoint = state.pool.get(underway.endpoint)
     if endpoint is not None:
         state.router.took_over(entry, endpoint)
@@ -231,13 +232,13 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
 
 
 def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoint, now: float) -> None:
-    """Take a request out of the queue of `band` that goes to the endpoint `chosen`."""
+    """Take a request that goes to the endpoint `chosen` out of the queue of `band`."""
     if entry.seq not in band.bumped:  # otherwise it is out of turn, and shows nothing of how far turns have come
         band.tree.serve(entry)
         if state.backfill.held:
             state.backfill.served(band.tree, entry)
     codel.leaves(band.settings, entry, now)
-    ends.unqueue(state, entry, Event.DISPATCHED, now)
+    waiting.unqueue(state, entry, Event.DISPATCHED, now)
     state.under_share.sent(entry, now)
     state.promised.sent(entry, chosen)
     if state.under_share.is_over_share(entry, now):
@@ -245,10 +246,7 @@ def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoin
 
 
 def usable(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
-    """Returns where a request may be sent without waiting for its turn.
-
-    Prefill endpoints are among these only if an endpoint is there that would answer.
-    """
+    """Returns the endpoints a request may be sent to without a turn; prefill ones only with one that can decode."""
     usable = state.pool.usable(entry.request, now, whole=entry.whole)
     if entry.whole or not state.pool.roles.any or partners(state, entry, now):
         return usable
@@ -256,9 +254,7 @@ def usable(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
 
 
 def partners(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
-    """Returns the decode endpoints that may be leased for a request: those with room or, with queueing off, all that
-    are well.
-    """
+    """Returns the decode endpoints with room for a request; with queueing off, all healthy ones."""
     if state.settings.queue_enabled:
         return state.candidates.partners(entry, now)
     usable = state.pool.usable(entry.request, now, whole=True)
@@ -291,7 +287,7 @@ def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool 
     if state.pending.leases and (answering := state.pending.drop(entry, now)) is not None:
         state.queues.touch(answering)
     state.recorder.released(entry)
-    state.tree_of(entry).returned(entry.node_of())
+    state.queues.bands[entry.request.band].tree.returned(entry.node_of())
     if state.quotas.ended(entry.account):
         state.capped.uncap(entry.account)
     state.under_share.ended(entry, now)

@@ -1,8 +1,4 @@
-"""What a scheduler is made of, and the few things that all it does needs.
-
-The lowest layer of the scheduler (`core/scheduler.py` says how to read them): it makes the parts, and holds what can be
-asked of them without knowing what becomes of a request.
-"""
+"""The scheduler's record of parts and state, and the few operations that all facts share."""
 
 from __future__ import annotations
 
@@ -28,7 +24,6 @@ from penstock.core.queueing.capped_flows import CappedFlows
 from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import Estimator
-from penstock.core.queueing.fair_tree import QueueTree
 from penstock.core.queueing.ordering import ORDERINGS
 from penstock.core.queueing.promised_shares import PromisedShares
 from penstock.core.queueing.queues import Queues
@@ -73,12 +68,12 @@ class Watcher(Protocol):
 
 
 class SchedulerState:
-    """What a scheduler is made of and holds; facts and transitions change it."""
+    """All parts and state of one scheduler; facts and transitions change it."""
 
     def __init__(self, settings: SchedulerSettings, draw: Callable[[], float]) -> None:
         self.settings = settings  #: in force
-        self.told_settings = settings  #: of which those in force are a part where each gateway decides for itself
-        self.gateways = 1  #: that decide so
+        self.told_settings = settings  #: as given; those in force are one gateway's part of these
+        self.gateways = 1  #: that decide each for itself
         self.draw = draw
         self.queues = Queues(settings.bands, settings.bounds)
         self.pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
@@ -149,27 +144,23 @@ class SchedulerState:
         self.seq = 0
         self.lease_serial = 0
         self.paced = self.has_pace_limit()
-        self.look_s = math.inf  # when it is next looked at who moves
-        self.doubts = False  # whether some endpoint's page shows nothing of what it owes: the next ones will tell
+        self.look_s = math.inf  # when the progress of endpoints is checked next
+        self.doubts = False  # whether some endpoint may be stuck, which its next gauges show
         self.watcher: Watcher | None = None
         self.draining = False
         self.queue_until_s: float | None = None
         self.stop_at_s: float | None = None
 
     def reweigh(self) -> None:
-        """Tell the trees what the settings' flows weigh. Nobody else keeps a weight."""
+        """Give the trees the weights of flows; they are kept nowhere else."""
         settings = self.settings
         for band in self.queues.bands:
             for name, weights in (("tenant", settings.tenant_weights), ("model", settings.model_weights)):
                 if name in settings.levels:
                     band.tree.reweigh(settings.levels.index(name), weights)
 
-    def tree_of(self, entry: Entry) -> QueueTree:
-        """Returns the queue tree of the entry's band."""
-        return self.queues.bands[entry.request.band].tree
-
     def look(self, entry: Entry, now: float) -> bool:
-        """Look again which endpoints hold a waiting prompt. Returns True if more of it is held than before."""
+        """Look again which endpoints cache a queued prompt. Returns True if more of it is cached than before."""
         before = entry.route.cached_tokens
         self.router.look(entry, now)
         if entry.route.cached_tokens != before:
@@ -177,15 +168,12 @@ class SchedulerState:
         return entry.route.cached_tokens > before
 
     def look_again(self, endpoint: Endpoint, when: float) -> None:
-        """Look at `endpoint` again at `when`, at the latest; infinity: no need to.
-
-        Its one timer may stand earlier: what finds the endpoint closed then arms the timer again.
-        """
+        """Look at `endpoint` again at `when` at the latest; infinity: no need to. Its one timer may fire earlier."""
         if when != math.inf:
             self.timers.set_earlier(endpoint.name, when)
 
     def place(self, entry: Entry, band: Band) -> None:
-        """Find the flow of `entry` in a band's tree, which has not counted what it was charged so far."""
+        """Find the flow of `entry` in a band's tree, and charge the tree what the entry was charged so far."""
         request = entry.request
         path, weights = (request.flow, request.weights) if self.charges.of_band(band.rank).uses_flows else ((), ())
         node = band.tree.node(path, weights)
@@ -194,14 +182,14 @@ class SchedulerState:
             band.tree.charge(node, entry.charge.charged)
 
     def wait_s_max(self, band: Band) -> float:
-        """Returns how long a request of `band` may wait: by the band's own setting, or by that of all bands."""
+        """Returns how long a request of `band` may wait, by the band's own setting or that of all bands."""
         own_s = band.settings.wait_s_max
         return self.settings.wait_s_max if own_s is None else own_s
 
     def estimated_wait_s(
         self, entry: Entry, now: float, *, ahead: float | None = None, refusing: bool = False
     ) -> float | None:
-        """Returns the seconds until a request is sent; None while unknown. See `WaitForecast.wait_s`."""
+        """Returns the forecast seconds until a request is sent; None: unknown (`WaitForecast.wait_s`)."""
         slots = self.pool.slots(entry.model)
         return self.forecast.wait_s(entry, self.queues.bands, slots, now, ahead=ahead, refusing=refusing)
 
@@ -219,8 +207,7 @@ class SchedulerState:
             band.holds_changed = True
 
     def reserved_share(self) -> float | None:
-        # Where all stand in one line nobody is under a share, and what is kept would be used by nobody.
-        """Returns the share of slots that is reserved for flows under their share; None: it is measured."""
+        """Returns the share of slots reserved for flows under their share; None: measured; 0.0: one line for all."""
         return self.settings.admission.reserved_share if self.charges.uses_flows else 0.0
 
     def has_pace_limit(self) -> bool:

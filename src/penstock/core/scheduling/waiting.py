@@ -1,6 +1,6 @@
-"""Waiting: what a newcomer will take, who may wait, for how long, and what time does to those who do.
+"""The queue: what a request is estimated to need, whether and how long it may wait, and how it leaves.
 
-Draining is time that ends for all.
+Every end is reported once, with a Retry-After if coming back may help. Draining is a time limit for all requests.
 """
 
 from __future__ import annotations
@@ -11,18 +11,141 @@ from penstock.core.queueing import codel
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of
-from penstock.core.scheduling import ends
+from penstock.core.queueing.quotas import DAY_S
+from penstock.core.queueing.wait_forecast import RETRY_AFTER_S_MAX, retry_after_s
 from penstock.core.scheduling.state import SchedulerState
-from penstock.core.values.actions import Action
-from penstock.core.values.catalogue import Reason
-from penstock.core.values.lifecycle import Event
-from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN
+from penstock.core.values import retry
+from penstock.core.values.actions import Action, Evict, Fail, Reject
+from penstock.core.values.catalogue import Failure, Reason
+from penstock.core.values.lifecycle import Event, State
+from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN, Usage
+from penstock.core.values.rows import LimitReached
+
+NO_RETRY_AFTER = frozenset(
+    {
+        Reason.CONTEXT_LENGTH_EXCEEDED,
+        Reason.MODEL_NOT_FOUND,
+        Reason.ENDPOINT_NOT_FOUND,
+        Reason.OPERATOR,
+        Reason.UPSTREAM_ERROR,
+        Reason.UPSTREAM_TIMEOUT,
+        Reason.STREAM_BROKEN,
+    }
+)
+
+
+def refuse(
+    state: SchedulerState, entry: Entry, reason: Reason, now: float, limit: LimitReached | None = None
+) -> Reject:
+    """Reject a request that was not admitted. `limit`: the tenant's limit that it met."""
+    entry.move(Event.REFUSED)
+    state.recorder.refused(entry, limit)
+    state.recorder.ended(entry, reason, None, now)
+    after_s = None if limit is None else limit.retry_after_s
+    most = RETRY_AFTER_S_MAX if after_s is None else DAY_S  # an estimate is uncertain, a limit's reset is known
+    wait_s = retry_after_s(after_s, state.draw(), most) if reason not in NO_RETRY_AFTER else None
+    return Reject(entry.request.id, reason, wait_s, limit)
+
+
+def reject(
+    state: SchedulerState,
+    entry: Entry,
+    reason: Reason,
+    now: float,
+    actions: list[Action],
+    *,
+    limit: LimitReached | None = None,
+) -> None:
+    """Reject an admitted request, and give its tenant back what was reserved for it. Adds to `actions`.
+
+    `limit`: that of its tenant, where it is the reason.
+    """
+    if entry.state is not State.REJECTED:
+        entry.move(Event.REFUSED)
+    after_s = come_back_after_s(state, entry, reason, now)
+    state.quotas.refund(entry.account, tokens=entry.estimated_tokens, now=now)
+    state.recorder.refused(entry, limit)
+    state.recorder.ended(entry, reason, None, now)
+    forget(state, entry)
+    actions.append(Reject(entry.request.id, reason, after_s, limit))
+
+
+def evict(state: SchedulerState, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
+    """End a queued request with `reason`. Adds to `actions`."""
+    after_s = come_back_after_s(state, entry, reason, now)
+    unqueue(state, entry, Event.EVICTED, now)
+    state.forecast.left(entry, now)
+    end(state, entry, None, now, reason)
+    actions.append(Evict(entry.request.id, reason, after_s))
+
+
+def fail(state: SchedulerState, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:
+    """End a dispatched request, whose lease is released, with the reason for `failure`. Adds to `actions`."""
+    reason = retry.final_reason(failure)
+    if failure is Failure.NOT_AN_ENGINE and not any(e.models and entry.model in e.models for e in state.pool):
+        reason = Reason.MODEL_NOT_FOUND  # only the caller ever named it
+    if failure in retry.REQUEST_REFUSED:  # the engine's refusal is the answer, and cost nothing
+        entry.move(Event.FINISHED)
+        end(state, entry, Usage(0, 0), now)
+        actions.append(Fail(entry.request.id, reason, None))
+        return
+    began = entry.state is State.STREAMING or failure is Failure.BROKEN  # a first token is reported only of streams
+    entry.move(Event.FAILED)
+    end(state, entry, entry.presumed_usage() if began else None, now, reason)
+    actions.append(Fail(entry.request.id, reason, come_back_after_s(state, entry, reason, now)))
+
+
+def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
+    """Settle and forget an admitted request. `usage=None` refunds the whole charge."""
+    used, tree = 0, state.queues.bands[entry.request.band].tree
+    state.promised.settle(entry, 0.0 if usage is None else usage.work)
+    if usage is None:
+        state.charges.refund(tree, entry)
+    else:
+        state.charges.settle(tree, entry, usage)
+        used = usage.prompt_tokens + usage.completion_tokens
+    state.recorder.ended(entry, reason, usage, now)
+    state.quotas.settle(entry.account, reserved=entry.estimated_tokens, used=used, now=now)
+    forget(state, entry)
+    if state.watcher is not None:
+        state.watcher.settled(entry, usage)
+
+
+def forget(state: SchedulerState, entry: Entry) -> None:
+    """Drop everything held of a request, including its place in the tree."""
+    del state.entries[entry.request.id]
+    state.queues.bands[entry.request.band].tree.release(entry.node_of())
+
+
+def unqueue(state: SchedulerState, entry: Entry, event: Event, now: float) -> None:
+    """Take a queued request out of the queue and all counts, because of `event`."""
+    state.queues.remove(entry, event)
+    entry.queue.left(now)
+    state.quotas.unqueued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
+    state.timers.cancel(entry.seq)
+    if entry.affinity.may_wait:
+        state.affinity.left(entry)
+
+
+def come_back_after_s(state: SchedulerState, entry: Entry, reason: Reason, now: float) -> float | None:
+    """Seconds after which a retry may help, for Retry-After; None if none would."""
+    if reason in NO_RETRY_AFTER:
+        return None
+    wait_s = state.estimated_wait_s(entry, now)
+    if entry.request.pinned is not None:  # the queue's forecast does not cover one endpoint's slots
+        endpoint = state.pool.get(entry.request.pinned)
+        frees_s = None if endpoint is None else endpoint.frees_s(now)
+        wait_s = max(wait_s or 0.0, frees_s or 0.0) or None
+    if held_s := state.pool.held_s(entry.request, now):
+        wait_s = max(wait_s or 0.0, held_s)
+    return retry_after_s(wait_s, state.draw())
+
 
 TELLING_S_MAX = 5.0  # queueing off, models unknown: two probes that time out, and some; reports take milliseconds
 
 
 def appraise(state: SchedulerState, entry: Entry, now: float, *, came_s: float) -> None:
-    """Estimate what a request will cost, and find its flow and its place in there, for one that came at `came_s`."""
+    """Estimate the cost of a request that arrived at `came_s`, and find its flow and place in it."""
     request = entry.request
     estimate = state.estimator.estimate(request.tenant, request.model, contents_of(request), request.output_tokens_max)
     whole = True
@@ -43,10 +166,7 @@ def appraise(state: SchedulerState, entry: Entry, now: float, *, came_s: float) 
 
 
 def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:
-    """Let a request that found nothing open wait.
-
-    Reject it, in `actions`, if it may not wait, or if waiting would not help.
-    """
+    """Let a request wait that found nothing open, or reject it if it may not or if waiting would not help."""
     band = state.queues.bands[entry.request.band]
     reason = too_long(state, entry, band, now)
     if (limit := state.quotas.over_queued(entry.account)) is not None:
@@ -54,15 +174,15 @@ def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list
     elif reason is None and (band.over_bounds() or not make_room(state, entry, now, actions)):
         reason = Reason.QUEUE_FULL
     if reason is not None:
-        ends.unqueue(state, entry, Event.REFUSED, now)
-        ends.reject(state, entry, reason, now, actions, limit=limit)
+        unqueue(state, entry, Event.REFUSED, now)
+        reject(state, entry, reason, now, actions, limit=limit)
     else:
         arm(state, entry, now)
         state.recorder.waits(entry, now)
 
 
 def too_long(state: SchedulerState, entry: Entry, band: Band, now: float) -> Reason | None:
-    """Returns the reason why a request had better not wait as long as is foreseen; None: it may."""
+    """Returns why a request should not wait as long as forecast; None: it may."""
     if entry.queue.deadline_s == math.inf and band.settings.shed_target_s is None:
         return None
     wait_s = state.estimated_wait_s(entry, now, refusing=True)
@@ -75,15 +195,15 @@ def too_long(state: SchedulerState, entry: Entry, band: Band, now: float) -> Rea
 
 
 def make_room(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> bool:
-    """Keep the queue within its bounds, at the cost of lower bands. Returns False if the newcomer has to go."""
+    """Displace requests of lower bands until the queue is within its bounds. False: the newcomer has to go."""
     victims = state.queues.displaced_by(entry) if state.queues.over_bounds() else []
     for victim in victims or ():
-        ends.evict(state, victim, Reason.DISPLACED, now, actions)
+        evict(state, victim, Reason.DISPLACED, now, actions)
     return victims is not None
 
 
 def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
-    """Put `entry` into its flow's queue, and into all that counts requests that wait."""
+    """Put `entry` into its flow's queue and all counts."""
     entry.queue.entered(now)
     band = state.queues.bands[entry.request.band]
     if entry.model not in band.tree.root.backlog and state.pump.holds(entry.model, band):
@@ -103,38 +223,38 @@ def wait(state: SchedulerState, entry: Entry, now: float) -> None:
 
 
 def arm(state: SchedulerState, entry: Entry, now: float) -> None:
-    """Set the timer of `entry`, so that it waits no longer than it may, or than waiting helps."""
+    """Set the timer of `entry`: it waits no longer than allowed, nor than waiting helps."""
     times = (may_wait_until_s(entry), helps_until_s(state, entry, now), shed_s(state, entry))
     state.timers.set(entry.seq, min(times))
 
 
 def may_wait_until_s(entry: Entry) -> float:
-    """Returns until when `max_wait` lets a request wait."""
+    """Returns when `max_wait` ends a request's wait."""
     return entry.queue.waits_since_s + entry.queue.wait_s_max
 
 
 def shed_s(state: SchedulerState, entry: Entry) -> float:
-    """Returns when a request is shed if its queue still stands then; infinity: never."""
+    """Returns when a request is shed if its queue is still too long; infinity: never."""
     return codel.due_s(state.queues.bands[entry.request.band].settings, entry)
 
 
 def helps_until_s(state: SchedulerState, entry: Entry, now: float) -> float:
-    """Returns until when sending a request may still meet its deadline; infinity: it has none."""
+    """Returns the last moment at which sending may meet a request's deadline; infinity: it has none."""
     due_s = entry.queue.deadline_s
     return due_s - state.forecast.soonest_s(entry, now) if due_s != math.inf else due_s
 
 
 def time_is_up(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:
-    """Evict a request whose timer went off, by what is over for it. Adds to `actions`.
+    """Evict a request whose timer fired. Adds to `actions`.
 
-    If first tokens come sooner by now than when the timer was armed, or its queue moved on, it waits on.
+    It waits on if first tokens now come sooner than when the timer was set, or if its queue has moved.
     """
     if helps_until_s(state, entry, now) <= now:
-        ends.evict(state, entry, Reason.DEADLINE_MISSED, now, actions)
+        evict(state, entry, Reason.DEADLINE_MISSED, now, actions)
     elif may_wait_until_s(entry) <= now:
         alive = state.pool.alive(entry.model)
-        ends.evict(state, entry, Reason.QUEUE_TIMEOUT if alive else Reason.NO_ENDPOINT, now, actions)
+        evict(state, entry, Reason.QUEUE_TIMEOUT if alive else Reason.NO_ENDPOINT, now, actions)
     elif shed_s(state, entry) <= now:
-        ends.evict(state, entry, Reason.OVERLOAD, now, actions)
+        evict(state, entry, Reason.OVERLOAD, now, actions)
     else:
         arm(state, entry, now)
