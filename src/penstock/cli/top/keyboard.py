@@ -1,7 +1,7 @@
-"""Which keys were pressed? Heard one by one, without a line's end; the terminal is left as it was, whatever happens.
+"""Keys, read one by one without a line's end; the terminal is always restored.
 
-Keys that interrupt (Ctrl-C) stay the terminal's own. A signal that ends the process becomes an exit, so that what is
-open is closed on the way. Where standard input is no terminal there are no keys, and waiting is only waiting.
+Ctrl-C stays the terminal's own. A signal that ends the process becomes an exit, so that everything is closed on the
+way. If standard input is no terminal there are no keys, and `keys` only waits.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import tty
 from types import FrameType, TracebackType
 from typing import Any
 
-READ_BYTES_MAX = 1024  # what somebody pastes by mistake; what is beyond is read the next time
+READ_BYTES_MAX = 1024  # a paste by mistake; the rest is read the next time
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Keyboard:
-    """Hears keys while it is entered."""
+    """Reads keys while it is entered."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         self._fd = sys.stdin.fileno() if descriptor is None else descriptor
-        self.heard = os.isatty(self._fd)  #: whether there are any
+        self.heard = os.isatty(self._fd)  #: whether there are keys
         self._before: list[Any] = []
         self._handlers: dict[signal.Signals, Any] = {}
 
@@ -46,7 +46,7 @@ class Keyboard:
             termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def keys(self, wait_s: float) -> list[str]:
-        """The keys that come within a time, as soon as there is any; empty: none came."""
+        """The keys pressed within a time, as soon as there is any; empty if none."""
         if not self.heard:
             time.sleep(wait_s)
             return []
@@ -59,7 +59,7 @@ class Keyboard:
 
 
 def read(data: bytes) -> list[str]:
-    """The keys that some bytes stand for. Those that send a sequence (arrows, Alt and another) stand for nothing."""
+    """The keys of some bytes. Keys that send a sequence (arrows, Alt and another) are ignored."""
     if data == b"\x1b":
         return ["escape"]
     if data.startswith(b"\x1b"):

@@ -1,7 +1,7 @@
 """`penstock top` while it runs: a picture a second, and a new one at each key.
 
-The gateway is asked in a thread beside, so keys are heard while it does not answer. While it is away the last picture
-stays, with what is wrong above it.
+A thread asks the gateway, so keys work while it does not answer. While it is away the last picture stays, with the
+error above it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock.cli.top.wishes import KEYS, State, Wishes
 
 INTERVAL_S = 1.0
 NAME_CHARS_MAX = 24
-LOOK_S = 0.05  # between two looks whether a new picture is there; keys are heard at once
+LOOK_S = 0.05  # between two checks for a new picture; keys work at once
 
 
 class Asker:
-    """Asks for the state again and again, in a thread that nobody waits for."""
+    """Asks for the state once a second, in a daemon thread."""
 
     def __init__(self, ask: Callable[[], State]) -> None:
         self._ask = ask
@@ -36,21 +36,21 @@ class Asker:
         threading.Thread(target=self._run, daemon=True).start()
 
     def close(self) -> None:
-        """Ask no more. An answer that is under way is nobody's."""
+        """Ask no more, and drop an answer under way."""
         self._over.set()
 
     def _run(self) -> None:
         while not self._over.is_set():
             try:
                 self.state, self.error = self._ask(), None
-            except Exception as error:  # noqa: BLE001 - it is raised, or shown, where it is seen
+            except Exception as error:  # noqa: BLE001 - raised or shown by `live`
                 self.error = error
             self.answers += 1
             self._over.wait(INTERVAL_S)
 
 
 def live(ask: Callable[[], State], console: Console, keyboard: Keyboard) -> None:
-    """Draw until somebody leaves. Raises what asking raised, if it was no matter of the gateway being away for now."""
+    """Draw until `q`. Raises errors of asking, except for a gateway that is away for now."""
     asker, wishes = Asker(ask), Wishes()
     shown: State | None = None
     seen = 0
@@ -82,7 +82,7 @@ def picture(
     trouble: str = "",
     has_keys: bool = True,  # noqa: FBT001, FBT002 - the last of a row
 ) -> RenderableType:
-    """The whole screen, as it is wanted."""
+    """The whole screen."""
     parts: list[RenderableType] = []
     if trouble:
         parts.append(_line(trouble, "bold red"))

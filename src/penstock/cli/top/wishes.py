@@ -1,7 +1,6 @@
-"""What does somebody who watches want to see: in which order, of whom, of now or of a moment ago?
+"""Order and filters of the view, set by keys: tenants' order, one tenant, one endpoint, a stopped picture.
 
-Wishes change by keys, and leave of the gateway's state what is wanted. A name that is looked at stays so while it has
-nothing to show, because that may be what somebody waits to see.
+A filter stays while its name has nothing to show, because a user may wait for that name to appear.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, Final
 State = dict[str, Any]
 Row = dict[str, Any]
 
-#: Orders of the tenants, by name. The first is the gateway's own: who waits longest, first.
+#: Orders of the tenants, by name. The first is the gateway's own: the longest wait first.
 ORDERS: Final[dict[str, Callable[[Row], Any] | None]] = {
     "wait": None,
     "waiting": lambda row: (-row["waiting"], row["tenant"], row["band"]),
@@ -32,17 +31,17 @@ KEYS: Final = (
 
 
 class Wishes:
-    """What is wanted now."""
+    """The present order and filters."""
 
     def __init__(self) -> None:
         self.order = next(iter(ORDERS))
-        self.tenant: str | None = None  #: looked at alone; None: all
+        self.tenant: str | None = None  #: shown alone; None: all
         self.endpoint: str | None = None
-        self.is_still = False  #: the picture of a moment ago stays
+        self.is_still = False  #: the picture is stopped
         self.shows_keys = False
 
     def pressed(self, key: str, state: State) -> None:
-        """Do what a key means, in the sight of a state. To leave is for others."""
+        """Apply a key, for a state. Leaving is up to the caller."""
         orders = list(ORDERS)
         match key:
             case "s":
@@ -65,7 +64,7 @@ class Wishes:
                 self.shows_keys = not self.shows_keys
 
     def seen(self, state: State) -> State:
-        """The part of a state that is wanted, in the order that is wanted."""
+        """A state, filtered and ordered."""
         requests = {which: [row for row in rows if self._is_wanted(row)] for which, rows in state["requests"].items()}
         seen = {**state, "tenants": self._ordered(state), "requests": requests}
         if self.tenant is not None:
@@ -75,7 +74,7 @@ class Wishes:
             seen["endpoints"] = [row for row in state["endpoints"] if row["name"] == self.endpoint]
             seen["endpoints_more"] = 0
         if self.tenant is not None or self.endpoint is not None:
-            seen["requests_more"] = 0  # the gateway tells the first ones of all, and nobody knows whose the others are
+            seen["requests_more"] = 0  # the gateway lists the first ones of all; the others' tenants are not known
         return seen
 
     def _is_wanted(self, row: Row) -> bool:
@@ -89,7 +88,7 @@ class Wishes:
 
 
 def _next(names: Sequence[str], name: str | None, *, forward: bool) -> str | None:
-    """The name after this one, or before it; behind the last one, None: all."""
+    """The name after this one, or before it; after the last one None: all."""
     around = [None, *names]
     if name not in around:
         return names[0] if names else None

@@ -1,4 +1,4 @@
-"""The catalogue: every code that explains something, with its one sentence and what to do about it.
+"""The catalogue: every code that explains something, with its one sentence and advice.
 
 A member is a row. Story, headline, error bodies, the page, the CLI and the docs read these rows and hold no sentence of
 their own, so a new cause is written here and where it is decided. A sentence is a clause with its own subject and

@@ -1,8 +1,8 @@
 """Which admin token does a gateway have that nobody gave one, and how do the commands on its machine find it?
 
-It makes one at each start and writes it into its state folder, by its port: who may read the file (its own user, and
-root) may use `/admin`, and nobody has to copy anything. A new token at each start, gone at a clean end: whoever
-listens on the port after that learns from a command nothing that opens the next gateway.
+It makes one at each start and writes it into its state folder, by its port: users that may read the file (its own, and
+root) may use `/admin`, and nobody has to copy anything. The file goes at a clean end, so a process that listens on the
+port after that learns from a command nothing that opens the next gateway.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OwnToken:
     """A gateway's own token, and the file that holds it while it runs."""
 
     def __init__(self, folder: Path | None, token: str | None = None) -> None:
-        self.token = token or secrets.token_urlsafe(TOKEN_BYTES)  #: given where gateways have it in common
+        self.token = token or secrets.token_urlsafe(TOKEN_BYTES)  #: given if gateways have it in common
         self.file: Path | None = None  #: once it is written
         self._folder = folder
         self._port: int | None = None  # once the gateway listens
@@ -121,7 +121,7 @@ def _folders(state_dir: str | None, env: Mapping[str, str]) -> Iterator[Path]:
         yield Path(state_dir)
     if env.get("STATE_DIRECTORY"):
         yield Path(env["STATE_DIRECTORY"].partition(":")[0])
-    if env.get("XDG_STATE_HOME", "").startswith("/"):  # a relative one has no meaning, says the specification
+    if env.get("XDG_STATE_HOME", "").startswith("/"):  # a relative one is invalid by the specification
         yield Path(env["XDG_STATE_HOME"]) / "penstock"
     elif env.get("HOME", "").startswith("/"):
         yield Path(env["HOME"]) / ".local" / "state" / "penstock"
@@ -156,7 +156,7 @@ def _read(file: Path) -> str:
 
 def _unkept(why: str) -> None:
     logger.warning(
-        "no admin token is set, and one of its own can't be kept (%s): /admin changes nothing; set admin.token or "
+        "admin.token is not set and no generated token could be stored (%s); /admin is read-only; set admin.token or "
         "state_dir",
         why,
     )

@@ -23,7 +23,7 @@ class RequestVerbs:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._scheduler = driver.scheduler
-        self._stops: dict[tuple[str, str], tuple[str, float]] = {}  # by verb and model: who said it first, and when
+        self._stops: dict[tuple[str, str], tuple[str, float]] = {}  # by verb and model: the first operator, and when
 
     def add_to(self, routes: AdminRoutes) -> None:
         routes.add("GET", REQUEST, self._explain)

@@ -88,7 +88,7 @@ class Metrics:
         self._fallbacks = Counter(
             "penstock_fallbacks", "Requests given to another model than the one asked for.", ["model", "to"]
         )
-        self._cancellations = Counter("penstock_queue_cancellations", "Waiting requests whose client hung up.")
+        self._cancellations = Counter("penstock_queue_cancellations", "Waiting requests cancelled by their clients.")
         self._ttft = Histogram(
             "penstock_ttft_seconds",
             "From the whole request to the answer's first byte.",
@@ -106,7 +106,7 @@ class Metrics:
             "Penstock's own time before a request is sent, without waiting.",
             bounds=_OVERHEADS_S,
         )
-        self._tokens = Counter("penstock_tokens", "Tokens, as engines told.", ["model", "kind"])
+        self._tokens = Counter("penstock_tokens", "Tokens, as engines reported.", ["model", "kind"])
         self._tenants = TenantSeries()
         self.failures = Failures()
         self._pace = Histogram(
@@ -147,7 +147,7 @@ class Metrics:
         self._cancellations.labels()
         self._overheads = self._overhead.labels()
         self._sources.append(Gauges(snapshot, self._bands, self._known_models))
-        router = Counter("vllm_router", "What other projects' names count.", ["what"])
+        router = Counter("vllm_router", "Counts under other projects' names.", ["what"])
         self._alias_rejections = {reason: router.labels(reason) for reason in _TOO_MANY}
         self._admissions, self._cancelled = router.labels("admissions"), router.labels("cancelled")
         self.counted.append(router)

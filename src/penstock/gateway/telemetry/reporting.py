@@ -19,8 +19,8 @@ class Reporting:
 
     def __init__(self) -> None:
         self.tracer: Tracer | None = None  #: None: nothing is traced
-        self.on_end: OnEnd | None = None  #: told how each request ended
-        self.on_sent: OnSent | None = None  #: told each time that one is sent to an endpoint
+        self.on_end: OnEnd | None = None  #: called at the end of each request
+        self.on_sent: OnSent | None = None  #: called at each dispatch
         self._tracing = Tracing()
         self._closing: asyncio.Task[None] | None = None  # of a tracer that was replaced
 

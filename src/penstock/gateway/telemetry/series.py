@@ -86,7 +86,7 @@ class HistogramSeries:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)  # one for what is above all bounds
+        self.counts = [0] * (len(bounds) + 1)  # one above all bounds
         self.sum = 0.0
 
     def observe(self, value: float) -> None:

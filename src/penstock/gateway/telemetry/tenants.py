@@ -1,7 +1,7 @@
 """Series by tenant: ends and reasons, waits, times to first tokens, tokens.
 
-Labels are the tenants of the settings, `TENANTS_MAX` of them; all others are `other`, as are requests that are refused
-before anybody asks whose they are. Times have fewer bounds here than elsewhere: some 25 lines a tenant in all, and one
+Labels are the tenants of the settings, `TENANTS_MAX` of them; all others are `other`, as are requests refused before
+their tenant is known. Times have fewer bounds here than elsewhere: some 25 lines a tenant in all, and one
 for each reason.
 """
 

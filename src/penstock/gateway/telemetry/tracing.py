@@ -1,7 +1,7 @@
 """What does a request's trace show? Its wait, and each call to an engine (OpenTelemetry; the extra `otel`).
 
-A request that is queued has a span of its own, under it one per visit to the queue and one per call, whose context goes
-to the engine as `traceparent`. Names and attributes are of OpenTelemetry's conventions for HTTP and generative AI where
+A queued request has a span, under it one per visit to the queue and one per call; the call's context goes to the engine
+as `traceparent`. Names and attributes are of OpenTelemetry's conventions for HTTP and generative AI if
 there are any; all are bounded, and nothing of a prompt or an answer is among them. Spans are sent by a thread of the
 SDK's, from a queue with a bound: the surplus is dropped. Without `tracing.endpoint` nothing of this is imported,
 and a caller's `traceparent` passes on as it came.
