@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.gateway.cancelling import cancel
+from penstock.gateway.process import cancel
 
 TIMES_MAX = 5
 

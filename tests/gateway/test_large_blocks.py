@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import sys
 from pathlib import Path
-from penstock.gateway.large_blocks import give_large_blocks_back
+from penstock.gateway.process import give_large_blocks_back
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

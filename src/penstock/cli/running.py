@@ -15,8 +15,8 @@ from penstock.config.effect import effect_warnings, variable_warnings
 from penstock.config.load import ConfigError, Flags, Settings, load, require_endpoints
 from penstock.config.sections.roles import role_warnings
 from penstock.config.source import FILE_BYTES_MAX
-from penstock.gateway.event_loop import event_loop
 from penstock.gateway.fitness import cannot_listen
+from penstock.gateway.process import event_loop
 from penstock.gateway.serve import Gateway, StartError
 
 LOOK_S = 2.0  # production-stack's router looks every ten seconds

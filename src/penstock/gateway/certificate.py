@@ -1,4 +1,4 @@
-"""What are callers' connections encrypted with (`tls`), and how does a new certificate come into use?"""
+"""The certificate that callers' connections are encrypted with (`tls`), and its renewal."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from penstock.config.sections.endpoint_tls import HasPasswordError, asked_for_pa
 
 
 class Certificate:
-    """The certificate that connections are shown. A listening server keeps its context, so that one is renewed."""
+    """The certificate of connections. A listening server keeps its context, so a new one is loaded into that."""
 
     def __init__(self) -> None:
         self._context: ssl.SSLContext | None = None
 
     def check(self, settings: Settings) -> None:
-        """Raises a `ConfigError` where the settings' files can't be used."""
+        """Raises ConfigError if the settings' files can't be used."""
         _context(settings)
 
     def follow(self, settings: Settings) -> None:
-        """Show these settings' certificate to connections that come from now on."""
+        """Use these settings' certificate for new connections."""
         if self._context is not None and settings.tls.cert:
             _load(self._context, settings)
 
     def context(self, settings: Settings) -> ssl.SSLContext | None:
-        """What a server shall listen with; None: it speaks plain HTTP. Raises as `check` does."""
+        """Returns the context to listen with; None: plain HTTP. Raises as `check` does."""
         self._context = _context(settings)
         return self._context
 
@@ -37,14 +37,14 @@ def _context(settings: Settings) -> ssl.SSLContext | None:
     try:
         _load(context, settings)
     except HasPasswordError:
-        raise ConfigError([Problem("tls.key", "has a password, which nobody is there to type")]) from None
+        raise ConfigError([Problem("tls.key", "is encrypted; use a key without a passphrase")]) from None
     except (OSError, ssl.SSLError) as error:
         raise ConfigError([Problem("tls", f"the certificate or its key can't be used: {_why(error)}")]) from None
     return context
 
 
 def _why(error: OSError) -> str:
-    """What OpenSSL means, where its own words are names of its parts."""
+    """OpenSSL's error in plain words."""
     text = error.strerror or str(error)
     if "KEY_VALUES_MISMATCH" in text:
         return "the key is another certificate's"

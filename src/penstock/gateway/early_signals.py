@@ -1,9 +1,7 @@
-"""What becomes of a signal that comes before anybody listens to it?
+"""Signals that arrive before the gateway handles them are held back, not lost.
 
-Until its handlers stand, a process has the system's: SIGHUP and SIGTERM end it on the spot, SIGINT somewhere in the
-middle of an import. So `penstock serve` holds all three back from its first line on, and lets them come when the
-gateway listens to them: an early reload is a reload, an early stop a clean one. They are held, not forgotten: the
-kernel keeps one of each.
+By default SIGHUP and SIGTERM end a process, SIGINT maybe in the middle of an import. So `penstock serve` holds all
+three back from its first line until the gateway handles them; the kernel keeps one of each.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ HELD = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """None of these arrives until `release`, or until this is left."""
+    """Hold these signals back until `release`, or until this is left."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
     try:
         yield
@@ -26,5 +24,5 @@ def held() -> Iterator[None]:
 
 
 def release() -> None:
-    """What came meanwhile arrives now."""
+    """Let signals arrive that were held back."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)

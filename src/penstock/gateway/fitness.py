@@ -1,9 +1,8 @@
-"""Settings that are good: would a gateway start with them on this machine?
+"""Would a gateway with these valid settings start on this machine?
 
-What `serve` finds out only when it starts is found out here without starting: whether certificates can be used, whether
-this machine has the address, whether the data folder can be written to, whether discovery has what it needs around it.
-Each is asked of the part that asks it at the start, so both say the same. Left out is what may be otherwise a moment
-later: whether another program has the port, or another gateway the data folder.
+Checked without starting: certificates, addresses, the data folder and what discovery needs. Each check is that of the
+part which needs it at the start, so both report the same. Left out is what may change in a moment: whether another
+program has the port, or another gateway the data folder.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from penstock.http.server.listener import bound
 
 
 def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
-    """Returns what would keep `serve` from starting here with these settings. Keeps nothing, leaves nothing behind."""
+    """Returns what would keep `serve` from starting here. Leaves nothing behind."""
     asked: tuple[Callable[[], object], ...] = (
         lambda: require_endpoints(settings),
         lambda: Certificate().check(settings),
@@ -42,7 +41,7 @@ def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
 
 
 def cannot_listen(where: str, error: OSError) -> str:
-    """Returns what to say where an address can't be listened on."""
+    """Returns the error text for an address that can't be listened on."""
     return f"cannot listen on {where}: {error.strerror or error}"
 
 

@@ -1,4 +1,4 @@
-"""Is queueing on, and who says so? Told at `/readyz`, in `/admin/state`, on the page and by `penstock status`."""
+"""Is queueing on, and by which setting? Shown at `/readyz`, in `/admin/state`, on the page and by `penstock status`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from penstock.config.model import Settings
 
 
 class Queueing(msgspec.Struct, frozen=True):
-    """Whether requests may wait here."""
+    """Whether requests may queue here."""
 
     enabled: bool
     why: str
 
 
 def queueing(settings: Settings) -> Queueing:
-    """As the settings in force have it."""
+    """Returns this for the settings in force."""
     said_by = settings.origin("queue", "enabled")
     who = "by default" if said_by is None else f"as {said_by} says"
     if settings.queue.enabled:

@@ -1,8 +1,8 @@
-"""New settings while the gateway runs: read, check, compare, swap. All of it, or nothing.
+"""New settings while the gateway runs: read, check, compare, swap. All or nothing.
 
-Reading happens in a thread, so a large file holds up nobody. Whatever may be refused is refused before the first part
-is told anything; then all parts are told in one turn of the loop, so no request sees old and new ones mixed.
-docs/reload.md says what takes effect when; `config/reloading.py` has the same as a table.
+Settings are read in a thread, because a large file would hold up requests. Everything that may be refused is refused
+before any part changes; then all parts follow in one turn of the loop, so no request sees old and new settings mixed.
+docs/reload.md says what takes effect when; `config/reloading.py` is the same table in code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.gateway.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-CHANGES_TOLD_MAX = 5  # in the event; the answer has all
+CHANGES_TOLD_MAX = 5  # in the event; the answer lists all
 CHANGES_LOGGED_MAX = 200  # a line each, on the loop; thousands of tenants may change at once
 RESTARTS = "needs a restart"
 
@@ -35,7 +35,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class NeedsRestart(ConfigError):  # noqa: N818 (a ConfigError of a kind of its own)
-    """The settings are good, but not for a gateway that runs."""
+    """The settings are valid, but need a restart."""
 
 
 class BusyError(Exception):
@@ -43,26 +43,26 @@ class BusyError(Exception):
 
 
 class Follower(Protocol):
-    """A part of the gateway that goes by the settings."""
+    """A part of the gateway that depends on the settings."""
 
     def follow(self, settings: Settings, /) -> None:
-        """Go by these settings from now on: the first time when the gateway is put together, then at each reload.
+        """Use these settings from now on: when the gateway is built, and at each reload.
 
-        It must not fail, for others have followed already: what may be refused is checked before.
+        It must not fail, because other parts have followed already: whatever may be refused is checked before.
         """
 
 
 class CheckedFollower(Follower, Protocol):
-    """One that settings may be no good for, by something outside of them: a file, this machine."""
+    """A part for which valid settings may still be unusable, because of a file or this machine."""
 
     def check(self, settings: Settings, /) -> None:
-        """Raises a `ConfigError` where these settings can't be followed. Changes nothing that is in use."""
+        """Raises ConfigError if these settings can't be used. Changes nothing."""
 
 
 class Reload:
-    """Knows the settings in force, where they came from, and everything that follows them, in the order it is told.
+    """The settings in force, how to read them again, and every part that follows them, in order.
 
-    What reads requests is told before the scheduler, whose actions are carried out at once.
+    Parts that read requests follow before the scheduler, whose actions are carried out at once.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Reload:
         self._follow(settings, config_hash(settings))
 
     async def __call__(self) -> Done:
-        """Read what the gateway was started with again, and follow it. A `ConfigError` says why nothing changed."""
+        """Read the settings again and follow them. Raises ConfigError if nothing changed."""
         if self._task is not None:
             raise BusyError("A reload is under way.")
         self._task = asyncio.get_running_loop().create_task(self._reload())
@@ -98,7 +98,7 @@ class Reload:
             self._task = None
 
     def on_signal(self) -> None:
-        """SIGHUP: as often as it comes while one is under way, one more follows."""
+        """Reload on SIGHUP. However many arrive during a reload, one more reload follows."""
         if self._task is not None:
             self._again = True
             return
@@ -109,7 +109,7 @@ class Reload:
         try:
             await self()
         except (ConfigError, BusyError):
-            logger.debug("reload refused")  # why was told where it was found out
+            logger.debug("reload refused")  # the reason was logged there
         except Exception:
             logger.exception("reload failed")
         if self._again:
@@ -124,18 +124,18 @@ class Reload:
         except ConfigError as error:
             for problem in error.problems:
                 logger.warning("reload: %s", problem.line())
-            # Who may only look sees the event, and a secret may have been written into the wrong place.
+            # Readers see the event, and a secret may have been written into the wrong place: show the path only.
             more = f" and {len(error.problems) - 1} more" if len(error.problems) > 1 else ""
             self.events.note("settings", f"not reloaded, nothing changed: problem at {error.problems[0].path}{more}")
             self._metrics.reloaded(None)
             raise
-        # From here on nothing is refused, and nothing is waited for.
+        # From here on nothing is refused or awaited.
         self._follow(new, done.hash)
         self._note(done)
         return done
 
     def _prepare(self, old: Settings) -> tuple[Settings, Done]:
-        """What takes a while with many tenants, beside the loop. A `ConfigError` says what is wrong."""
+        """Read, check and compare, beside the loop: it takes a while with many tenants. Raises ConfigError."""
         new = self._read()
         refused = needing_restart(old, new)
         if refused:
@@ -144,7 +144,7 @@ class Reload:
         return new, Done(changes(old, new), config_hash(new))
 
     def _follow(self, settings: Settings, its_hash: str) -> None:
-        """Tell all parts, in one turn of the loop."""
+        """Have all parts follow, in one turn of the loop."""
         self.settings, self.hash = settings, its_hash
         for follower in self.followers:
             follower.follow(settings)

@@ -15,7 +15,7 @@ from penstock.config.model import LimitsSection, Settings
 from penstock.gateway import early_signals
 from penstock.gateway.bootstrap import Parts
 from penstock.gateway.fitness import at_operators, cannot_listen
-from penstock.gateway.large_blocks import give_large_blocks_back
+from penstock.gateway.process import give_large_blocks_back
 from penstock.http.server.server import BACKLOG, HttpServer
 
 if TYPE_CHECKING:

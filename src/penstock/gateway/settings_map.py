@@ -1,7 +1,7 @@
-"""What do rooms that know nothing of the settings file need of it: the core, the HTTP server, the log?
+"""Translates the settings for rooms that know nothing of the file: the core, the HTTP server, the log.
 
-Every other part reads the settings itself (`follow`). These are told in their own words, when they are made and when
-settings are new: so a gateway that was told new ones is what it would be if it had been started with them.
+Every other part reads the settings itself (`follow`). So a gateway after a reload is what it would be if started with
+the new settings.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from penstock.core.values.settings import (
     QueueBounds,
     RoutingSettings,
 )
-from penstock.gateway.cpus import usable_cpus
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.identity.callers import core_limits
 from penstock.gateway.identity.clients import Networks
+from penstock.gateway.process import usable_cpus
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.model_profiles import profiles
 from penstock.http.server.server import HttpServer, ServerLimits
 
 
 class ToScheduler:
-    """Tells the scheduler. What it does about new settings is carried out at once."""
+    """Reconfigures the scheduler, and carries out its actions at once."""
 
     def __init__(self, driver: Driver, limits: Callable[[], Mapping[str, Limits]]) -> None:
         self._driver = driver
-        self._limits = limits  # of tenants, with what operators said of them
+        self._limits = limits  # of tenants, with operators' changes
 
     def follow(self, settings: Settings) -> None:
-        """Decide by these settings from now on, also about what waits."""
+        """Decide by these settings from now on, for queued requests, too."""
         driver, told = self._driver, scheduler_settings(settings)
         told = msgspec.structs.replace(told, tenants=self._limits())
         driver.tell(driver.scheduler.reconfigured(told, now=driver.now()))
 
 
 class ToServer:
-    """Tells an HTTP server: the one that callers reach, or the operators' own."""
+    """Sets the limits of an HTTP server: that of callers, or the operators' own."""
 
     def __init__(self, server: HttpServer, *, for_operators: bool = False) -> None:
         self._server = server
         self._for_operators = for_operators
 
     def follow(self, settings: Settings) -> None:
-        """Hold clients to these settings' limits from now on, and know who brings others' connections."""
+        """Use these limits and trusted proxies from now on."""
         its = settings.client_address
         self._server.limits = server_limits(settings)
         self._server.brings = None if self._for_operators else Networks(its.proxy_protocol).hold
@@ -62,15 +62,15 @@ class ToServer:
 
 
 class ToLog:
-    """Tells the log."""
+    """Sets the log's format."""
 
     def follow(self, settings: Settings) -> None:
-        """Log in these settings' format from now on."""
+        """Log in this format from now on."""
         logs.use(settings.log.format)
 
 
 def scheduler_settings(settings: Settings) -> SchedulerSettings:
-    """The part of the settings that decides."""
+    """Returns the scheduler's part of the settings."""
     queue, health, admission = settings.queue, settings.health, settings.admission
     prices, levels = settings.fairness.prices, settings.fairness.levels
     accounts = {**{tenant.name: tenant.limits for tenant in settings.tenants}, ANONYMOUS: settings.anonymous.limits}
@@ -141,12 +141,12 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
 
 
 def workers(settings: Settings) -> int:
-    """How many processes carry requests; 1: this one, which also decides."""
+    """Returns how many processes carry requests; 1: this one alone."""
     return usable_cpus() if settings.workers == "auto" else settings.workers
 
 
 def server_limits(settings: Settings) -> ServerLimits:
-    """What a client may send, and how long it may take."""
+    """Returns the limits on clients' requests, connections and times."""
     limits, timeouts = settings.limits, settings.timeouts
     return ServerLimits(
         header_bytes_max=limits.max_header,

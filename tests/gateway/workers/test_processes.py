@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway.cpus import usable_cpus
+from penstock.gateway.process import usable_cpus
 from tests.gateway.conftest import Client, World, hurry
 from tests.gateway.test_shutdown import Process, penstock, serving
 from tests.gateway.workers.pids import workers_of
@@ -277,7 +277,7 @@ def test_auto_is_what_the_machine_or_the_container_gives(
 ) -> None:
     quota = tmp_path / "cpu.max"
     quota.write_text(limit + "\n")
-    monkeypatch.setattr("penstock.gateway.cpus._QUOTA", quota)
+    monkeypatch.setattr("penstock.gateway.process._QUOTA", quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert usable_cpus() == (8 if cpus is None else cpus)
 

@@ -21,7 +21,7 @@ from penstock import clock
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.rows import Budget
 from penstock.gateway.budgets.valkey_budgets import BudgetsError, Use
-from penstock.gateway.cancelling import cancel
+from penstock.gateway.process import cancel
 
 logger = logging.getLogger(__name__)
 

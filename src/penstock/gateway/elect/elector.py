@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from penstock import clock
-from penstock.gateway.cancelling import cancel
+from penstock.gateway.process import cancel
 from penstock.share.election import Claim, Contender, ElectionError, Follows, Leads, Record, RecordStore, Standing
 
 logger = logging.getLogger(__name__)

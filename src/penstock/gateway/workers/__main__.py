@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from penstock.gateway.event_loop import event_loop
+from penstock.gateway.process import event_loop
 from penstock.gateway.workers.worker import main
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
-from penstock.gateway.large_blocks import give_large_blocks_back
+from penstock.gateway.process import give_large_blocks_back
 from penstock.gateway.proxy import heartbeat
 from penstock.gateway.proxy.app import App
 from penstock.gateway.proxy.driver import Driver
