@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.core.values.catalogue import Cause, EndpointState, Failure, Reason
+from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import EVENT_MEANINGS, STATE_MEANINGS, TERMINAL, TRANSITIONS, State
 from penstock.gateway.openai.errors import Api, error_body
 
@@ -20,7 +20,7 @@ def _table(*rows: Iterable[object]) -> str:
 
 
 def causes() -> str:
-    return _table(("cause", "it means", "what helps"), *((f"`{c}`", c.sentence, c.advice) for c in Cause))
+    return _table(("cause", "meaning", "advice"), *((f"`{c}`", c.sentence, c.advice) for c in Cause))
 
 
 def errors() -> str:
@@ -42,11 +42,11 @@ def errors() -> str:
 def states() -> str:
     diagram = [f"    {source} --> {target}: {event}\n" for (source, event), target in TRANSITIONS.items()]
     diagram += [f"    {state} --> [*]\n" for state in State if state in TERMINAL]
+    usual = Reason.BAD_REQUEST.advice
     reasons = (
-        (f"`{r}`", r.status, r.sentence, r.advice.format("the endpoint"))
+        (f"`{r}`", r.sentence, "" if r.advice == usual else r.advice.format("the endpoint"))
         for r in sorted(Reason, key=lambda r: (r.status, str(r)))
     )
-    seen = ((f"`{s}`", s.sentence, s.advice.format("the endpoint")) for s in EndpointState)
     return f"""\
 # The life of a request
 
@@ -57,23 +57,19 @@ stateDiagram-v2
     [*] --> arrived
 {"".join(diagram)}```
 
-{_table(("state", "what it means"), *STATE_MEANINGS.items())}
-{_table(("event", "what happens"), *EVENT_MEANINGS.items())}
-{_table(("from", "event", "to"), *((*key, target) for key, target in TRANSITIONS.items()))}
-## Why a request waits
+{_table(("state", "meaning"), *STATE_MEANINGS.items())}
+{_table(("event", "meaning"), *EVENT_MEANINGS.items())}
+The causes of a wait are on [the live page](live-page.md#what-a-request-waits-for), the states of an endpoint in
+[Discovery](discovery.md#states), the statuses of reasons in [the HTTP contract](behaviour.md#errors).
 
-{causes()}
 ## Why a request ends without an answer
 
 The message to the caller is the sentence, with *Please try again later.* for 429 and 503.
 
-{_table(("reason", "status", "it means", "what operators can do"), *reasons)}
+{_table(("reason", "meaning", "advice to operators"), *reasons)}
 ## Why a dispatch is retried
 
-{_table(("failure", "it means"), *((f"`{f}`", f.sentence) for f in Failure))}
-## What an endpoint is
-
-{_table(("state", "the endpoint is", "what helps"), *seen)}"""
+{_table(("failure", "meaning"), *((f"`{f}`", f.sentence) for f in Failure))}"""
 
 
 def made() -> dict[str, str]:
