@@ -12,13 +12,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.core.values.catalogue import MISSING
+from penstock.core.values.catalogue import EndpointState
 from penstock.gateway.admin.phrases import printable, seconds
 
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
 STOPPED = ("◆ stopped", "bold magenta")  # by operators, no fault
 DOUBTS_SHOWN = 3  # lines of `status` and `top`
 EIGHTHS = " ▏▎▍▌▋▊▉█"
+_TONES = {"ok": ("●", ""), "busy": ("▲", "bold yellow"), "bad": ("■", "bold red"), "hand": ("◆", "bold magenta")}
 
 State = dict[str, Any]
 
@@ -93,19 +94,9 @@ def tenants(state: State, most: int) -> Table:
             str(flow["running"]),
             f"{flow['share_of_all']:.0%}",
             _bar(flow["share_of_all"], 4),
-            _in_band(flow),
+            plain(flow["within"], 30),
         )
     return _more(table, state["tenants"], most, state["tenants_more"])
-
-
-def _in_band(flow: State) -> str:
-    """A flow's share of its band over the last minute, and its fair share."""
-    if flow["is_alone"]:
-        return "alone"
-    fair = flow["fair_share"]
-    if fair is None or (flow["share"] < fair and flow["oldest_wait_s"] < 1.0):  # otherwise it waits for its share
-        return f"{flow['share']:.0%}, all it asks"
-    return f"{flow['share']:.0%}, fair {fair:.0%}"
 
 
 def endpoints(state: State, most: int) -> Table:
@@ -275,12 +266,9 @@ def _name(value: object, width: int) -> Text:
 
 def _state(state: str, role: str) -> Text:
     only = "" if role == "both" else f", {plain(role, 8)}"
-    if state == "up":
-        return Text(f"● up{only}")
-    if state in ("draining", "drained"):
-        return Text(f"◆ {state}{only}", style="bold magenta")  # by an operator, no fault
-    is_bad = state in MISSING
-    return Text(f"{'■' if is_bad else '▲'} {plain(state, 12)}{only}", style="bold red" if is_bad else "bold yellow")
+    tone = next((known.tone for known in EndpointState if known == state), "hand" if state == "drained" else "bad")
+    mark, style = _TONES[tone]
+    return Text(f"{mark} {plain(state, 12)}{only}", style=style)
 
 
 def _waiting(count: int) -> Text:

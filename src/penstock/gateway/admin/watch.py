@@ -27,7 +27,7 @@ from penstock.gateway.admin.headline import Around, StoppedBy, is_by_operators, 
 from penstock.gateway.admin.history import History, answering
 from penstock.gateway.admin.phrases import printable
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
-from penstock.gateway.admin.why import cause_now, endpoint_why, model_why
+from penstock.gateway.admin.why import cause_now, endpoint_why, model_why, within
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.queueing import Queueing
 from penstock.gateway.telemetry.edges import ShownEdge, ShownGroup
@@ -199,7 +199,11 @@ class Watch:
             "models_more": snapshot.models_more,
             "bands": snapshot.bands,
             "tenants": [
-                {**msgspec.structs.asdict(short(flow)), "went_wrong": tenants.get(flow.tenant, {})}
+                {
+                    **msgspec.structs.asdict(short(flow)),
+                    "went_wrong": (wrong := tenants.get(flow.tenant, {})),
+                    "within": within(flow, wrong),
+                }
                 for flow in snapshot.flows
             ],
             "tenants_more": snapshot.flows_more,

@@ -5,9 +5,13 @@ The numbers are those of the decision: what the next request needs, what is free
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
 from penstock.core.values.catalogue import Cause
+from penstock.core.values.rows import FlowSnapshot
 from penstock.gateway.admin.phrases import count, percent, tokens
+from penstock.gateway.telemetry.failures import Kind
 
 NEARLY = 0.9  # of a bound: in bytes and tokens it is hardly ever met to the last one
 MIB = 1 << 20
@@ -70,6 +74,17 @@ def endpoint_why(endpoint: EndpointSnapshot, snapshot: Snapshot) -> str | None:
     if endpoint.kv_usage_believed is None:
         return None
     return f"{percent(endpoint.kv_usage_believed)} of its KV memory is used, the ceiling is {ceiling}"
+
+
+def within(flow: FlowSnapshot, wrong: Mapping[Kind, int]) -> str:
+    """A tenant's share of its band over the last minute, and the fair one; `wrong`: its failures meanwhile."""
+    got = percent(flow.share)
+    if flow.is_alone:
+        return "alone"
+    # With less than is fair and hardly a wait, it does not ask for more.
+    if flow.fair_share is None or (flow.share < flow.fair_share and flow.oldest_wait_s < 1.0):
+        return got if wrong.get(Kind.REFUSED) or wrong.get(Kind.EVICTED) else f"{got}, all it asks for"
+    return f"{got}, fair {percent(flow.fair_share)}"
 
 
 def bounds_met(snapshot: Snapshot) -> str:

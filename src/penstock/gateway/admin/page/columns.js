@@ -2,20 +2,10 @@
 
 import { MEANS } from "./legend.js";
 import { $, seen } from "./seen.js";
-import { Table, count, percent, seconds, text } from "./tables.js";
+import { Table, count, percent, seconds, text, whole } from "./tables.js";
 import { awayTone, badness, cause, guaranteed, stateOf, wrong } from "./words.js";
 
 const oldest = (row) => (row.waiting ? seconds(row.oldest_wait_s) : "");
-
-function within(tenant) {
-  if (tenant.is_alone) return "alone";
-  const got = percent(tenant.share);
-  const refused = tenant.went_wrong.refused || tenant.went_wrong.evicted;
-  // Who has less than is fair and yet hardly waits does not ask for more.
-  const content = tenant.fair_share == null || (tenant.share < tenant.fair_share && tenant.oldest_wait_s < 1);
-  if (content) return refused ? got : `${got}, gets all it asks for`;
-  return `${got}, fair ${percent(tenant.fair_share)}`;
-}
 
 function said(endpoint) {
   if (endpoint.observed_s_ago == null) return "nothing yet";
@@ -63,7 +53,7 @@ export const tables = {
     { title: "running", value: (t) => count(t.running), num: true, by: (t) => t.running },
     { title: "went wrong", hint: MEANS["went wrong"], value: (t) => wrong(t).map(([number, said]) => `${count(number)} ${said}`).join(", "), wide: true, by: (t) => wrong(t).reduce((sum, [number]) => sum + number, 0), tone: (t) => (t.went_wrong.broken || t.went_wrong.failed ? "bad" : "busy") },
     { title: "share of tokens", hint: "of those that all tenants got over the last minute, by price", value: (t) => percent(t.share_of_all), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
-    { title: "within its band: got, fair", hint: "of what its band got over the last minute; fair by weight, among the tenants of the band", value: within, wide: true, low: true },
+    { title: "within its band: got, fair", hint: "of what its band got over the last minute; fair by weight, among the tenants of the band", value: (t) => whole(t.within), wide: true, low: true },
     { title: "weight", value: (t) => String(t.weight), num: true, low: true, by: (t) => t.weight },
     { title: "", verbs: tenantVerbs },
   ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "Nobody asks for anything." }),
