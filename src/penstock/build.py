@@ -1,4 +1,4 @@
-"""Which build is this: plain Python, or with its hot modules compiled to C (docs/decisions/0019)? Is it ours at all?"""
+"""The kind of build: plain Python, or with hot modules compiled to C (docs/decisions/0019)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def compiled() -> bool:
 
 
 def kind() -> str:
-    """That in words."""
+    """Returns the kind in words."""
     return "compiled" if compiled() else "pure Python"
 
 
 def shadowed() -> str | None:
-    """What is wrong where the package `penstock` is another distribution's, with what helps; None where it is ours.
+    """Returns an error with its remedy if the package `penstock` is another distribution's, or None.
 
-    The public index has an unrelated package of that name (docs/decisions/0055). Where both were installed they share
-    the folder, and one's `__init__.py` is gone; where the other one was removed again, ours went with it.
+    The public index has an unrelated package of that name (docs/decisions/0055). If both are installed they share the
+    folder, and one's `__init__.py` is overwritten; removing the other one removes ours.
     """
     if getattr(penstock, "__distribution__", None) == "penstock-gateway":
         return None

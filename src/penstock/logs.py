@@ -1,7 +1,7 @@
-"""How does the log look? One line per event, as text or as JSON, on standard error.
+"""The log: one line per event, as text or as JSON, on standard error.
 
-Names that callers choose are made printable where they are logged; a line break that gets into a message all the same
-begins no line of its own. Prompts, answers, keys and tokens are never logged.
+Names from clients are made printable when logged; a line break in a message is escaped. Prompts, answers, keys and
+tokens are never logged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal, TextIO
 
 Format = Literal["text", "json"]
-FIELDS = "fields"  # what a record has besides its message, by `extra={FIELDS: {…}}`
+FIELDS = "fields"  # a record's other fields, by `extra={FIELDS: {…}}`
 
 
 class TextFormatter(logging.Formatter):

@@ -1,6 +1,6 @@
-"""What another package needs to write a policy: the bases to begin from, and what a policy is told.
+"""For policies of other packages: the base classes and the values that a policy gets.
 
-docs/policies/README.md says how; `penstock.conformance` tries one. Plain Python, whether or not the rest is compiled.
+See docs/policies/README.md; `penstock.conformance` tests a policy. Plain Python, whether or not the rest is compiled.
 """
 
 from __future__ import annotations
@@ -27,48 +27,48 @@ __all__ = [
 
 
 class Fairness:
-    """Which flow is next: the one that got the least, per weight. A policy says what a request counts for.
+    """Which flow is next: the one with the least service per weight. A policy returns the cost of a request.
 
-    The entry point names this class, or whatever makes one of the prices of a model's tokens.
+    The entry point names this class, or a factory that takes the prices of a model's tokens.
     """
 
-    uses_flows = True  #: False: all requests stand in one line, whoever sent them
-    by_request = False  #: each request counts the same, so waits are foreseen by turns
+    uses_flows = True  #: False: all requests are one flow
+    by_request = False  #: each request counts the same, so waits are estimated by turns
 
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
-        """What a request counts for, by what it is estimated to use or was seen to use. Never negative."""
+        """Returns the cost of a request by its estimated or actual use. Never negative."""
         raise NotImplementedError
 
 
 class Routing:
-    """Where a request goes, of the endpoints that are open to it.
+    """Choosing an endpoint for a request.
 
-    The entry point names this class, or whatever makes one of the settings and of a source of random numbers (0 to 1):
-    a policy has no randomness of its own, so that a run can be repeated.
+    The entry point names this class, or a factory that takes the settings and a source of random numbers (0 to 1), the
+    only allowed randomness, so that a run can be repeated.
     """
 
-    uses_prefix = False  #: wants `context.matched`: who holds how much of the prompt
-    weighs_load = False  #: then what most endpoints hold is no reason to go to one of them, and is left out
-    uses_session = False  #: wants `context.home`: where the request's session lives
-    takes_turns = False  #: its choices depend on those before, so it is asked also where there is one endpoint only
-    scored_by: str | None = None  #: what its scores are, to be shown beside them ("KV usage, %"); None: not shown
+    uses_prefix = False  #: uses `context.matched`: the cached tokens of the prompt by endpoint
+    weighs_load = False  #: then prefixes cached on most endpoints are left out
+    uses_session = False  #: uses `context.home`: the endpoint of the request's session
+    takes_turns = False  #: its choices depend on earlier ones, so it is also asked with a single endpoint
+    scored_by: str | None = None  #: the label of its scores ("KV usage, %"); None: not shown
 
     def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:
         self.settings = settings
         self.draw = draw
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> Sequence[float]:
-        """One number for each of `endpoints`, in their order: the least is best, infinity is never taken while another
-        will do, and among equals the endpoint whose last request is the longest ago goes first.
+        """Returns a number for each of `endpoints`, in order: the least is best, infinity is chosen only as a last
+        resort, and the least recently used endpoint wins ties.
 
-        `endpoints` are never empty and all serve the request's model. A policy that would rather name the endpoint has
-        a method `choose(endpoints, context)` that returns one of them; then it is not asked for scores.
+        `endpoints` are never empty and all serve the request's model. A policy may instead have a method
+        `choose(endpoints, context)` that returns one of them.
         """
         raise NotImplementedError
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002
-        """Those of `context.alive()` worth waiting for (`routing.affinity_wait`); none where any will do."""
+        """Returns those of `context.alive()` worth waiting for (`routing.affinity_wait`), if any."""
         return ()

@@ -60,7 +60,7 @@ def test_settings_that_only_look_so_are_taken(document: dict[str, Any]) -> None:
 @pytest.mark.parametrize("listen", ["0.0.0.0:8080", "[::]:8080", "10.0.0.5:8080"])
 def test_a_gateway_that_is_open_to_the_network_is_said(listen: str) -> None:
     said = " ".join(open_warnings(from_mapping({"listen": listen})))
-    assert f"listen: {listen} is open to the network, and callers without a key are served" in said
+    assert f"listen: {listen} is open to the network, and clients without a key are served" in said
     assert "`identity.require_key: true`" in said
     key = {"name": "a", "keys": ["sha256:" + "0" * 64]}
     closed = {"listen": listen, "identity": {"require_key": True}, "tenants": [key]}

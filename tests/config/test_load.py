@@ -335,7 +335,8 @@ WRONG_VALUES = {
     "models: {a: {fallback: [b, c, b]}}": "models.a.fallback[2]: `b` is asked before already, as `b`",
     "models: {a: {fallback: [b, c]}, c: {to: b}}": "models.a.fallback[1]: `c` is asked before already, as `b`",
     "{models: {a: {fallback: [smal]}}, endpoints: [{url: http://e, models: [small]}]}": (
-        "models.a.fallback[0]: `smal` is no model that an endpoint lists, and no alias of one (did you mean `small`?)"
+        "models.a.fallback[0]: `smal` is neither a model that an endpoint lists nor an alias of one (did you mean "
+        "`small`?)"
     ),
     "models: {a: {fallback: [b, c, d, e, f, g, h, i, j]}}": ("models.a.fallback: has 9 items; expected 0 to 8"),
     "models: {a: {to: b}, b: {to: c}}": "models.a.to: `b` is itself an alias (name the engine's model)",
@@ -440,7 +441,7 @@ WRONG_VALUES = {
     ),
     "identity: {band_header: 'x y'}": "identity.band_header: `x y` is not a header's name",
     "identity: {require_key: true}": (
-        "identity.require_key: no tenant has a key, so nobody could be served (`penstock keys new NAME` makes one)"
+        "identity.require_key: no tenant has a key, so no client could be served (`penstock keys new NAME` makes one)"
     ),
     "identity: {user_header: Cookie}": (
         "identity.user_header: `Cookie` carries secrets, and names are shown and logged"
@@ -522,7 +523,7 @@ WRONG_VALUES = {
         "tenants[1].keys[0]: is the same as tenants[0].keys[0] (a key has one tenant)"
     ),
     f"tenants: [{{name: anonymous, keys: ['{KEY_HASH}']}}]": (
-        "tenants[0].keys: `anonymous` stands for callers without a key"
+        "tenants[0].keys: `anonymous` stands for clients without a key"
     ),
     f"tenants: [{{name: a, keys: [{{hash: '{KEY_HASH}', name: ci}}, {{hash: '{KEY_HASH[:-1]}0', name: ci}}]}}]": (
         "tenants[0].keys[1].name: is the same as that of tenants[0].keys[0]"
@@ -560,7 +561,7 @@ WRONG_VALUES = {
         f"routing.policy: `leastloaded`: expected {ROUTING} (did you mean `least_loaded`?)"
     ),
     "routing: {locality: lmcache}": (
-        "routing.lmcache: names neither a coordinator nor a controller (`locality: lmcache` asks one of them)"
+        "routing.lmcache: lacks a coordinator or a controller (`locality: lmcache` asks one of them)"
     ),
     "routing: {lmcache: {controller: http://a:9000}}": (
         "routing.lmcache.controller: is not asked with `locality: history` (write `locality: lmcache`)"
@@ -604,7 +605,7 @@ WRONG_VALUES = {
     "routing: {affinity_wait: 1m}": "routing.affinity_wait: is not shorter than `queue.max_wait` (`60s`)",
     "routing: {affinity_wait: -1}": "routing.affinity_wait: `-1`: expected at least 0",
     "routing: {policy: session, session: {header: null}}": (
-        "routing.session: names nothing that tells a session (give a header, a cookie or a field of the body)"
+        "routing.session: names no source of a session (give a header, a cookie or a field of the body)"
     ),
     "routing: {policy: session, affinity_wait: 1, session: {strict: true}}": (
         "routing.affinity_wait: means nothing with `session.strict`, which waits for as long as it takes"
@@ -621,7 +622,7 @@ WRONG_VALUES = {
         "routing.locality: `prefix` goes by our own history alone (write `policy: kv`)"
     ),
     "routing: {policy: round_robin, locality: lmcache, lmcache: {coordinator: 'http://a:9'}}": (
-        "routing.locality: `round_robin` does not ask where prompts are cached (write `policy: kv`)"
+        "routing.locality: `round_robin` does not use cached prefixes (write `policy: kv`)"
     ),
     "retry: {max_attempts: 0}": "retry.max_attempts: `0`: expected at least 1",
     "retry: {budget: 1.5}": "retry.budget: `1.5`: expected at most 1",
@@ -1215,13 +1216,13 @@ ONE: dict[str, object] = {"endpoints": [{"url": "http://a", "slots": 2}]}
         ({"bands": [{"name": "standard", "shed_interval": "1s"}]}, "bands[0].shed_interval does nothing"),
         (
             {"bands": [{"name": "standard", "best_effort": True, "shed_target": "40s"}]},
-            "bands[0].shed_target sheds nobody who waits",
+            "bands[0].shed_target sheds no queued request",
         ),
         ({"bands": [{"name": "standard", "max_tokens": 200_000_000}]}, "`queue.max_tokens` is lower"),
         ({"bands": [{"name": "standard", "ceiling": 0.3}]}, "bands[0].ceiling of endpoints[0] is less than one"),
         ({"admission": {"slots_initial": 8}}, "admission.slots_initial does nothing"),
         ({"admission": {"reserved_slots": 0.4}}, "0.4 of 2 slots is less than one"),
-        ({"admission": {"reserved_slots": 0.5}, "fairness": {"policy": "fcfs"}}, "nobody has a share"),
+        ({"admission": {"reserved_slots": 0.5}, "fairness": {"policy": "fcfs"}}, "there are no shares"),
         ({"fairness": {"policy": "round_robin", "prices": {"prompt": 2}}}, "fairness.prices do nothing"),
         ({"fairness": {"policy": "fcfs"}, "tenants": [{"name": "a", "weight": 2}]}, "tenants[0].weight does nothing"),
         ({"queue": {"heartbeat_after": "90s"}}, "queue.heartbeat_after does nothing"),

@@ -21,26 +21,26 @@ def lines(document: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize(
     ("document", "line"),
     [
-        ({"model_list": []}, "model_list: unknown setting (LiteLLM's word, it seems: here it is `endpoints`)"),
+        ({"model_list": []}, "model_list: unknown setting (LiteLLM's name, it seems: here it is `endpoints`)"),
         ({"endpoints": [{"url": "http://a", "litellm_params": {}}]}, "`endpoints[].url` or `endpoints[].api_key`"),
         ({"tenants": [{"name": "a", "rpm": 3}]}, "here it is `tenants[].limits.requests_per_minute`"),
         ({"tenants": [{"name": "a", "limits": {"tpm": 3}}]}, "here it is `tenants[].limits.tokens_per_minute`"),
         ({"max_parallel_requests": 1}, "here it is `tenants[].limits.running`"),
         ({"general_settings": {}}, "here it is `identity`, `admin` or `limits`"),
         ({"router_settings": {}}, "here it is `routing`, `retry` or `health`"),
-        ({"upstream": "x"}, "nginx's word, it seems: here it is `endpoints`"),
+        ({"upstream": "x"}, "nginx's name, it seems: here it is `endpoints`"),
         ({"proxy_pass": "x"}, "here it is `endpoints[].url`"),
         (
             {"endpoints": [{"url": "http://a", "maxconn": 4}]},
-            "HAProxy's word, it seems: here it is `endpoints[].slots`",
+            "HAProxy's name, it seems: here it is `endpoints[].slots`",
         ),
         ({"backend": "x"}, "here it is `endpoints`"),
-        ({"static_backends": "x"}, "production-stack's word, it seems: here it is `endpoints[].url`"),
-        ({"static-backends": "x"}, "production-stack's word, it seems: here it is `endpoints[].url`"),
+        ({"static_backends": "x"}, "production-stack's name, it seems: here it is `endpoints[].url`"),
+        ({"static-backends": "x"}, "production-stack's name, it seems: here it is `endpoints[].url`"),
         ({"routing_logic": "x"}, "here it is `routing.policy`"),
-        ({"worker_urls": "x"}, "SGLang's word, it seems: here it is `endpoints[].url`"),
+        ({"worker_urls": "x"}, "SGLang's name, it seems: here it is `endpoints[].url`"),
         ({"policy": "x"}, "did you mean `bands[].fairness.policy`, `fairness.policy` or `routing.policy`?"),
-        ({"saturationDetector": {}}, "llm-d's word, it seems: here it is `admission`"),
+        ({"saturationDetector": {}}, "llm-d's name, it seems: here it is `admission`"),
     ],
 )
 def test_another_programs_word_is_told_what_it_is_here(document: dict[str, object], line: str) -> None:

@@ -160,7 +160,7 @@ async def test_strange_header_names_are_not_repeated(world: World, asked: str) -
     ("document", "problem"),
     [
         ({"cors": {"origins": ["*"]}}, "cors.origins[0]: lets every web page use the gateway, which asks for no key"),
-        ({"cors": {"origins": ["*", PAGE]}, **KEYED}, "cors.origins[0]: says nothing beside other origins"),
+        ({"cors": {"origins": ["*", PAGE]}, **KEYED}, "cors.origins[0]: has no effect beside other origins"),
         ({"cors": {"origins": ["null"]}}, "cors.origins[0]: `null` is not an origin"),
         ({"cors": {"origins": [PAGE + "/path"]}}, "is not an origin"),
     ],

@@ -188,7 +188,7 @@ async def test_an_address_that_is_taken_is_named_and_nothing_is_left(world: Worl
 )
 def test_one_port_for_both_is_refused(listen: str | None, admin: str) -> None:
     document = {"admin": {"listen": admin}, **({} if listen is None else {"listen": listen})}
-    with pytest.raises(ConfigError, match=r"admin\.listen: is where `listen` is"):
+    with pytest.raises(ConfigError, match=r"admin\.listen: is the same address as `listen`"):
         from_mapping(document)
 
 

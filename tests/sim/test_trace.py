@@ -82,7 +82,7 @@ def test_each_format_is_known_by_its_first_line(tmp_path: Path) -> None:
         (mooncake(0, 5, 5, [0]) + "\n" + mooncake(0, -5, 5, [0]), "line 3: Expected `int` >= 0 - at `$.input_length`"),
         (mooncake(9, 5, 5, [0]) + mooncake(3, 5, 5, [0]), "line 2: is older than the line before it"),
         (VTC + "1.0,a,x,5\n", "line 4: invalid literal"),
-        (VTC + "nan,a,4,5\n", "line 4: 'nan' is no time"),
+        (VTC + "nan,a,4,5\n", "line 4: 'nan' is not a time"),
         (VTC + "1.0,a\n", "line 4: has nothing for 'prompt_tokens'"),
         ("arrival_s,prompt_tokens\n", "line 1: names no column 'output_tokens'"),
     ],

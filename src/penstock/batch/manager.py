@@ -225,7 +225,7 @@ class Manager:
             while await self._store.do(lambda store: store.purge(self._wall())):
                 pass
 
-        await self._again(purge, PURGE_S, "what is deleted can't be erased")
+        await self._again(purge, PURGE_S, "deleted data cannot be erased")
 
     async def _again(self, work: Callable[[], Awaitable[None]], every_s: float, trouble: str) -> None:
         while True:

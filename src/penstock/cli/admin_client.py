@@ -128,7 +128,7 @@ def _message(error: urllib.error.HTTPError) -> str:
     except (ValueError, LookupError, TypeError, AttributeError, OSError, http.client.HTTPException):
         return f"answered {error.code} {error.reason}"
     if code == "path_not_found" and urlsplit(error.url).path.startswith("/admin/"):
-        return f"{_origin(error.url)} has no /admin: where `admin.listen` gives it an address of its own, name that"
+        return f"{_origin(error.url)} has no /admin: if `admin.listen` gives it a separate address, use that"
     return message
 
 

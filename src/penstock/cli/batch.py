@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = _verb(verbs, "ls", "list the latest batches", _ls)
     listing.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
     _verb(verbs, "show", "show one batch", _show).add_argument("id", metavar="ID")
-    _verb(verbs, "cancel", "stop a batch; what has run is kept", _cancel).add_argument("id", metavar="ID")
+    _verb(verbs, "cancel", "stop a batch; results so far are kept", _cancel).add_argument("id", metavar="ID")
     run = _verb(verbs, "run", "upload a file of requests, wait, write the answers", _run)
     run.add_argument("file", metavar="FILE", type=Path, help="requests, one JSON object per line")
     run.add_argument("-o", "--output", metavar="FILE", type=Path, help="answers (default: FILE.output.jsonl)")

@@ -234,7 +234,7 @@ def _in_words(off: dict[str, Tally], on: dict[str, Tally], seconds: float) -> li
     change = after / before - 1 if before else 0.0
     p99_off, p99_on = (_shown(light.quantile_s(0.99)) for light in (light_off, light_on))
     return [
-        f"Isolation: the light tenants' p99 went from {p99_off} to {p99_on}, whatever {GREEDY} asks for.",
+        f"Isolation: the light tenants' p99 went from {p99_off} to {p99_on}, for any load of `{GREEDY}`.",
         (
             f"Its price: {before:.0f} tokens/s became {after:.0f} ({change:+.0%}): while tenants under their share "
             "keep coming, some slots are kept free for them (`admission.reserved_slots`; 0 keeps none)."

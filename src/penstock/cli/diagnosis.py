@@ -40,8 +40,8 @@ WITHOUT = {
 }
 NOT_BELIEVED = "a page that does not move while answers do is not trusted: only Penstock's own requests are counted"
 NO_ENGINE = (
-    "it answers, but by no sign as an engine: it lists no models, and is tried with one request at a time; if it is an"
-    " engine, write `engine: openai` and its `models`"
+    "it answers, but not like an engine: it lists no models, and gets single requests only; if it is an engine, write "
+    "`engine: openai` and its `models`"
 )
 MOVES_LOOKS = 4  # SGLang updates its page every 40 steps, within two seconds
 MOVES_LOOK_S = 0.5
@@ -203,7 +203,7 @@ def _said(answer: ProbeAnswer) -> str:
     if answer.location:
         return f"a redirect to {answer.location[:200]}: write that address in `url`"
     if answer.failure is None:
-        return f"status {answer.status}" if answer.status != 200 else "something that is no such thing"
+        return f"status {answer.status}" if answer.status != 200 else "something unexpected"
     error = answer.failure.error
     return f"{error.kind.value.replace('_', ' ')}: {error.detail}"
 

@@ -59,7 +59,7 @@ def _serve(words: Sequence[str], found: RouterFlags, settings: Settings) -> int:
 
 
 def _notes(found: RouterFlags) -> list[str]:
-    notes = ["Written by `penstock vllm-router --print`: what the router's flags mean, for `penstock serve -c FILE`."]
+    notes = ["Written by `penstock vllm-router --print`: the router's flags as settings for `penstock serve -c FILE`."]
     notes += [f"Set {name}={value} in the environment." for name, value in found.environment.items()]
     if found.follows is not None:
         notes.append(f"{found.follows} is not read any more: its settings stand here; SIGHUP reads this file again.")

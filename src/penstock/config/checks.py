@@ -83,7 +83,7 @@ def _items(section: type[S], raw: object) -> list[S | None]:
 def _admin(document: Document) -> Found:
     admin = _valid(Admin, document.get("admin") or {})
     if admin is not None and admin.read_token is not None and admin.read_token == admin.token:
-        yield problem(("admin", "read_token"), "is the same as `admin.token`: who may look could change everything")
+        yield problem(("admin", "read_token"), "is the same as `admin.token`, so readers could change everything")
     if admin is not None and admin.listen is not None:
         host, port = split_listen(admin.listen)
         try:
@@ -92,7 +92,7 @@ def _admin(document: Document) -> Found:
             return
         everywhere = ("", "0.0.0.0", "::")
         if port == other != 0 and (host == other_host or host in everywhere or other_host in everywhere):
-            yield problem(("admin", "listen"), "is where `listen` is", "give it a port of its own")
+            yield problem(("admin", "listen"), "is the same address as `listen`", "give it a port of its own")
 
 
 def _beyond_others(document: Document) -> Found:
@@ -135,7 +135,7 @@ def _cors(document: Document) -> Found:
         message = "lets every web page use the gateway, which asks for no key"
         yield problem(at, message, "list the origins, or set `identity.require_key`")
     elif len(cors.origins) > 1:
-        yield problem(at, "says nothing beside other origins", "give `*` alone, or leave it out")
+        yield problem(at, "has no effect beside other origins", "give `*` alone, or leave it out")
 
 
 def _extras(document: Document) -> Found:
@@ -218,7 +218,9 @@ def _fallback(name: str, known: Mapping[str, ModelSection], served: Mapping[str,
             yield problem(location, f"{show(other)} is asked before already, as {show(asked[meant(other)])}")
         elif served is not None and meant(other) not in served:
             hint = did_you_mean(other, [*served, *known])
-            yield problem(location, f"{show(other)} is no model that an endpoint lists, and no alias of one", hint)
+            yield problem(
+                location, f"{show(other)} is neither a model that an endpoint lists nor an alias of one", hint
+            )
         asked.setdefault(meant(other), other)
 
 
@@ -311,7 +313,7 @@ def _tenants(document: Document) -> Found:
             yield problem(("tenants", index, "name"), f"is the same as that of tenants[{names[tenant.name]}]")
         names.setdefault(tenant.name, index)
         if tenant.keys and tenant.name in NAMES_WITHOUT_KEYS:
-            yield problem(("tenants", index, "keys"), f"`{tenant.name}` stands for callers without a key")
+            yield problem(("tenants", index, "keys"), f"`{tenant.name}` stands for clients without a key")
         for n, key in enumerate(tenant.keys):
             at = ("tenants", index, "keys", n)
             if key.hash in keys:
@@ -326,7 +328,7 @@ def _tenants(document: Document) -> Found:
     identity = _valid(Identity, document.get("identity"))
     other_keys = identity is not None and (identity.made_keys or identity.jwt is not None)
     if identity is not None and identity.require_key and not keys and not other_keys and None not in tenants:
-        message = "no tenant has a key, so nobody could be served"
+        message = "no tenant has a key, so no client could be served"
         yield problem(("identity", "require_key"), message, "`penstock keys new NAME` makes one")
 
 

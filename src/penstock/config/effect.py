@@ -85,7 +85,7 @@ def _bands(settings: Settings) -> Iterator[str]:
         if band.shed_target is None and "shed_interval" in band.model_fields_set:
             yield f"{where}.shed_interval does nothing without `shed_target`"
         if band.shed_target is not None and 2 * band.shed_target >= _max_wait(settings, band):
-            yield f"{where}.shed_target sheds nobody who waits: twice as much is not before `max_wait`"
+            yield f"{where}.shed_target sheds no queued request: twice as much is not before `max_wait`"
         for key in ("max_requests", "max_bytes", "max_tokens"):
             own, whole = getattr(band, key), getattr(settings.queue, key)
             if own is not None and own > whole:
@@ -106,7 +106,7 @@ def _slots(settings: Settings) -> Iterator[str]:
         if all_told and sum(told) * share < 1:
             yield f"admission.reserved_slots keeps nothing: {share:g} of {sum(told)} slots is less than one"
         if settings.fairness.policy == "fcfs":
-            yield "admission.reserved_slots keeps nothing: with `fairness.policy: fcfs` nobody has a share"
+            yield "admission.reserved_slots keeps nothing: with `fairness.policy: fcfs` there are no shares"
     if settings.queue.enabled:
         for index, band in enumerate(settings.bands):
             for at, endpoint in enumerate(settings.endpoints):
@@ -134,8 +134,8 @@ def open_warnings(settings: Settings) -> Iterator[str]:
     host = settings.listen_address[0]
     if is_everywhere(host) and not settings.identity.require_key:
         yield (
-            f"listen: {settings.listen} is open to the network, and callers without a key are served:"
-            " set `identity.require_key: true` and keys (`penstock keys new NAME`), or listen on 127.0.0.1"
+            f"listen: {settings.listen} is open to the network, and clients without a key are served: set "
+            f"`identity.require_key: true` and keys (`penstock keys new NAME`), or listen on 127.0.0.1"
         )
 
 
@@ -164,7 +164,7 @@ def is_everywhere(host: str) -> bool:
 
 def _rest(settings: Settings) -> Iterator[str]:
     if settings.queue.heartbeat_after >= max(_max_wait(settings, band) for band in settings.bands):
-        yield "queue.heartbeat_after does nothing: nobody waits longer than `max_wait`"
+        yield "queue.heartbeat_after does nothing: no request waits longer than `max_wait`"
     if settings.retry.max_attempts == 1 and "budget" in settings.retry.model_fields_set:
         yield "retry.budget does nothing with `retry.max_attempts: 1`"
     if settings.retry.budget == 0 and "max_attempts" in settings.retry.model_fields_set:
@@ -174,7 +174,7 @@ def _rest(settings: Settings) -> Iterator[str]:
     if settings.tracing.endpoint is None and "sample" in settings.tracing.model_fields_set:
         yield "tracing.sample does nothing without `tracing.endpoint`"
     if ANY_ORIGIN in settings.cors.origins:
-        yield "cors.origins: any web page may use the gateway with a key, and whoever opens a page can read its key"
+        yield "cors.origins: any web page may use the gateway with a key, which its visitors can read"
     if not settings.client_address.proxies and "header" in settings.client_address.model_fields_set:
         yield "client_address.header does nothing without `client_address.proxies`"
     if settings.identity.require_key and "anonymous" in settings.identity.model_fields_set:

@@ -109,4 +109,4 @@ def ours_for(key: str) -> str | None:
     if found is None:
         return None
     whose, ours = found
-    return f"{whose}'s word, it seems: here it is {listing([f'`{path}`' for path in ours])}"
+    return f"{whose}'s name, it seems: here it is {listing([f'`{path}`' for path in ours])}"

@@ -1,11 +1,11 @@
-"""What every policy has to do, for whoever writes one: the suite that our own policies pass, in virtual time.
+"""The conformance suite for policies, in virtual time; our own policies pass it.
 
     python -m penstock.conformance routing my_package.routing:Nearest
     python -m penstock.conformance fairness by_price          # by the name of its entry point
 
-or in a test: `assert penstock.conformance.failures("routing", Nearest) == []`. docs/policies/README.md says how a
-policy is written and offered. Each claim is a function of `checks.py`; what it says is what is printed.
-`CheckedScheduler` (`invariants.py`) is a scheduler that checks its invariants after every fact.
+or in a test: `assert penstock.conformance.failures("routing", Nearest) == []`. docs/policies/README.md describes how to
+write and offer a policy. Each claim is a function of `checks.py`; its docstring is printed. `CheckedScheduler`
+(`invariants.py`) is a scheduler that checks its invariants after every fact.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _REGISTRIES: dict[str, dict[str, object]] = {
 
 
 def claims(decision: str) -> list[str]:
-    """What a policy of that decision (`fairness`, `ordering`, `routing`) has to do."""
+    """The claims for a policy of a decision (`fairness`, `ordering`, `routing`)."""
     return [(check.__doc__ or "").strip() for check in CHECKS[decision]]
 
 
 def failures(decision: str, policy: object) -> list[str]:
-    """What a policy, as its entry point would give it, does not do; empty where all is well."""
+    """Returns the claims that a policy, as loaded from its entry point, does not meet."""
     return [f"{claim} {problem}" for claim, problem in results(decision, policy) if problem is not None]
 
 
 def results(decision: str, policy: object) -> list[tuple[str, str | None]]:
-    """Each claim, and what speaks against it; None: nothing. A `ValueError` says that it is no such policy at all."""
+    """Yields each claim with its failure, or None. Raises `ValueError` if it is not such a policy."""
     name, trouble = f"under test {next(_serial)}", Trouble(decision, "")
     enlist(decision, name, policy, trouble)
     try:

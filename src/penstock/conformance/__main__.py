@@ -1,4 +1,4 @@
-"""`python -m penstock.conformance DECISION POLICY`: what the suite finds, a line per claim."""
+"""`python -m penstock.conformance DECISION POLICY`: runs the suite, a line per claim."""
 
 from __future__ import annotations
 

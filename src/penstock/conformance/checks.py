@@ -1,4 +1,4 @@
-"""The claims: each is a function of a policy's name that raises `AssertionError` where the claim does not hold."""
+"""The claims: each is a function of a policy's name that raises `AssertionError` if the claim fails."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MIXED = [
 
 
 def costs_are_never_negative(policy: str) -> None:
-    """A cost is never negative, whatever a request used."""
+    """A cost is never negative, for any use."""
     made = FAIRNESS[policy](Prices())
     for prompt, cached, completion in ((0, 0, 0), (10, 10, 0), (10, 99, 5), (1, 0, 10**9)):
         assert made.cost(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion) >= 0.0
@@ -51,7 +51,7 @@ def everybody_is_served(policy: str) -> None:
 
 
 def fairness_wastes_no_slot(policy: str) -> None:
-    """No slot idles while somebody waits who may use it, and every invariant of the scheduler holds."""
+    """No slot idles while a request that may use it waits, and every invariant of the scheduler holds."""
     Shop(MIXED, slots=(4, 2), settings=structs.replace(PATIENT, fairness=policy), kind=CheckedScheduler).run(3.0)
 
 
@@ -74,7 +74,7 @@ def equals_go_in_order_of_arrival(ordering: str) -> None:
 
 
 def a_callers_own_priority_comes_first(ordering: str) -> None:
-    """What a caller wants first of its own requests goes first, however large the number."""
+    """A client's highest-priority request goes first, however large the number."""
     made, lease = _busy(ordering)
     for name, priority in (("last", 2**63), ("plain", 0), ("foremost", -(2**63)), ("early", -1)):
         made.arrived(_request(name, priority=priority), now=0.0)
@@ -82,7 +82,7 @@ def a_callers_own_priority_comes_first(ordering: str) -> None:
 
 
 def who_comes_back_stands_where_it_stood(ordering: str) -> None:
-    """Who comes back from an engine that failed stands where it stood."""
+    """A request that returns from a failed engine keeps its place."""
     made, lease = _busy(ordering)
     for at in range(3):
         made.arrived(_request(str(at)), now=0.0)
@@ -152,7 +152,7 @@ def who_is_down_gets_nothing(policy: str) -> None:
 
 
 def routing_wastes_no_slot(policy: str) -> None:
-    """No slot idles while somebody waits who may use it, and every invariant of the scheduler holds."""
+    """No slot idles while a request that may use it waits, and every invariant of the scheduler holds."""
     customers = [Customer(name, output_tokens=(5, 100)) for name in "abc"]
     settings = structs.replace(PATIENT, routing=policy)
     Shop(customers, slots=(5, 1, 3), settings=settings, kind=CheckedScheduler).run(3.0)
@@ -180,7 +180,7 @@ CHECKS: dict[str, tuple[Callable[[str], None], ...]] = {
 
 
 def burst(policy: str, count: int, **slots: int) -> Counter[str]:
-    """Where so many requests go that come at once."""
+    """Returns the endpoints of so many requests that arrive at once."""
     made = _scheduler(SchedulerSettings(routing=policy), **slots)
     return Counter(place for at in range(count) for place in _sent_to(made.arrived(_request(str(at)), now=0.0)))
 
@@ -236,7 +236,7 @@ def _sent_to(actions: list[Action]) -> list[str]:
 
 
 def _served(made: Scheduler, lease: int, *, now: float) -> list[str]:
-    """Who is sent, one after the other, until nobody is left."""
+    """Returns the requests in order of dispatch, until none is left."""
     names: list[str] = []
     while actions := made.finished(lease, now=now):
         names += [action.request_id for action in actions if isinstance(action, Dispatch)]

@@ -1,7 +1,7 @@
 """A small world in which nothing goes wrong: flows that always have more to ask, engines that serve, virtual time.
 
-Each customer keeps so many requests waiting, so flows are backlogged for as long as they are wanted to be. What a
-request truly costs is drawn here and told to nobody but at its end, as usage.
+Each customer keeps so many requests waiting, so flows are backlogged for as long as they are wanted to be. A request's
+actual cost is drawn here and reported only at its end, as usage.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Customer:
 
 @dataclass
 class ShopJob:
-    """One request, and what it will have cost."""
+    """One request and its actual cost."""
 
     request: Request
     customer: Customer
@@ -67,7 +67,7 @@ class ShopJob:
 
 
 class Shop:
-    """One run. Afterwards: what was dispatched per flow, by what it truly costs, and in which order."""
+    """One run. Afterwards: the dispatches per flow, by actual cost, in order."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Shop:
         return self
 
     def _open(self) -> None:
-        self._ask()  # before there are engines, so that all who ask from the start are backlogged from the start
+        self._ask()  # before there are engines, so that all flows are backlogged from the start
         models = frozenset(customer.model for customer in self.customers)
         for at, count in enumerate(self._slots):
             self._tell(self.scheduler.endpoint_added(EndpointSpec(f"e{at}", count, models), now=0.0))
@@ -133,7 +133,7 @@ class Shop:
             self._tell(self.scheduler.expire(now=self.now))
 
     def _ask(self) -> None:
-        """Everybody tops up what waits, taking turns, so that nobody is first by more than one."""
+        """All flows top up their queues in turn, so that none is ahead by more than one request."""
         wanting = list(self.customers)
         while wanting:
             wanting = [x for x in wanting if x.asks(self.now) and self.waiting[x] < x.waiting]

@@ -254,7 +254,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (PODS + " --imbalanced-threshold 4", "routing.imbalance_threshold: means nothing"),
         (PODS + " --static-aliases gpt", "--static-aliases: `gpt`: expected alias:model"),
         (PODS.replace("roundrobin", "priority"), "--routing-logic: `priority`: expected roundrobin"),
-        (PODS + " --priority-header x-request-priority", "--priority-header: bands order what waits"),
+        (PODS + " --priority-header x-request-priority", "--priority-header: bands order queued requests"),
         (PODS + " --port 0x", "--port: `0x` is not a whole number"),
         (PODS + " --port 99999", "listen: `0.0.0.0:99999`: the port has to be"),
         (PODS + " --dynamic-config-yaml a --dynamic-config-json b", "--dynamic-config-json: is given, and"),

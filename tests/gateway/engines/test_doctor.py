@@ -117,7 +117,7 @@ async def test_a_trial_shows_an_engine_that_refuses_the_field_which_asks_for_usa
     [
         ({"/v1/models": faces.doc({}, 401)}, {}, "it answers 401: `api_key` is missing or wrong"),
         ({"/v1/models": faces.doc({}, 503)}, {}, "its model list /v1/models says: status 503"),
-        ({"/v1/models": (200, b"<html>", "text/html")}, {}, "says: something that is no such thing"),
+        ({"/v1/models": (200, b"<html>", "text/html")}, {}, "says: something unexpected"),
         ({"/v1/models": faces.models("vllm")}, {}, "it serves no model now"),
         ({"/health": faces.doc({}, 503)}, {}, "its health probe /health says: status 503"),
         ({"/is_sleeping": faces.doc({"is_sleeping": True})}, {}, "it is asleep"),
@@ -198,7 +198,7 @@ async def test_what_is_no_engine_is_named_by_doctor_and_by_check_live(
     assert await asyncio.to_thread(main, ["check", str(path)]) == 0, "the file is as it should be"
     assert await asyncio.to_thread(main, ["check", str(path), "--live"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("files: it answers, but by no sign as an engine")
+    assert line.startswith("files: it answers, but not like an engine")
     assert await asyncio.to_thread(main, ["doctor", "-c", str(path), "--json"]) == 1
     found = {report["name"]: report["problems"] for report in json.loads(capsys.readouterr().out)["endpoints"]}
     assert [line] == [f"files: {problem}" for problem in found["files"]]

@@ -79,7 +79,7 @@ async def test_callers_without_a_key_are_told_that_the_limit_is_of_all_of_them(w
     assert (await world.chat()).status == 200
     name, message = told(await world.chat_with({"x-tenant-id": "somebody"}))
     assert name == "tokens_per_minute"
-    assert message.startswith("All callers without a key together may use 1 token a minute")
+    assert message.startswith("All clients without a key together may use 1 token a minute")
 
 
 async def test_other_refusals_name_no_limit(world: World) -> None:

@@ -198,7 +198,7 @@ async def test_the_first_key_may_be_a_made_one(world: World, tmp_path: Path) -> 
     [
         ({"name": "ci"}, 400, "`tenant` is missing"),
         ({"tenant": "nobody", "name": "ci"}, 404, "There is no tenant `nobody` in the settings."),
-        ({"tenant": "anonymous", "name": "ci"}, 400, "stands for callers without a key"),
+        ({"tenant": "anonymous", "name": "ci"}, 400, "stands for clients without a key"),
         ({"tenant": "team"}, 400, "a key's name is empty"),
         ({"tenant": "team", "name": "a b"}, 400, "`a b` is not a name"),
         ({"tenant": "team", "name": "listed"}, 409, "There is a key `listed` already."),
@@ -395,7 +395,7 @@ async def test_keys_on_the_command_line(world: World, tmp_path: Path, capsys: py
     assert (await penstock("revoke", "ci")) == (0, "ci: revoked\n", "")
     await works_no_more(world, key)
     code, _, err = await penstock("revoke", "ci")
-    assert (code, err) == (1, "penstock: There is no key `ci`. `penstock keys ls` shows those that there are.\n")
+    assert (code, err) == (1, "penstock: There is no key `ci`. `penstock keys ls` lists all.\n")
     code, out, _ = await penstock("new", "team", "two", "--json")
     assert (code, json.loads(out)["name"]) == (0, "two")
 

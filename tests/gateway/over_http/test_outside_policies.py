@@ -189,8 +189,8 @@ def test_what_is_wrong_with_one_is_told_at_its_path(install: Install) -> None:
     )
     where = "(strange_policies:{}, of the package `strange`)"
     expected = {
-        "seven": f"`seven` {where.format('no_policy')} is no routing policy: it can't be called (see docs/policies)",
-        "nothing": "is no routing policy: what it makes has no method `score` or `choose`",
+        "seven": f"`seven` {where.format('no_policy')} is not a routing policy: it is not callable (see docs/policies)",
+        "nothing": "is not a routing policy: its result has no method `score` or `choose`",
         "refuses": "it raised ValueError('not today')",
         "gone": f"`gone` {where.format('NotThere')} can't be imported: AttributeError",
     }
@@ -199,7 +199,7 @@ def test_what_is_wrong_with_one_is_told_at_its_path(install: Install) -> None:
         assert line.startswith("routing.policy: ")
         assert words in line
     (line,) = problems(fairness={"policy": "negative"})
-    assert "is no fairness policy: `cost` returned -1.0, and no number of at least 0" in line
+    assert "is not a fairness policy: `cost` returned -1.0, not a number of at least 0" in line
     (line,) = problems(bands=[{"name": "standard", "ordering": "x"}])
     assert line.startswith("bands[0].ordering: `x` (strange_policies:no_policy")
 
@@ -216,10 +216,10 @@ def test_names_that_clash_are_told_and_only_where_they_are_used(install: Install
     (line,) = problems(routing={"policy": "mine"})
     assert "the package `one`" in line
     assert "the package `two`" in line
-    assert line.endswith(": which is meant?")
+    assert line.endswith("; remove one")
     (line,) = problems(routing={"policy": "least_loaded"})
     assert line == (
-        "routing.policy: `least_loaded` is one of ours, and the package `one` offers another under this name"
+        "routing.policy: `least_loaded` is built in, and the package `one` offers another under this name"
     )
     from_mapping({"routing": {"policy": "kv"}})
 
@@ -235,7 +235,7 @@ def test_one_that_looks_at_prefixes_may_go_by_kv_events(install: Install) -> Non
     install({"routing": {"last": "Last", "cached": "Cached"}}, code=code)
     from_mapping({"routing": {"policy": "cached", "locality": "kv_events", "affinity_wait": "1s"}})
     (line,) = problems(routing={"policy": "last", "locality": "kv_events"})
-    assert line.startswith("routing.locality: `last` does not ask where prompts are cached")
+    assert line.startswith("routing.locality: `last` does not use cached prefixes")
 
 
 def test_check_and_serve_say_so(install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

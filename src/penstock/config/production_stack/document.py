@@ -229,7 +229,7 @@ class _Making:
         if self._routing in DIVIDED and labels:
             for role, flag in (("prefill", "--prefill-model-labels"), ("decode", "--decode-model-labels")):
                 if role not in {self._roles().get(label) for label in labels}:
-                    self._wrong(flag, "names none of --static-model-labels", "nobody would have that role")
+                    self._wrong(flag, "names none of --static-model-labels", "no engine would have that role")
         elif self._routing in DIVIDED:
             self._wrong("--static-model-labels", f"is required with --routing-logic {self._routing}")
         for endpoint in endpoints.values():
@@ -318,7 +318,7 @@ class _Making:
             if logic in DIVIDED and not any(self._list(name)):
                 self._wrong(name, f"is required with --routing-logic {logic}")
             elif logic not in DIVIDED and name in self._given:
-                self._warn(name, f"means nothing here: --routing-logic {logic} gives nobody a role")
+                self._warn(name, f"means nothing here: --routing-logic {logic} gives no engine a role")
         both = set(self._list("--prefill-model-labels")) & set(self._list("--decode-model-labels"))
         if logic in DIVIDED and both:
             self._wrong("--decode-model-labels", f"{show(min(both))} is one of --prefill-model-labels too")
@@ -366,7 +366,7 @@ class _Making:
             if name not in _GATES or state.lower() not in ("true", "false"):
                 self._wrong("--feature-gates", f"{show(gate)}: expected SemanticCache=false or PIIDetection=false")
             elif state.lower() == "true":
-                why = "answers would be shared between callers" if name == "SemanticCache" else "nothing reads prompts"
+                why = "answers would be shared between clients" if name == "SemanticCache" else "nothing reads prompts"
                 self._wrong("--feature-gates", f"{show(gate)} is not done here: {why}")
         path = self._said("--file-storage-path")
         if "--enable-batch-api" not in self._given:

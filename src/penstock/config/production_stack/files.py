@@ -101,7 +101,7 @@ def _wrong(raw: object, at: str) -> Iterator[Problem]:
         yield Problem(
             f"{at}.custom_headers",
             "can't be sent: an endpoint has one credential, `Authorization: Bearer`",
-            "put what adds them between Penstock and the provider",
+            "add them in a proxy between Penstock and the provider",
         )
     models = _items(raw.get("models"))
     if not models or not all(isinstance(model, Mapping) and isinstance(model.get("id"), str) for model in models):

@@ -60,11 +60,11 @@ LOG_LEVELS = {
 }
 _GAUGES = "engines' gauges are read every second, because decisions go by them (`observe.interval`)"
 _LMCACHE = (
-    "there is no LMCache controller inside; where engines have one of their own, "
-    "PENSTOCK__ROUTING__LOCALITY=lmcache and PENSTOCK__ROUTING__LMCACHE__CONTROLLER=URL ask it"
+    "there is no LMCache controller inside; PENSTOCK__ROUTING__LOCALITY=lmcache and "
+    "PENSTOCK__ROUTING__LMCACHE__CONTROLLER=URL use the engines' own"
 )
 _PRIORITY = (
-    "bands order what waits, by tenant, header or service tier; `admission.engine_priority` tells engines of them"
+    "bands order queued requests by tenant, header or service tier; `admission.engine_priority` passes them to engines"
 )
 NOT_HERE = {"priority": _PRIORITY}  # choices of theirs that have another name here
 _SEMANTIC = "there is no semantic cache, and without its feature gate it does nothing there either"
@@ -146,8 +146,8 @@ FLAGS = (
         "routing.imbalance_threshold",
         "with `load_balanced_kvaware`; `0` is `policy: least_loaded`",
     ),
-    _nothing("--kv-aware-threshold", WHOLE, "a match counts for what it saves, so there is no least one"),
-    _nothing("--prefix-min-match-length", WHOLE, "a match counts for what it saves, so there is no least one"),
+    _nothing("--kv-aware-threshold", WHOLE, "a match counts by the work it saves, so there is no threshold"),
+    _nothing("--prefix-min-match-length", WHOLE, "a match counts by the work it saves, so there is no threshold"),
     _refused("--priority-header", TEXT, _PRIORITY),
     _refused("--priority-field", TEXT, _PRIORITY),
     _refused("--priority-default", WHOLE, _PRIORITY),
@@ -156,7 +156,7 @@ FLAGS = (
         "--max-instance-failover-reroute-attempts",
         WHOLE,
         "retry.max_attempts",
-        "one more than it says, for the first try counts; without it 3",
+        "one more, because the first try counts; without it 3",
         least=0,
     ),
     _nothing("--lmcache-controller-port", WHOLE, _LMCACHE),
@@ -189,18 +189,18 @@ FLAGS = (
     _setting("--router-admission-scrape-interval-seconds", NUMBER, "observe.interval", "without it 1", least=0.001),
     # statistics
     _nothing("--engine-stats-interval", WHOLE, _GAUGES),
-    _nothing("--request-stats-window", WHOLE, "`vllm:current_qps` is the rate of the last minute, whatever this says"),
-    _nothing("--log-stats", SWITCH, "`penstock status` and `penstock top` say it when asked, /metrics always"),
-    _nothing("--log-stats-interval", WHOLE, "`penstock status` and `penstock top` say it when asked, /metrics always"),
+    _nothing("--request-stats-window", WHOLE, "`vllm:current_qps` is the rate of the last minute"),
+    _nothing("--log-stats", SWITCH, "see `penstock status`, `penstock top` and /metrics"),
+    _nothing("--log-stats-interval", WHOLE, "see `penstock status`, `penstock top` and /metrics"),
     # the rest
     _refused(
         "--callbacks",
         TEXT,
-        "code of yours can't run inside: it would hold up every stream. Put it into a proxy before Penstock; where it "
-        "decides on order or place, write a policy (docs/policies)",
+        "custom code can't run inside: it would delay every stream. Put it into a proxy before Penstock; for order or "
+        "routing, write a policy (docs/policies)",
     ),
     _nothing("--request-rewriter", ("noop",), "requests are passed on as they came"),
-    _setting("--feature-gates", TEXT, "", "`SemanticCache=true` is refused: answers would be shared between callers"),
+    _setting("--feature-gates", TEXT, "", "`SemanticCache=true` is refused: answers would be shared between clients"),
     _nothing("--semantic-cache-model", TEXT, _SEMANTIC),
     _nothing("--semantic-cache-dir", TEXT, _SEMANTIC),
     _nothing("--semantic-cache-threshold", NUMBER, _SEMANTIC),
@@ -215,7 +215,7 @@ FLAGS = (
     _nothing("--sentry-traces-sample-rate", NUMBER, "nothing is sent to Sentry"),
     _nothing("--sentry-profile-session-sample-rate", NUMBER, "nothing is sent to Sentry"),
     _setting("--otel-endpoint", TEXT, "tracing.endpoint", "over HTTP: port 4317 becomes 4318"),
-    _command("--otel-service-name", TEXT, "the variable `OTEL_SERVICE_NAME`, where that is not set"),
+    _command("--otel-service-name", TEXT, "the variable `OTEL_SERVICE_NAME`, if that is not set"),
     _setting("--otel-secure", SWITCH, "tracing.endpoint", "`https`"),
 )
 BY_NAME = {flag.name: flag for flag in FLAGS}

@@ -68,7 +68,7 @@ def locality_checks(document: Document) -> Found:
     if locality == "lmcache":
         if not asked:
             hint = "`locality: lmcache` asks one of them"
-            yield problem(("routing", "lmcache"), "names neither a coordinator nor a controller", hint)
+            yield problem(("routing", "lmcache"), "lacks a coordinator or a controller", hint)
         return
     for key in asked:
         yield problem(

@@ -37,7 +37,7 @@ def _meeting_warnings(index: int, endpoint: EndpointSection) -> list[str]:
     said, where = endpoint.labels.get(BOOTSTRAP_LABEL), f"endpoints[{index}].labels.{BOOTSTRAP_LABEL}"
     if said is not None and bootstrap_port_of(endpoint.labels) is None:
         prefills = role_of(endpoint.labels) is Role.PREFILL
-        return [f"{where}: `{said}` is no port" if prefills else f"{where} means nothing without `role: prefill`"]
+        return [f"{where}: `{said}` is not a port" if prefills else f"{where} means nothing without `role: prefill`"]
     if said is None and role_of(endpoint.labels) is Role.PREFILL and endpoint.engine == "sglang":
         return [f"{where} is missing: SGLang hands prompts over at its `--disaggregation-bootstrap-port` (8998)"]
     return []

@@ -154,7 +154,7 @@ def routing_checks(routing: RoutingSection, max_wait_s: float) -> Found:
     if policy == "session" and session.header is None and session.cookie is None and session.body is None:
         yield problem(
             ("routing", "session"),
-            "names nothing that tells a session",
+            "names no source of a session",
             "give a header, a cookie or a field of the body",
         )
     if session.strict and policy != "session":
@@ -197,8 +197,6 @@ def _of_caches(routing: RoutingSection) -> Found:
     if routing.locality != "history" and policy == "prefix":
         yield problem(("routing", "locality"), "`prefix` goes by our own history alone", "write `policy: kv`")
     elif routing.locality != "history" and not by_cache(policy):
-        yield problem(
-            ("routing", "locality"), f"`{policy}` does not ask where prompts are cached", "write `policy: kv`"
-        )
+        yield problem(("routing", "locality"), f"`{policy}` does not use cached prefixes", "write `policy: kv`")
     if routing.prefix_chunk != PREFIX_CHUNK_BYTES and not by_cache(policy):
         yield problem(("routing", "prefix_chunk"), f"means nothing with `policy: {policy}`, which compares no prompts")

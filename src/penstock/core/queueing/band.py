@@ -1,4 +1,4 @@
-"""One priority band: what waits in it, and which endpoints are known to be open to it.
+"""One priority band: its queue, and the endpoints known to be open to it.
 
 Bands are strict: a band is asked only when those above it can send nothing, except for the share of the service that a
 lower band may be promised (`min_share`). Asking every endpoint at every event would make each decision cost
@@ -41,9 +41,9 @@ class Band:
         self.open: dict[Endpoint, float] = {}  # with the slots each had free when it was found open
         self.free_slots = 0.0  # the sum of these
         self.unchecked: dict[Endpoint, None] = {}
-        self.bumped: dict[int, Entry] = {}  # what operators put first, by arrival number, in the order they did
+        self.bumped: dict[int, Entry] = {}  # requests that operators bumped, by arrival number, in that order
         self.closed: dict[Endpoint, Cause] = {}  # why each was closed when it was last found so
-        self.away: dict[Endpoint, None] = {}  # those of them that take nothing at all, whatever room they have
+        self.away: dict[Endpoint, None] = {}  # those that take no request at all
         self.holds_changed = False  # perhaps: it is to be looked at again which models are held
 
     def touch(self, endpoint: Endpoint) -> None:
@@ -86,7 +86,7 @@ class Band:
         self._under_share[model].pop(flow, None)
 
     def replant(self) -> None:
-        """Begin a new tree. The caller puts into it what waits and runs."""
+        """Begin a new tree. The caller inserts waiting and running requests."""
         self.tree = QueueTree()
         self.holds_changed = True
         self._under_share.clear()
@@ -113,7 +113,7 @@ class Band:
         self.tree.push(entry)
 
     def remove(self, entry: Entry) -> None:
-        """Take out an entry that no longer waits, as `entry.state` says already.
+        """Remove an entry that no longer waits; `entry.state` is already set.
 
         `Queues.remove` counts it for all bands.
         """
@@ -134,7 +134,7 @@ class Band:
                 light.pop(flow, None)
 
     def resized(self, entry: Entry) -> None:
-        """Note that what is to be computed of a waiting prompt changed: more of it is cached, or less."""
+        """Note that the uncached part of a waiting prompt changed."""
         self._unsize(entry)
         size = entry.queue.size_class = _size_class(entry.route.uncached_tokens)
         self._sizes[size] = self._sizes.get(size, 0) + 1

@@ -1,6 +1,6 @@
 """Flows of tenants that run as many requests as they may: they are passed over until one of those ends.
 
-A flow is capped when such a tenant is met at the head of the fair order, or comes; so what nobody meets costs nothing.
+A flow is capped when such a tenant reaches the head of the fair order, or arrives; so unreached ones cost nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from penstock.core.queueing.fair_tree import Node, QueueTree
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 
-CAPPED_MAX = 1_024  # looked at to find a request that may be sent, where capped ones stand between all others
+CAPPED_MAX = 1_024  # entries inspected to find one that may be sent, among capped ones
 
 
 class CappedFlows:
-    """The flows that are capped, and who is next in fair order but for these."""
+    """The capped flows, and the next in fair order without them."""
 
     def __init__(self, queues: Queues, quotas: Quotas, *, tenant_level: int | None) -> None:
         self._queues = queues
@@ -57,7 +57,7 @@ class CappedFlows:
             self.uncap(tenant)
 
     def head(self, band: Band, models: list[str]) -> Entry | None:
-        """Returns the next entry in fair order; None if there is none that may run.
+        """Returns the next entry in fair order that may run, or None.
 
         Flows of tenants that run as many requests as they may are capped when they are met here.
         """

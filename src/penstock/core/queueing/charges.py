@@ -1,8 +1,8 @@
-"""What a flow is charged for a request: an estimate at dispatch, more as a long answer streams, the truth at the end.
+"""Charging a flow for a request: an estimate at dispatch, more as a long answer streams, the actual cost at the end.
 
 Without the estimate a flow could be given a hundred requests before the first of them counts; without the refresh an
 underestimated answer would run free until it ends; without the settlement a flow with odd requests would get more or
-less than its share for ever. What never reached an engine, or came back from it without a byte, is refunded in full.
+less than its share for ever. A request that never reached an engine, or returned without a byte, is refunded in full.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Charges:
 
     @property
     def uses_flows(self) -> bool:
-        """Whether any band tells flows apart."""
+        """Whether any band has flows."""
         return any(policy.uses_flows for policy in self._policies)
 
     @property
@@ -62,11 +62,11 @@ class Charges:
         return made
 
     def appraised(self, entry: Entry) -> None:
-        """Note on the entry what a request that is about to be sent is estimated to count for."""
+        """Record the estimated charge of a request about to be sent."""
         entry.charge.cost = self.estimated_cost(entry)
 
     def estimated_cost(self, entry: Entry) -> float:
-        """Returns what a request is estimated to count for, with what is believed cached of its prompt."""
+        """Returns the estimated charge of a request, given its cached tokens."""
         estimate, cached = entry.estimate, entry.route.cached_tokens
         tokens = estimate.prompt_tokens
         return self.policy(entry).cost(
@@ -76,14 +76,14 @@ class Charges:
         )
 
     def full_cost(self, entry: Entry) -> float:
-        """Returns what a request is estimated to count for if nothing of its prompt is cached."""
+        """Returns the estimated charge of a request without cached tokens."""
         estimate = entry.estimate
         return self.policy(entry).cost(
             prompt_tokens=estimate.prompt_tokens, cached_tokens=0, completion_tokens=estimate.output_tokens
         )
 
     def recounted(self, entry: Entry, band: int) -> None:
-        """Note what the request would have been charged by the policy of `band`, which counts it from now on.
+        """Record the charge by the policy of `band`, which counts the request from now on.
 
         No tree has been charged by that policy yet: finding its place in one (`SchedulerState.place`) does that.
         """
@@ -103,7 +103,7 @@ class Charges:
         self._charge_up_to(tree, entry, entry.charge.cost)
 
     def progressed(self, tree: QueueTree, entry: Entry) -> bool:
-        """Charge what an answer has grown beyond its estimate, a step in advance.
+        """Charge an answer's growth beyond its estimate, a step in advance.
 
         Returns True if something was charged, so that another request may be next.
         """

@@ -1,11 +1,11 @@
-"""Which best-effort requests are shed because of overload: those of flows whose queue stands (docs/design.md#overload).
+"""Shedding best-effort requests of flows with a standing queue (docs/design.md#overload).
 
-After CoDel (RFC 8289; K. Nichols, V. Jacobson): a queue that empties now and then is a good one, however long; one
-whose shortest wait stays above a *target* for a whole *interval* only makes everybody late. As in FQ-CoDel (RFC 8290)
-each flow is judged alone, so that those under their share are not shed. CoDel's law of slowly more frequent drops was
-not taken: it waits for TCP to slow down, and callers do not. Instead, as in Facebook's variant for requests (B. Maurer,
-"Fail at scale", 2015), while a queue stands nobody waits longer than twice the target: who is estimated to is refused
-at the door, having waited for nothing yet, and who does all the same goes from the head. One short wait ends it.
+After CoDel (RFC 8289; K. Nichols, V. Jacobson): a queue that empties now and then is good, however long; one with its
+shortest wait above a *target* for a whole *interval* only delays everybody. As in FQ-CoDel (RFC 8290) each flow is
+judged alone, so that those under their share are not shed. CoDel's law of slowly more frequent drops is not used: it
+waits for TCP to slow down, and clients do not. Instead, as in Facebook's variant for requests (B. Maurer, "Fail at
+scale", 2015), while a queue stands, no request waits longer than twice the target: one that is estimated to is refused
+on arrival, and one that does anyway is dropped from the head. One short wait ends it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def entered(band: BandSettings, entry: Entry, now: float) -> None:
     """Note that a request joined its flow's queue: one that was empty can't stand yet."""
     leaf = _leaf(entry)
     if band.shed_target_s is not None and (len(leaf) == 1 or leaf.calm_s == math.inf):
-        leaf.calm_s = now + band.shed_target_s  # before that nobody can have waited longer
+        leaf.calm_s = now + band.shed_target_s  # before that no request can have waited longer
 
 
 def leaves(band: BandSettings, entry: Entry, now: float) -> None:
@@ -46,7 +46,7 @@ def due_s(band: BandSettings, entry: Entry) -> float:
 
 
 def refuses(band: BandSettings, entry: Entry, wait_s: float | None, now: float) -> bool:
-    """True if a newcomer, which has joined the queue, is to be refused for what it would wait.
+    """True if a newcomer in the queue is to be refused for its estimated wait.
 
     `wait_s`: None while unknown.
     """

@@ -1,19 +1,17 @@
-"""What will a request cost: tokens guessed before they are known, and corrected by what was true.
+"""Estimates of a request's tokens, corrected by reported usage.
 
-No tokenizer stands in the request path. Text is its bytes times a ratio that is learned from the usage that engines
-report, for each tenant: code, prose and scripts differ several times over, and one tenant's must not spoil the
-estimates of others. Token ids count as what they are. A picture, a sound, a video or a document counts by the piece,
-never by the size of its data: base64 says how well a picture was compressed, an address says nothing. How many tokens a
-piece is differs by the model, so that is learned for each model and kind: what a usage says beyond the text is divided
-among the pieces in proportion to what was expected of them.
+No tokenizer stands in the request path. Text is its bytes times a ratio learned per tenant from the usage that engines
+report: code, prose and scripts differ several times over, and one tenant must not spoil the estimates of others. Token
+ids are counted. A picture, a sound, a video or a document counts by the piece, never by the size of its data: base64
+reflects compression, and an address nothing. The tokens of a piece differ by model, so they are learned per model and
+kind: usage beyond the text is divided among the pieces in proportion to their expectation.
 
 An answer's length is the moving average of the same tenant's answers from the same model. A tenant that was never seen
-gets the model's averages. `max_tokens` is only a cap: clients set it to whatever is allowed, so as a prediction it is
-worthless.
+gets the model's averages. `max_tokens` is only a cap: clients set it to the maximum, so it predicts nothing.
 
-The rules of thumb, until a model's own usage is known. They are what small pieces are rather than the average: a first
-burst is guessed by them as a whole. A guess that is twice the truth halves what an engine is sent (0.56 of the
-throughput was seen); one that is half of it sends a few prompts too many, until the first usage comes.
+The rules of thumb, until a model's own usage is known. The initial values are those of small pieces rather than
+averages, because a first burst is estimated by them. A guess of twice the truth halves the requests sent to an engine
+(0.56 of the throughput was measured); one of half of it sends a few prompts too many, until the first usage arrives.
 
 * Picture: 765. Of 1,024 × 1,024 pixels, OpenAI's models make 765 tokens (170 for each tile of 512, and 85) or 1,024 (a
   patch of 32 each), Anthropic's 1,398 (pixels / 750), Qwen2-VL 1,369 (a patch of 28 each); LLaVA-1.5 makes 576 of any
@@ -38,7 +36,7 @@ OUTPUT_TOKENS = (
     16.0  # a first guess, low: too little is charged on as an answer grows, too much only given back at its end
 )
 LEARNING_RATE = 0.1  # about the last twenty answers
-PIECE_LEARNING_RATE = 0.2  # of what is mostly pieces; beside much text, whose own estimate errs, they say little
+PIECE_LEARNING_RATE = 0.2  # of the whole; with much text, whose estimate errs, pieces show little
 PROMPT_TOKENS_MAX = 1_048_576  # the longest context that is served
 PIECE_TOKENS_MAX = 131_072.0  # an hour of sound or video
 KEYS_MAX = 10_000  # tenants and models remembered; the ones not used for the longest time are forgotten
@@ -52,12 +50,12 @@ _PIECES = (
 
 
 def contents_of(request: Request) -> Contents:
-    """Returns what a request's body holds; all of it is text where nobody says."""
+    """Returns the contents of a request's body; text by default."""
     return request.contents or Contents(request.body_bytes)
 
 
 def least_prompt_tokens(contents: Contents) -> float:
-    """Returns the tokens that a prompt has whatever was learned: short bodies, mostly braces, teach too low a ratio."""
+    """Returns a prompt's minimal tokens: short bodies, mostly braces, teach too low a ratio."""
     return contents.text_bytes / BYTES_PER_TOKEN_MOST + contents.token_ids
 
 
@@ -79,7 +77,7 @@ class _Averages:
         self._known: BoundedMap[tuple[str, str], _Average] = BoundedMap(KEYS_MAX)
 
     def get(self, tenant: str, model: str, default: float) -> float:
-        """The tenant's own, else all tenants', else the default."""
+        """The tenant's own, or all tenants', or the default."""
         found = self._known.get((tenant, model)) or self._known.get(("", model))
         return default if found is None else found.value
 
@@ -112,7 +110,7 @@ class Estimator:
         return Estimate(min(max(1, round(prompt)), prompt_max), max(1, round(output * contents.answers)))
 
     def learn_prompt(self, tenant: str, model: str, contents: Contents, prompt_tokens: int) -> None:
-        """Learn from an engine that says such a prompt was `prompt_tokens` long."""
+        """Learn from the `prompt_tokens` that an engine reported for such a prompt."""
         if prompt_tokens <= 0:
             return
         pieces_tokens = self._pieces_tokens(model, contents)

@@ -1,11 +1,11 @@
 """The queue tree of a band: fairness levels above, one leaf per flow and model below.
 
-Each node carries a *tag*: the service it got, divided by its weight, as the policy counts service. The child with
-the least tag is next, at every level (start-time fair queueing: P. Goyal, H. Vin, H. Cheng, SIGCOMM 1996, applied
-per level as in H-WFQ). A node that may be served again is lifted to its parent's virtual time, which is the tag of the
-child served last: it keeps debt and hoards no credit. It may be served while a request below it is *sendable*: an idle
-node has none, and neither has one whose requests are all held, because their tenant is capped or their model is held.
-A request that only waits for room is sendable, so its flow keeps its claim.
+Each node carries a *tag*: the service it got, divided by its weight, as the policy counts service. The child with the
+least tag is next, at every level (start-time fair queueing: P. Goyal, H. Vin, H. Cheng, SIGCOMM 1996, applied per level
+as in H-WFQ). A node that may be served again is lifted to its parent's virtual time, which is the tag of the child
+served last: it keeps debt and hoards no credit. It may be served while a request below it is *sendable*: an idle node
+has none, and neither has one with all requests held, because their tenant is capped or their model is held. A request
+that only waits for room is sendable, so its flow keeps its claim.
 
 Requests of one flow for different models stand in different leaves, so a model without a free endpoint never hides
 another one's requests. Every node therefore keeps one heap of its backlogged children per model. Heap entries are
@@ -24,7 +24,7 @@ from penstock.core.queueing.flow_queue import Leaf
 
 Item = TypeVar("Item")
 Path = tuple[str, ...]
-PART_PREFIX = " "  # of the name of a part that many share: a step in the path, and no level of its own
+PART_PREFIX = " "  # prefix of a shared part's name: a step in the path, not a level
 IDLE, ACTIVE, HELD = range(3)  # how a node stands
 NODES_SWEEP_MIN = 1_000  # flows below that are not worth a look
 NODES_MAX = 20_000  # idle flows in debt remembered; about a kilobyte each
@@ -66,21 +66,21 @@ class Node:
         self.tag = 0.0  # start tag: service got, per weight
         self.virtual = 0.0  # virtual time among its children
         self.waiting = 0  # requests waiting below it
-        self.sendable = 0  # of these, those that nothing below holds: neither a cap of a node nor a hold of their model
+        self.sendable = 0  # of these, those held neither by a node's cap nor by their model
         self.in_flight = 0  # requests below it that hold a lease
         self.backlog: dict[str, int] = {}  # requests waiting, per model
-        self.work: dict[str, float] = {}  # what they are estimated to take, per model
+        self.work: dict[str, float] = {}  # their estimated work, per model
         self.active_weight = 0.0  # of its children that have requests waiting or in flight
         self.held_weight = 0.0  # of those of them that are held
         self.children: dict[str, Node] = {}
         self.heaps: dict[str, list[tuple[float, int, Node]]] = {}  # per model: children with backlog, by tag
-        self.lined: dict[str, int] = {}  # and how many these are: what else is in a heap is there no more
+        self.lined: dict[str, int] = {}  # and their number: other heap items are stale
         self.leaves: dict[str, Leaf] = {}
         self.left = 0.0  # work that recently left unsent, fading; as of `left_s`. Of flows and the root
         self.left_s = 0.0
         self.demand = 0.0  # work asked for recently, fading; as of `demand_s`
         self.demand_s = 0.0
-        self.capped = False  # passed over, whatever waits below it
+        self.capped = False  # skipped, with everything below it
 
     @property
     def active(self) -> bool:
@@ -89,9 +89,7 @@ class Node:
 
     @property
     def standing(self) -> int:
-        """Whether it is idle, active, or active and held: none of its waiting requests may be sent, whatever room there
-        is.
-        """
+        """Whether it is idle, active, or active and held: none of its waiting requests may be sent."""
         if not self.waiting and not self.in_flight:
             return IDLE
         return HELD if self.capped or (self.waiting and not self.sendable) else ACTIVE
@@ -139,7 +137,7 @@ class Node:
         self.lined[model] -= 1
         if not self.lined[model]:
             del self.lined[model]
-            self.heaps.pop(model, None)  # callers choose the names of models: nothing of them may stay behind
+            self.heaps.pop(model, None)  # clients choose the names of models, so they must not accumulate
         elif (heap := self.heaps.get(model)) is not None:
             self._trim(model, heap)
 
@@ -187,7 +185,7 @@ class Node:
 
 
 class QueueTree:
-    """The tree of one band. Holds what waits; knows nothing of endpoints, time or prices."""
+    """The tree of one band. Holds waiting requests; independent of endpoints, time and prices."""
 
     def __init__(self) -> None:
         self.root = Node("", None, 1.0, 0)
@@ -234,7 +232,7 @@ class QueueTree:
         return node
 
     def weight(self, path: Path) -> float:
-        """Returns what the flow or group at the end of a path weighs; if it is forgotten, what it would weigh again."""
+        """Returns the weight of the flow or group at the end of a path, also if it is forgotten."""
         node = self.root
         for name in path:
             child = node.children.get(name)
@@ -270,7 +268,7 @@ class QueueTree:
             node = parent
 
     def remove(self, entry: Entry) -> None:
-        """Take out an entry that no longer waits, as `entry.state` says already."""
+        """Remove an entry that no longer waits; `entry.state` is already set."""
         node, model = entry.queue.node, entry.model
         assert node is not None
         leaf = node.leaves[model]
@@ -345,7 +343,7 @@ class QueueTree:
             node = node.parent
 
     def _sweep(self, *, keep: Node) -> None:
-        """Forget idle flows whose debt others have caught up with; too many debtors lose their debt."""
+        """Forget idle flows without remaining debt; too many debtors lose their debt."""
         self._forget_below(self.root, keep, lambda node: node.idle)
         if self._nodes > NODES_MAX:
             self._forget_below(self.root, keep, lambda node: not node.active and not node.capped)
@@ -359,13 +357,13 @@ class QueueTree:
                 self._nodes -= 1
 
     def rekeyed(self) -> None:
-        """The keys of what waits have changed."""
+        """The keys of waiting requests have changed."""
         for node in _all_below(self.root):
             for leaf in node.leaves.values():
                 leaf.rekeyed()
 
     def reweigh(self, level: int, weights: Mapping[str, float]) -> None:
-        """Give the nodes of a level the `weights` for their names, 1 where none is given. The service they got stays.
+        """Set the weights of a level's nodes by name, 1 by default. The service they got stays.
 
         A part that many share stands beside the others of its level, and those that share it one below, each as much.
         """
@@ -420,7 +418,7 @@ class QueueTree:
             self._recount(self.root)
 
     def _recount(self, node: Node) -> int:
-        """Count what may be sent below a node again. Returns what of it counts for the parent."""
+        """Recount the sendable requests below a node. Returns the parent's part of it."""
         count = 0
         for child in node.children.values():
             count += self._recount(child)
@@ -449,9 +447,7 @@ class QueueTree:
             _lift(flow)
 
     def head(self, models: Collection[str], node: Node | None = None) -> Entry | None:
-        """Returns the request that is next, of those that wait for one of the models, below `node` if given; None if
-        there is none.
-        """
+        """Returns the next request for one of the models, below `node` if given, or None."""
         top = node = node or self.root
         while node.children:
             best: Node | None = None
@@ -459,7 +455,7 @@ class QueueTree:
                 child = node.first(model)
                 if child is not None and (best is None or _before(child, best)):
                     best = child
-            if best is None:  # all below this one are held, so what stands first is found by looking
+            if best is None:  # all below this one are held, so the first is found by searching
                 return None if node is top else next(self._below(top, models), None)
             node = best
         first: Entry | None = None
@@ -471,7 +467,7 @@ class QueueTree:
         return first
 
     def in_order(self, models: Collection[str], node: Node | None = None) -> Iterator[Entry]:
-        """Yields what would be next if the one before were passed over: flow by flow, each from its head on."""
+        """Yields the requests in order as if each were passed over: flow by flow, each from its head on."""
         yield from self._below(node or self.root, models)
 
     def _below(self, node: Node, models: Collection[str]) -> Iterator[Entry]:
@@ -534,7 +530,7 @@ def _all_below(node: Node) -> Iterator[Node]:
 
 
 def _parents(node: Node, level: int) -> Iterator[Node]:
-    """The nodes whose children are of a level, counted from below `node`. Who shares a part keeps its weight."""
+    """Yields the parents of a level's nodes, counted from below `node`. Flows that share a part keep their weight."""
     if level == 0:
         yield node
         return

@@ -24,7 +24,7 @@ class Leaf:
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[int, float], int, int, Entry]] = []
         self.live = 0
-        self.calm_s = math.inf  # when a short wait was last seen here; only where queues are not to stand
+        self.calm_s = math.inf  # when a short wait was last seen; only for bands with shedding
 
     def __len__(self) -> int:
         return self.live
@@ -36,7 +36,7 @@ class Leaf:
         self.live += 1
 
     def remove(self, entry: Entry) -> None:
-        """Take `entry` out, wherever it stands. The caller has moved it out of `WAITING`."""
+        """Take `entry` out, wherever it stands. Its state is no longer `WAITING`."""
         assert entry.state is not State.WAITING
         self.live -= 1
         if len(self._heap) > 2 * self.live + 16:
@@ -67,7 +67,7 @@ class Leaf:
         if not heap:
             return
         if _alive(heap[0]):
-            yield heap[0][3]  # mostly nobody asks for more
+            yield heap[0][3]  # usually one is enough
         front = sorted([(heap[at][0], heap[at][1], at) for at in (1, 2) if at < len(heap)])
         while front:
             _, _, at = heapq.heappop(front)

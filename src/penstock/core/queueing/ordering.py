@@ -14,7 +14,7 @@ AGEING_WORK_PER_S = 50.0  # a request of 1,500 tokens is overtaken for at most h
 
 
 def fcfs(entry: Entry, now: float) -> float:  # noqa: ARG001
-    """Returns a key for the order of arrival: its time, which whoever takes the request over knows, too."""
+    """Returns a key for the order of arrival: its time, which survives a change of scheduler."""
     return now
 
 

@@ -1,9 +1,9 @@
-"""Where does a waiting request stand: its place in its own flow's line, and how long it may still take?
+"""A waiting request's place in its flow's line, and its estimated wait.
 
-The place is exact: 1 is the next one of its flow (tenant path, model, band) to be sent. How soon that is depends on
-the other flows, and the forecast says so: from the work that stands before it in its own line, stretched by the share
-that others take meanwhile. Many are asked about at a time, because a line is sorted once for all who stand in it:
-O(k log k) for each line concerned, never more than all that waits.
+The place is exact: 1 is the next one of its flow (tenant path, model, band) to be sent. The wait depends on other
+flows; the forecast takes the work before it in its own line, stretched by the share of the others. Positions are
+computed in batches, because a line is sorted once for all its requests: O(k log k) for each line concerned, never more
+than all that waits.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Which bands are owed of the share of service that they were promised (`min_share`), whatever waits above them?
+"""Bands that are owed part of their promised share of service (`min_share`).
 
-A band with work is credited its share of all that is sent, and debited what is sent of its own while others wait above
-it. What is sent counts as estimated, and in the end as it was: what an answer turns out to be longer or shorter is
-settled as it grows and when it ends. Else a band of long answers would get a multiple of its share until their lengths
-are learned, and one beside long answers next to nothing. What a band gets while nobody above it wants anything is not
-held against it.
+A band with work is credited its share of all dispatched work, and debited its own dispatches while higher bands wait.
+Dispatches count by estimate, and are settled as the answer grows and when it ends. Otherwise a band of long answers
+would get a multiple of its share until their lengths are learned, and one beside long answers next to nothing. Service
+without competition from higher bands is not debited.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 
-CREDIT_REQUESTS_MAX = 64.0  # what may be saved up or owed, in requests of the size at hand
+CREDIT_REQUESTS_MAX = 64.0  # maximum credit or debt, in requests of the current size
 
 
 class PromisedShares:
@@ -37,8 +36,8 @@ class PromisedShares:
     def sent(self, entry: Entry, chosen: Endpoint | None = None) -> None:
         """Count the work of a request that was sent, as it is estimated, for and against the shares.
 
-        `chosen`: where it went, from the queue. A band that is owed was asked before, so if that endpoint is not open
-        to it, its own ceiling or another limit of its own kept it out.
+        `chosen`: its endpoint, from the queue. A band that is owed was asked before, so if that endpoint is not open to
+        it, its own ceiling or another of its limits excluded it.
         """
         if not self._promised:
             return
@@ -56,7 +55,7 @@ class PromisedShares:
         self.settle(entry, entry.charge.work)
 
     def settle(self, entry: Entry, work: float) -> None:
-        """Correct what was counted for an entry: by now its `work` is known, or likely, to be that much."""
+        """Correct the count of an entry to its known or expected `work`."""
         more = work - entry.charge.counted
         if not more or entry.charge.counted_in is None:
             return

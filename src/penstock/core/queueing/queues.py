@@ -1,4 +1,4 @@
-"""What waits, over all bands: who is in, how much of it, and who has to make room when it is too much.
+"""The waiting requests of all bands: their amounts, bounds, and displacement.
 
 Bounds count three ways (requests, bytes of bodies, estimated prompt tokens), in all and per band. When all is full, a
 newcomer of a higher band displaces the youngest of the lowest band that is lower than its own: the youngest has waited
@@ -33,7 +33,7 @@ class Queues:
     def rearrange(self, bands: Sequence[BandSettings], bounds: QueueBounds) -> dict[Band, Band]:
         """Use other bands from now on, matched by name. Returns the heir of each band that is gone.
 
-        That is the next lower one that stays, else the lowest there is.
+        That is the next lower one that remains, or the lowest.
         """
         before, wanted = self.bands, {band.name for band in bands}
         by_name = {band.settings.name: band for band in before}

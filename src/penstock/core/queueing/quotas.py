@@ -1,17 +1,16 @@
-"""Limits: what may one tenant have, whatever its fair share is?
+"""Limits of a tenant, independent of its fair share.
 
 `running` holds: the tenant's flows wait while that many of its requests are at the engines; 0 is how an operator pauses
-a tenant. The others refuse:
-`queued`, `queued_bytes` and `queued_tokens` bound what waits, `requests_per_minute` and `tokens_per_minute` are token
-buckets that hold a minute's worth, `tokens_per_day` is one that holds a day's. A request reserves its estimated tokens
-on arrival and settles the difference when the truth is known, so an account may go into debt and then refuses until it
-is paid off; a request larger than all that a bucket holds is let in when the bucket is full, and leaves that debt.
-Promised, and tested: from any moment on, what is let in stays within rate × time + one bucket (+ the part of the last
-request beyond a bucket), and what is charged in the end is what was used.
+a tenant. The others refuse: `queued`, `queued_bytes` and `queued_tokens` bound the queue, `requests_per_minute` and
+`tokens_per_minute` are token buckets of a minute's worth, `tokens_per_day` is one of a day's. A request reserves its
+estimated tokens on arrival and settles the difference when the truth is known, so an account may go into debt and then
+refuses until it is paid off; a request larger than all that a bucket holds is let in when the bucket is full, and
+leaves that debt. Promised and tested: from any moment on, admitted work stays within rate × time + one bucket (+ the
+part of the last request beyond a bucket), and the final charge is the actual use.
 
-A budget of tokens may be shared with other gateways that decide apart, in another cluster. Their use is told: the
-bucket then holds what all of them have left (`shared`). Where they can't be heard, it goes on as the part that falls
-to this gateway (`apart`), until they are heard again.
+A budget of tokens may be shared with other gateways that decide apart, in another cluster. They report their use: the
+bucket then holds the common remainder (`shared`). While they are unreachable, it continues as this gateway's part
+(`apart`).
 
 Only tenants that have limits are known here, so memory is bounded by the settings and all others cost one look-up.
 """
@@ -41,7 +40,7 @@ class TokenBucket:
         assert per_period > 0
         self.size = self._whole = float(per_period)
         self.period_s = period_s
-        self.taken = 0.0  #: in all, here; what was given back is not in it
+        self.taken = 0.0  #: total use here, without refunds
         self._part = 1.0  # of the whole budget that this bucket is
         self._rate_per_s = per_period / period_s
         self._level = self.size  # as of `_at_s`
@@ -59,7 +58,7 @@ class TokenBucket:
         return missing / self._rate_per_s if missing > self.size * 1e-9 else 0.0  # less is rounding, not debt
 
     def allowance(self, now: float) -> Left:
-        """Returns the limit, what is left of it, and the seconds until it is full again, as headers tell them."""
+        """Returns the limit, its remainder, and the seconds until it is full again, for headers."""
         left = self.left(now)
         return Left(round(self.size), max(0, int(left + 1e-9)), (self.size - left) / self._rate_per_s)
 
@@ -70,12 +69,12 @@ class TokenBucket:
         self.taken += amount
 
     def shared(self, left: float, now: float) -> None:
-        """Hold what all that share the budget have `left`."""
+        """Set the common remainder of a shared budget."""
         self._be(1.0)
         self._level, self._at_s = min(self.size, left), now
 
     def apart(self, part: float, now: float) -> None:
-        """Be `part` of the budget, of what is left as of what comes, until it is `shared` again. A debt stays."""
+        """Become `part` of the budget, of remainder and refill, until it is `shared` again. A debt stays."""
         if self._part < 1.0:
             return  # it is already
         left = self.left(now)
@@ -83,7 +82,7 @@ class TokenBucket:
         self._level, self._at_s = min(left, left * part), now
 
     def budget(self, tenant: str, now: float) -> Budget:
-        """Returns what those need to know with whom it is shared."""
+        """Returns the use to report to the other sharers."""
         return Budget(tenant, self.period_s, self._whole, self.left(now), self.taken)
 
     def _be(self, part: float) -> None:
@@ -93,7 +92,7 @@ class TokenBucket:
 
 
 class _Account:
-    """What one tenant has at this moment."""
+    """One tenant's current use."""
 
     __slots__ = (
         "limits",
@@ -119,7 +118,7 @@ class _Account:
         self.token_buckets = [bucket for bucket in (self.tokens, self.tokens_day) if bucket is not None]
 
     def take_over(self, before: _Account, now: float) -> None:
-        """Begin with what was left under other limits: debts stay, and nothing is given anew."""
+        """Start with the remainder under earlier limits: debts stay, and nothing is refilled."""
         for ours, theirs in (
             (self.requests, before.requests),
             (self.tokens, before.tokens),
@@ -131,11 +130,11 @@ class _Account:
 
 
 class Quotas:
-    """The accounts of all tenants that have limits. For any other tenant every call says yes."""
+    """The accounts of all tenants that have limits. Any other tenant is unlimited."""
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
         self._accounts = {name: _Account(its) for name, its in limits.items() if its != Limits()}
-        self.capped = _capped(limits)  # tenants with a limit on what runs
+        self.capped = _capped(limits)  # tenants with a limit of running requests
 
     # --- rates: refused on arrival, settled at the end ------------------------------------------------------
 
@@ -165,7 +164,7 @@ class Quotas:
         return None
 
     def refund(self, tenant: str, *, tokens: int, now: float) -> None:
-        """Take back the charge of an admitted request that was refused after all: `tokens` as in `admit`."""
+        """Refund an admitted request that was refused after all: `tokens` as in `admit`."""
         account = self._accounts.get(tenant)
         if account is not None and account.requests is not None:
             account.requests.take(-1, now)
@@ -178,16 +177,16 @@ class Quotas:
             for bucket in account.token_buckets:
                 bucket.take(used - reserved, now)
 
-    # --- what another scheduler let in ----------------------------------------------------------------------
+    # --- admitted by another scheduler ----------------------------------------------------------------------
 
     def reserve(self, tenant: str, *, tokens: int, now: float) -> None:
-        """Charge the estimated `tokens` of a request that was let in elsewhere, whatever is left."""
+        """Charge the estimated `tokens` of a request admitted elsewhere, unconditionally."""
         account = self._accounts.get(tenant)
         for bucket in () if account is None else account.token_buckets:
             bucket.take(tokens, now)
 
     def spent(self, tenant: str, *, requests: float, tokens: float, now: float) -> None:
-        """Charge what was used elsewhere within the last minute."""
+        """Charge the use elsewhere within the last minute."""
         account = self._accounts.get(tenant)
         if account is not None and account.requests is not None:
             account.requests.take(requests, now)
@@ -207,9 +206,9 @@ class Quotas:
     # --- other limits ---------------------------------------------------------------------------------------
 
     def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:
-        """Use other `limits` from now on, for what is here too.
+        """Use other `limits` from now on, also for present requests.
 
-        What is left of a rate stays, and so do debts.
+        Remainders and debts stay.
         """
         before, self._accounts = (
             self._accounts,
@@ -229,7 +228,7 @@ class Quotas:
                 held.queued_bytes += entry.request.body_bytes
                 held.queued_tokens += entry.estimate.prompt_tokens
 
-    # --- what waits -----------------------------------------------------------------------------------------
+    # --- queued ---------------------------------------------------------------------------------------------
 
     def queued(self, tenant: str, body_bytes: int, prompt_tokens: int) -> None:
         """Count a request that entered the queue against the limits of `tenant`."""
@@ -250,7 +249,7 @@ class Quotas:
             account.queued_tokens -= prompt_tokens
 
     def over_queued(self, tenant: str) -> LimitReached | None:
-        """Returns the bound that what waits exceeds; None if none.
+        """Returns the exceeded bound of the queue, or None.
 
         Asked after a newcomer was queued and could not go on at once.
         """
@@ -267,7 +266,7 @@ class Quotas:
         return None
 
     def room(self, tenant: str, now: float) -> float:
-        """Returns how many more requests of the tenant may wait now; infinity where nothing limits them."""
+        """Returns how many more requests of the tenant may wait; infinity without a limit."""
         account = self._accounts.get(tenant)
         if account is None:
             return math.inf
@@ -280,7 +279,7 @@ class Quotas:
             room = 0.0
         return max(0.0, room)
 
-    # --- what runs ------------------------------------------------------------------------------------------
+    # --- running --------------------------------------------------------------------------------------------
 
     def at_limit(self, tenant: str) -> bool:
         """True if none of the tenant's requests may be sent for now, because it runs as many as it may."""
@@ -288,7 +287,7 @@ class Quotas:
         return account is not None and account.limits.running is not None and account.running >= account.limits.running
 
     def full(self, tenant: str) -> LimitReached | None:
-        """Returns the limit on what runs where the tenant is `at_limit`; None where it is not."""
+        """Returns the limit of running requests if the tenant is `at_limit`, or None."""
         account = self._accounts.get(tenant)
         most = None if account is None else account.limits.running
         return None if account is None or most is None or account.running < most else LimitReached("running", most)
@@ -322,10 +321,10 @@ class Quotas:
         assert account.running > 0
         was_at_limit = self.at_limit(tenant)
         account.running -= 1
-        return was_at_limit and not self.at_limit(tenant)  # a limit may have fallen below what runs
+        return was_at_limit and not self.at_limit(tenant)  # a limit may have fallen below the running requests
 
     def allowance(self, tenant: str, now: float) -> Allowance | None:
-        """Returns what is left of the tenant's rates; None if it has none."""
+        """Returns the remainders of the tenant's rates, if any."""
         account = self._accounts.get(tenant)
         if account is None or (account.requests is None and not account.token_buckets):
             return None
@@ -344,7 +343,7 @@ class Quotas:
         ]
 
     def shared(self, tenant: str, period_s: float, left: float, now: float) -> None:
-        """Hold what all that share the budget have `left`; nothing where the tenant has no such limit any more."""
+        """Set the common remainder of a shared budget; ignored without such a limit."""
         for bucket in self._buckets(tenant, period_s):
             bucket.shared(left, now)
 

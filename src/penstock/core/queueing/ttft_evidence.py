@@ -1,13 +1,13 @@
 """How long does the first token take, once a request is sent: as the last answers show, for prompts of its size.
 
-What a forecast refuses teaches it nothing, so it may refuse only what the present speaks against. Therefore evidence
-has an age: what was seen more than some seconds ago counts for nothing, and without evidence the first token takes no
-time at all, which refuses nobody. Prompts are told apart by size, for a long one that takes seconds says nothing of a
-short one; where there is none of a size, smaller ones speak for it, which can't take longer.
+Refused requests teach nothing, so only current evidence may refuse. Therefore evidence expires after some seconds, and
+without evidence the first token is assumed to take no time, which refuses no request. Prompts are grouped by size,
+because a long one shows nothing about a short one; without samples of a size, those of smaller ones count, which can't
+take longer.
 
-Two numbers, for two questions. `at_best_s` is what none of the last few was below: who has less time than that can't
-be in time, as far as anybody can tell. `mostly_s` is what 95 in 100 were below: who has less may well be late, which
-matters only where the slot could be given to somebody who will not be.
+Two numbers, for two questions. `at_best_s` is the minimum of the last few: a request with less time left cannot be in
+time. `mostly_s` is their 95th percentile: a request with less may be late, which matters only if the slot could serve
+one that will not be.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ FRESH_S = 10.0  # an engine that was busy that long ago may well be idle now
 LAST = 8  # answers: if each is late with even odds, all of them are once in 256 times
 LAST_MIN = 3  # fewer are no evidence
 KEPT = 64  # answers of one size
-LATE_SHARE = 0.05  # of those with no more time than that; most have more
-TRY_EVERY_S = 0.5  # one of a size is sent whatever is forecast when none was for that long: else nothing is learned
+LATE_SHARE = 0.05  # of those with no more time than that
+TRY_EVERY_S = 0.5  # after so long without a sample of a size, one is sent despite the forecast, to learn
 
 
 class _Size:
@@ -57,7 +57,7 @@ class TtftEvidence:
         return took_s[min(len(took_s) - 1, int((1.0 - LATE_SHARE) * len(took_s)))] if took_s else 0.0
 
     def may_try(self, prompt_tokens: int, now: float) -> bool:
-        """True if no prompt of this size was sent for a while, so that the next one is worth what it teaches."""
+        """True if no prompt of this size was sent for a while, so that the next one is sent to learn."""
         return now - self._of(prompt_tokens).sent_s >= TRY_EVERY_S
 
     def _evidence(self, prompt_tokens: int, now: float) -> list[tuple[float, float]]:

@@ -1,19 +1,18 @@
-"""How long would a request wait: behind Retry-After, and behind refusing at once what can't be served in time.
+"""A request's estimated wait, for Retry-After and for refusing requests that cannot be served in time.
 
 Little's law backwards: the work ahead, divided by the rate at which work has been taken up recently. Ahead of a request
-is what its own flow has waiting, stretched by the share that others take meanwhile (weights of active flows over its
-own, per level), plus what its flow is in debt; but never more than all that waits in its band. Work of higher bands
-comes on top. Rates are kept per model, and only over the time since a queue for it formed: before, dispatches follow
-arrivals and say nothing of what the engines could do; until there is enough of that, slots over the time a lease lasts
-say it.
+is the queue of its own flow, stretched by the share of others (weights of active flows over its own, per level), plus
+its flow's debt; but never more than the whole queue of its band. Work of higher bands comes on top. Rates are kept per
+model, only over the time since a queue for it formed: before, dispatches follow arrivals and do not show the engines'
+capacity; until there is enough of that, slots over lease durations are used.
 
-Not all who stand ahead will be sent: who can't make its deadline, waits too long or hangs up leaves, and shortens the
-wait of those behind. Who will is not known, but how much work left a flow recently is, and a line that is sent at one
-rate and left at another moves up by their sum. So no line is walked through, and an estimate costs the same however
-much waits. At the door all ahead are expected to stay: who is refused there has waited for nothing yet, and those
-let in because others are given up would be given up in their turn.
+Not all requests ahead will be sent: those that miss their deadline, wait too long or hang up leave, and shorten the
+wait of the others. Which ones is unknown, but the work that left a flow recently is known, and a line with a dispatch
+rate and a leaving rate moves by their sum. So no line is walked through, and an estimate costs the same however much
+waits. For refusals on arrival all requests ahead are expected to stay, because a refused one has not waited yet, and
+one admitted because others leave would leave in its turn.
 
-Where turns are dealt by requests, whatever their size, requests are what is counted, instead of work.
+If flows take turns by requests, requests are counted instead of work.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from penstock.core.util.decaying import WINDOW_S, Decaying, DecayingRate
 
 RATE_MIN = 1e-3  # of work per second; below, nothing was sent for minutes
 RATE_TRUSTED_S = 3.0  # of queueing; less holds too few dispatches
-PRESENT_S = 10.0  # since a lease last ended: what leases were like before that refuses nobody
+PRESENT_S = 10.0  # since a lease last ended: older leases refuse no request
 SCARCE_S = 2.0  # since a deadline was last refused for the line before it: as long as that line moves on by half
-MODELS_MAX = 1_000  # whose rates are remembered
+MODELS_MAX = 1_000  # with remembered rates
 RETRY_AFTER_UNKNOWN_S = 5.0  # nothing was ever dispatched: an engine that loads, or one that is gone
 RETRY_AFTER_S_MIN = 1.0
 RETRY_AFTER_S_MAX = 60.0  # SDKs ignore longer ones
@@ -39,7 +38,7 @@ JITTER_S_MAX = 15.0  # a quarter of that: spread over it, those that were refuse
 
 
 class _Model:
-    """What was learned of one model's endpoints."""
+    """The learned rates of one model."""
 
     __slots__ = ("drain", "first_tokens", "refused_s", "scarce_until_s", "seconds", "work")
 
@@ -53,14 +52,14 @@ class _Model:
 
 
 class WaitForecast:
-    """Learns how fast work is taken up, and says how long a request will wait."""
+    """Learns the rate of dispatch and estimates waits."""
 
     def __init__(self, *, by_request: bool = False) -> None:
         self._models: BoundedMap[str, _Model] = BoundedMap(MODELS_MAX)
-        self._by_request = by_request  # turns are dealt by requests, whatever their size
+        self._by_request = by_request  # turns are taken by requests
 
     def reconfigured(self, *, by_request: bool) -> None:
-        """Deal turns by request, or by work, from now on. If that is a change, what was counted is forgotten."""
+        """Deal turns by request, or by work, from now on. A change resets the rates."""
         if by_request != self._by_request:
             self._by_request = by_request
             self._models.clear()
@@ -77,14 +76,12 @@ class WaitForecast:
             learned.drain.note(now, self._size(entry))
 
     def resumed(self, model: str | None) -> None:
-        """Forget the rate of `model`, or of all if None: sending goes on after a pause, and the time of the pause says
-        nothing.
-        """
+        """Forget the rate of `model`, or of all if None, after a pause of dispatching."""
         for learned in self._models.values() if model is None else filter(None, [self._models.get(model)]):
             learned.drain = DecayingRate()
 
     def first_token(self, model: str, prompt_tokens: int, after_s: float, now: float) -> None:
-        """Note that a first token came `after_s` after the dispatch, for a prompt with `prompt_tokens` to compute."""
+        """Record a first token `after_s` after the dispatch, for a prompt with `prompt_tokens` to compute."""
         self._of(model).first_tokens.came(prompt_tokens, after_s, now)
 
     def lease_ended(self, entry: Entry, after_s: float, now: float) -> None:
@@ -96,10 +93,10 @@ class WaitForecast:
     # --- deadlines ----------------------------------------------------------------------------------------------
 
     def first_token_s(self, entry: Entry, now: float) -> float:
-        """Returns how much time a request has to have left when it is sent, as far as the present tells.
+        """Returns the time that a request needs at dispatch, by current evidence.
 
         If others with as much time are refused for want of room, that is as much as nearly all need: a slot given to
-        one that is probably late is taken from one that would not be. Else it is as little as any recently needed.
+        one that is probably late is taken from one that would not be. Otherwise it is the recent minimum.
         """
         learned = self._models.get(entry.model)
         if learned is None:
@@ -114,13 +111,11 @@ class WaitForecast:
         return learned.first_tokens.at_best_s(entry.route.uncached_tokens, now) if learned is not None else 0.0
 
     def may_try(self, entry: Entry, now: float) -> bool:
-        """True if the request is to be sent although it is forecast to be late, because nothing else would tell of
-        it.
-        """
+        """True if the request is to be sent although it is forecast to be late, to learn."""
         return self._of(entry.model).first_tokens.may_try(entry.route.uncached_tokens, now)
 
     def refused(self, model: str, within_s: float, now: float) -> None:
-        """Note that a deadline `within_s` from arrival was refused, for what stands before the request."""
+        """Record that a deadline `within_s` from arrival was refused because of the queue."""
         learned = self._of(model)
         if now >= learned.scarce_until_s or within_s >= learned.refused_s:
             learned.refused_s, learned.scarce_until_s = within_s, now + SCARCE_S
@@ -139,7 +134,7 @@ class WaitForecast:
             node.left, node.left_s = _fading(node, now) + size, now
 
     def ahead(self, requests: int, work: float) -> float:
-        """Returns what stands before a request in its own line, in the unit that is counted here: requests or work."""
+        """Returns the amount before a request in its own line, in requests or work."""
         return requests if self._by_request else work
 
     def wait_s(
@@ -155,7 +150,7 @@ class WaitForecast:
         """Returns the seconds until a request is sent that has so much `ahead` in its flow; None while unknown.
 
         By default it joins, or has joined, its flow's end. `refusing`: it is asked whether to wait at all. Then nothing
-        ahead counts as leaving without being sent, and what was learned before the present says nothing.
+        ahead counts as leaving without dispatch, and only current evidence is used.
         """
         rate = self._rate(entry.model, slots, now - PRESENT_S if refusing else -math.inf, now)
         if rate is None:
@@ -164,7 +159,7 @@ class WaitForecast:
         return self._ahead(entry, bands, ahead, rate, fades_s) / rate
 
     def _ahead(self, entry: Entry, bands: list[Band], ahead: float | None, rate: float, now: float) -> float:
-        """What will be sent before it, in all, if `rate` is sent per second. Late enough, nobody has left recently."""
+        """Returns the amount sent before it, at `rate` per second. Late enough, no request has left recently."""
         flow = node = entry.node_of()
         band, model = entry.request.band, entry.model
         own = self._size(entry) if entry.seq in bands[band].entries else 0.0
@@ -211,11 +206,11 @@ def _fading(node: Node, now: float) -> float:
 
 
 def _sent_share(node: Node, sent_per_s: float, now: float) -> float:
-    """Of what waits there, the part that will be sent, if so much is sent per second: the rest leaves before."""
+    """Returns the part of the waiting work that will be sent at this rate; the rest leaves before."""
     return sent_per_s / (sent_per_s + _fading(node, now) / WINDOW_S)
 
 
 def retry_after_s(wait_s: float | None, jitter: float, most: float = RETRY_AFTER_S_MAX) -> float:
-    """Returns the seconds to tell a refused caller. `jitter` in 0..1 spreads those that were refused together."""
+    """Returns the Retry-After of a refusal in seconds. `jitter` in 0..1 spreads those that were refused together."""
     seconds = RETRY_AFTER_UNKNOWN_S if wait_s is None else wait_s
     return min(max(seconds + jitter * min(0.25 * seconds, JITTER_S_MAX), RETRY_AFTER_S_MIN), most)

@@ -35,12 +35,12 @@ _SERIES: tuple[tuple[str, str, str], ...] = (
     (
         "saturation_ratio",
         "saturation",
-        "The share of a model's slots in use; 1 where requests wait and there are none.",
+        "The share of a model's slots in use; 1 if requests wait and there are no slots.",
     ),
-    ("backlog_seconds", "backlog_seconds", "Until what waits for a model is sent, at the speed of the present."),
-    ("wait_estimate_seconds", "wait_estimate_seconds", "How long who asks for a model now is likely to wait."),
+    ("backlog_seconds", "backlog_seconds", "Time until a model's queued requests are dispatched at the current rate."),
+    ("wait_estimate_seconds", "wait_estimate_seconds", "Estimated wait of a new request for a model."),
     ("endpoints_wanted", "endpoints_wanted", "Endpoints that it takes to serve a model in time."),
-    ("endpoints_needed", "endpoints_needed", "The same, not rounded: what several gateways' shares add up by."),
+    ("endpoints_needed", "endpoints_needed", "The same, not rounded, for adding up several gateways' shares."),
 )
 
 

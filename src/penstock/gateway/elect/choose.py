@@ -1,6 +1,6 @@
 """Which election do the settings name?"""
 
-# What a store needs is imported with it: a gateway that does not share loads none of it.
+# A store's library is imported with it: a gateway without a group loads none.
 # ruff: noqa: PLC0415
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stores(Protocol):
 def elector(elect: Stores, *, address: str, env: Mapping[str, str]) -> Elector:
     """Returns the election that the settings name, in which this gateway is reached at `address`.
 
-    Raises `ConfigError` where it has no meaning where we run.
+    Raises `ConfigError` if it is unusable here.
     """
     return Elector(_store(elect, env), address=address)
 

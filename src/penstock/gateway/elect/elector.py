@@ -1,7 +1,7 @@
-"""An election as it runs: a store is asked, a contender told, and whoever wants to know hears of each change.
+"""Runs an election: polls the store, feeds the contender, and reports each change.
 
-A decider asks once a second, the others twice. One question is under way at a time, and none longer than a second.
-What the store does with one that was given up does no harm: it writes over nothing but what was read before it.
+A decider asks once a second, the others twice. One query is in flight, for at most a second. An abandoned query is
+harmless: it overwrites only the record read before it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Elector:
     """An `Election` by a store."""
 
     def __init__(self, store: RecordStore, *, address: str, now: Callable[[], float] = clock.now) -> None:
-        """`address` is where other gateways reach this one."""
+        """`address` is this gateway's address for the others."""
         self._store = store
         self._now = now
-        # A process that was started again has forgotten what it decided: it is somebody else.
+        # A restarted process has no memory of its decisions, so it is another candidate.
         self._contender = Contender(secrets.token_hex(4), address, now=self._now())
         self._changed: Callable[[Standing], None] = lambda _standing: None
         self._told: Standing = self._contender.at(self._now())
@@ -38,7 +38,7 @@ class Elector:
         self._lapse: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._knows = False  # what is in the store: it was read or written by us, and nothing failed since
+        self._knows = False  # the store's record: read or written by us, without failures since
 
     # --- the port -------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Elector:
         if not contender.stands(self._now()):
             await self._give_back(contender.seen)
         if not await self._claimed():
-            await self._look()  # something else stands there than what we knew
+            await self._look()  # the record differs from the known one
             await self._claimed()
 
     async def _look(self) -> None:
@@ -143,7 +143,7 @@ class Elector:
         self._knows = True
 
     async def _claimed(self) -> bool:
-        """Write what is to be written. Returns False if another has written meanwhile."""
+        """Write the pending claim. Returns False if another has written meanwhile."""
         contender = self._contender
         claim = contender.claim(self._now())
         if claim is None:
@@ -163,7 +163,7 @@ class Elector:
             return await self._store.write(over, claim)
 
     async def _give_back(self, record: Record) -> None:
-        """If what is in the store is ours, and we sit there no more: say so."""
+        """Resign in the store if its record is ours and we no longer lead."""
         contender = self._contender
         if record.id == contender.id and contender.leads(self._now()) is None:
             contender.saw(await self._write(record, contender.given_back()) or record, self._now())
@@ -176,7 +176,7 @@ class Elector:
             pass
 
     def _tell(self) -> None:
-        """Say what changed, and come back when our time would be over."""
+        """Report changes, and wake up when our term would end."""
         contender, now = self._contender, self._now()
         standing = contender.at(now)
         if contender.trouble != self._logged:

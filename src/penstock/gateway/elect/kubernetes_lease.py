@@ -1,8 +1,8 @@
-"""The record as a Kubernetes Lease: nothing to install in a cluster, and `kubectl get lease` shows who decides.
+"""The record as a Kubernetes Lease: nothing to install, and `kubectl get lease` shows the leader.
 
 `leaseTransitions` is the epoch, and the holder's identity is its address and its life, as client-go's is a host and a
-life. The server takes a change only if it names the version that it changes. `renewTime` is for people: what counts is
-that it changes, as in client-go, because clocks of two machines have nothing in common.
+life. The server takes a change only if it names the version that it changes. `renewTime` is for people: only its
+changes count, as in client-go, because two machines' clocks are not synchronised.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class KubernetesLease:
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{access.namespace}/leases"
         self._wall = wall
         self._upstream: Upstream | None = None
-        self._object: dict[str, Any] = {}  # as it was read last: what others wrote into it stays
+        self._object: dict[str, Any] = {}  # as last read: others' fields stay
 
     async def read(self) -> Record:
-        """Returns who holds the Lease; raises ElectionError."""
+        """Returns the holder of the Lease; raises ElectionError."""
         answer = await self._ask("GET", f"{self._leases}/{self._name}")
         if answer.status == 404:
             self._object = {}

@@ -1,9 +1,9 @@
-"""The record as a row in PostgreSQL: for gateways whose batches are kept there anyway.
+"""The record as a row in PostgreSQL, for gateways that store batches there.
 
-Compare and set is one UPDATE that names the version it replaces. Not an advisory lock: that ends with its connection,
-not with what its holder believes. A cut connection would give it to another while the holder still decides, and a
-holder that stands still would keep it, because its kernel goes on to answer. Each statement stands for itself, so a
-pooler between may be of any kind. Needs the extra `postgres` (psycopg 3).
+Compare and set is one UPDATE that names the version it replaces. Not an advisory lock, which ends with its connection,
+not with its holder's term. A cut connection would give it to another while the holder still decides, and a holder that
+stands still would keep it, because its kernel goes on to answer. Each statement stands for itself, so a pooler between
+may be of any kind. Needs the extra `postgres` (psycopg 3).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PostgresRow:
         self._ending: set[asyncio.Task[Any]] = set()
 
     async def read(self) -> Record:
-        """Returns what the row holds; raises ElectionError."""
+        """Returns the row; raises ElectionError."""
         try:
             found = await self._run(_READ)
         except psycopg.errors.UndefinedTable:
@@ -85,7 +85,7 @@ class PostgresRow:
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:
-            self._connection = None  # whatever is still to come on it
+            self._connection = None  # discarding pending results
             self._ending.add(task)
             task.add_done_callback(self._ended)
             task.cancel()
@@ -115,11 +115,11 @@ class PostgresRow:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._ending.discard(task)
         if not task.cancelled():
-            task.exception()  # nobody asks any more
+            task.exception()  # the query was abandoned
 
 
 def explained(error: psycopg.Error) -> str:
-    """Returns what PostgreSQL, or the way to it, answered, with what to do about it."""
+    """Returns the error of PostgreSQL or its connection, with a remedy."""
     said = " ".join(str(error).split())[:300] or type(error).__name__
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         return f"the role needs the right to make the table, or to read and write it ({said})"

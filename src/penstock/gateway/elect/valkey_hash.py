@@ -2,7 +2,7 @@
 
 Compare and set is one script, which the server runs as a whole. It is sent each time, because to load functions is a
 right that users of a shared server do not have. The hash has no time to live: the server's clock does not count, and
-the epoch has to stay. Needs the extra `valkey` (redis-py, which speaks to both).
+the epoch has to stay. Needs the extra `valkey` (redis-py, for both).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if (redis.call('HGET', KEYS[1], 'version') or '') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'version', ARGV[2], 'id', ARGV[3], 'address', ARGV[4], 'epoch', ARGV[5])
 return 1
 """
-#: The codes with which a server refuses, and what to do about it.
+#: A server's error codes and their remedies.
 HINTS: Final = {
     "READONLY": "it is a replica that only reads: name the primary",
     "NOAUTH": "it wants a password: write valkey://:${PASSWORD}@host:6379",
@@ -52,7 +52,7 @@ class ValkeyHash:
         self.where = f"{self._key} in Valkey"
 
     async def read(self) -> Record:
-        """Returns what the hash holds; raises ElectionError."""
+        """Returns the hash; raises ElectionError."""
         try:
             async with self._client.pipeline(transaction=False) as asked:
                 asked.role()
@@ -62,7 +62,7 @@ class ValkeyHash:
                 raise found
         except (RedisError, OSError) as error:
             raise ElectionError(explained(error)) from None
-        if isinstance(role, list) and role and role[0] == "slave":  # else it says so to none but who wants to write
+        if isinstance(role, list) and role and role[0] == "slave":  # otherwise only writers would notice
             raise ElectionError(HINTS["READONLY"])
         version, life, address, epoch = found
         try:
@@ -111,11 +111,11 @@ def plain_url(url: str) -> str:
 
 
 def explained(error: BaseException) -> str:
-    """Returns what the server, or the way to it, answered, with what to do about it."""
+    """Returns the error of the server or its connection, with a remedy."""
     said = " ".join(str(error).split())[:300] or type(error).__name__
     code: str | None = None
     seen: BaseException | None = error
-    while seen is not None and code is None:  # what is refused while connecting is wrapped
+    while seen is not None and code is None:  # errors while connecting are wrapped
         code = getattr(seen, "status_code", None)
         seen = seen.__cause__ or seen.__context__
     hint = HINTS.get(code or "") or next((hint for mark, hint in HINTS.items() if mark in said), None)

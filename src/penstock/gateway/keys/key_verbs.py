@@ -31,7 +31,7 @@ LIST = "/admin/keys"
 SHOWN_MAX = 1_000
 HASH_SHOWN = 12  # characters: enough to distinguish keys
 _RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires")
-_OFF = "No keys are made here: set `identity.made_keys: true`, and `batch.data` or `batch.url` for where they are kept."
+_OFF = "Keys are not issued here: set `identity.made_keys: true`, and `batch.data` or `batch.url` as their store."
 
 
 class KeyVerbs:
@@ -109,7 +109,7 @@ class KeyVerbs:
             except NameTakenError:
                 raise _taken(name) from None
             except TooManyKeysError:
-                message = "There are as many made keys as are kept: withdraw some that are not used any more."
+                message = "The maximum number of issued keys is reached: revoke unused ones."
                 raise AdminError(409, "conflict", message) from None
             answer(exchange, {**self._row(made), "key": secret}, 201)
 
@@ -124,7 +124,7 @@ class KeyVerbs:
 
         async def revoke() -> None:
             if not await book.erase(name):
-                message = f"There is no key `{name[:200]}`. `penstock keys ls` shows those that there are."
+                message = f"There is no key `{name[:200]}`. `penstock keys ls` lists all."
                 raise AdminError(404, "key_not_found", message, param="name")
             answer(exchange, {"name": name, "state": "withdrawn"})
 
@@ -146,9 +146,9 @@ class KeyVerbs:
 
     def _tenant(self, value: object) -> str:
         if not isinstance(value, str) or not value:
-            raise AdminError(400, "bad_request", "`tenant` is missing: whose key is it?", param="tenant")
+            raise AdminError(400, "bad_request", "`tenant` is missing.", param="tenant")
         if value in NAMES_WITHOUT_KEYS:
-            raise AdminError(400, "bad_request", f"`{value}` stands for callers without a key.", param="tenant")
+            raise AdminError(400, "bad_request", f"`{value}` stands for clients without a key.", param="tenant")
         if all(tenant.name != value for tenant in self._settings().tenants):
             message = f"There is no tenant `{value[:200]}` in the settings."
             raise AdminError(404, "tenant_not_found", message, param="tenant")

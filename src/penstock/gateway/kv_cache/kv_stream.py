@@ -118,9 +118,9 @@ class KvStream:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 event = await recv_monitor_message(monitor)
         except TimeoutError:
-            raise Lost("nobody publishes there") from None
+            raise Lost("there is no publisher") from None
         if event["event"] != zmq.Event.HANDSHAKE_SUCCEEDED:
-            raise Lost("nobody publishes there")
+            raise Lost("there is no publisher")
         self.connected.set()
 
     async def _disconnected(self, monitor: zmq.asyncio.Socket) -> None:
@@ -135,7 +135,7 @@ class KvStream:
         while True:
             frames = await socket.recv_multipart()
             if len(frames) < 2 or len(frames[-2]) != 8:
-                raise Lost("a message is not what an engine sends")
+                raise Lost("a malformed message")
             await self._live(int.from_bytes(frames[-2], "big"), frames[-1])
 
     async def _live(self, number: int, payload: bytes) -> None:
@@ -181,7 +181,7 @@ class KvStream:
         except TimeoutError:
             if replayed:
                 raise Lost("a replay broke off") from None
-            logger.info("%s replays nothing: what was missed stays unknown", self._address.replay)
+            logger.info("%s replays nothing: missed events stay unknown", self._address.replay)
             self._replays = False
 
     async def _replayed(self, start: int) -> AsyncGenerator[tuple[int, bytes]]:
@@ -195,7 +195,7 @@ class KvStream:
                 async with asyncio.timeout(REPLAY_TIMEOUT_S):
                     frames = await socket.recv_multipart()
                 if len(frames) < 3 or len(frames[-2]) != 8:
-                    raise Lost("a replay is not what an engine sends")
+                    raise Lost("a malformed replay")
                 if frames[-2] == _END_OF_REPLAY:
                     return
                 yield int.from_bytes(frames[-2], "big"), frames[-1]

@@ -194,7 +194,7 @@ class LmCache:
             try:
                 instances |= await service.addresses()
             except LookupFailedError as failure:
-                logger.debug("LMCache does not tell its instances: %s", failure)
+                logger.debug("LMCache does not list its instances: %s", failure)
         ips = {endpoint: await _ip(host) for endpoint, host in list(self._hosts.items())}
         shared = list(ips.values())
         self._by_address = {

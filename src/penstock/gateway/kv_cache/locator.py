@@ -216,7 +216,7 @@ class Locator:
         if self._open.get(request_id) is task:
             del self._open[request_id]
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("looking up where a prompt is cached failed", exc_info=error)
+            logger.error("locating a cached prompt failed", exc_info=error)
 
     async def _locate(self, request_id: str, search: Search) -> None:
         tokens, held = search.tokens, {}

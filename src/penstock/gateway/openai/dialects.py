@@ -95,7 +95,7 @@ class Asked:
         given = names(body)
         for name in given:
             if (meant := name.casefold()) != name and meant in _GUARDED:
-                raise BadBody(f"`{name[:40]}` is no field; `{meant}` is.", meant)
+                raise BadBody(f"`{name[:40]}` is not a field; `{meant}` is.", meant)
         self._prompts = [name for name in _OF_PROMPT if name in given]
         self._fields: dict[str, bytes] = {}
         if _GUARDED.isdisjoint(given):
@@ -131,7 +131,7 @@ class Asked:
             if told.isdisjoint(places):
                 first = places[0]
                 if len(first) > 1:
-                    words = f"This key's answers have {most:,} tokens at most: say so in `{'.'.join(first)}`."
+                    words = f"This key's answers have {most:,} tokens at most: set `{'.'.join(first)}`."
                     raise BadBody(words, first[0])
                 body, put_in = set_field(body, first[0], b"%d" % most), True
         return body, put_in

@@ -76,7 +76,7 @@ def model_not_allowed(model: str) -> str:
 def limit_reached(reached: LimitReached, account: str) -> str:
     """Returns the message for a tenant at one of its limits, with the limit's value."""
     together = account == ANONYMOUS
-    subject = "All callers without a key together" if together else f"The tenant `{account[:200]}`"
+    subject = "All clients without a key together" if together else f"The tenant `{account[:200]}`"
     if reached.limit == "running" and reached.most == 0:
         return f"{subject} may have no request running (its limit `running` is 0: paused). Please try again later."
     may, unit, how = _MAY[reached.limit]

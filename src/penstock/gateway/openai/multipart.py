@@ -83,7 +83,7 @@ class Form:
         elif self._data.startswith(b"\r\n"):
             self._step = Form._headers
         else:
-            raise BadForm("The form's boundary is followed by something else.")
+            raise BadForm("The form's boundary is followed by unexpected bytes.")
         return True
 
     def _headers(self) -> bool:

@@ -131,7 +131,7 @@ def check_surrogates(body: bytes) -> Generator[None, None, None]:
         if found.end() >= len(body):
             return
         if found.end() == at:
-            raise Malformed(f"The body holds half of a surrogate pair, which is no character (byte {at}).")
+            raise Malformed(f"The body holds half of a surrogate pair, which is not a character (byte {at}).")
         at = found.end()
         yield
 

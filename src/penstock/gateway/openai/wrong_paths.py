@@ -20,7 +20,7 @@ def meant_instead(path: str, served: Callable[[str], bool]) -> str | None:
         return None
     tidy = _SLASHES.sub("/", path).rstrip("/")
     if tidy.endswith("/v1"):
-        return "`/v1` is what a base URL ends in, and no path of its own: `/v1/models` lists the models."
+        return "`/v1` is the end of a base URL, not a path: `/v1/models` lists the models."
     for meant in _candidates(tidy):
         if served(meant):
             return f"There is no path `{path}`. `{meant}` is meant, it seems{_base_url(meant)}"

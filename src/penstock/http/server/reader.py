@@ -295,7 +295,7 @@ class RequestReader:
 def _fault(version: str, headers: list[Header], lookup: dict[bytes, bytes], coding: bytes | None) -> str | None:
     """Returns the problem of a head that llhttp accepted, or None."""
     if version not in {"1.1", "1.0"}:
-        return "only HTTP/1.1 and HTTP/1.0 are spoken here"
+        return "only HTTP/1.1 and HTTP/1.0 are supported"
     if version == "1.1" and b"host" not in lookup:
         return "the Host header is missing"
     if len(lookup) != len(headers) and sum(name.lower() == b"host" for name, _ in headers) > 1:

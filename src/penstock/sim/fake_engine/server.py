@@ -286,7 +286,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="sim", help="the model name it serves")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="default", help="speed and size")
     parser.add_argument("--slots", type=int, help="requests that run at once (max_num_seqs)")
-    parser.add_argument("--step-ms", type=float, help="a fixed step time, whatever the load")
+    parser.add_argument("--step-ms", type=float, help="a fixed step time for any load")
     parser.add_argument("--kv-blocks", type=int, help="KV blocks in all")
     parser.add_argument("--block-size", type=int, help="tokens in a KV block")
     parser.add_argument("--max-batched-tokens", type=int, help="token budget of a step")

@@ -204,7 +204,7 @@ def _cells(line: bytes) -> list[str]:
 def _count(text: str) -> int:
     count = int(text)
     if not 0 <= count <= TOKENS_MAX:
-        raise ValueError(f"{count} is no number of tokens")
+        raise ValueError(f"{count} is not a number of tokens")
     return max(1, count)
 
 
@@ -216,5 +216,5 @@ def _time(text: str) -> float:
         at = datetime.fromisoformat(text)
         at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     if not math.isfinite(at_s):
-        raise ValueError(f"{text!r} is no time")
+        raise ValueError(f"{text!r} is not a time")
     return at_s

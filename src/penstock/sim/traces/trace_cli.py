@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser, rivals: Mapping[str, MakeRiva
         "--kv-tokens",
         metavar="N",
         type=int,
-        help=f"KV memory per engine (default {KV_TOKENS:,} where the trace has blocks, else the profile's)",
+        help=f"KV memory per engine (default {KV_TOKENS:,} if the trace has blocks, otherwise the profile's)",
     )
     group.add_argument("--fairness", choices=FAIRNESS, default="weighted_tokens", help="between the trace's tenants")
     group.add_argument("--no-queue", action="store_true", help="Penstock's policies send on arrival, too")

@@ -1,4 +1,4 @@
-"""Fairness by tokens: each flow gets service in proportion to its weight, whatever the sizes of its requests.
+"""Fairness by tokens: each flow gets service in proportion to its weight, for any sizes of its requests.
 
 Service is tokens times price: a completion token keeps an engine busy longer than a prompt token, a cached prompt
 token hardly at all. The estimate is charged at dispatch and settled by the true usage, as Kubernetes' fair queuing

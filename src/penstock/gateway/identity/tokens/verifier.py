@@ -32,7 +32,7 @@ _WORDS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
     (jwt.ImmatureSignatureError, "it is not valid yet"),
     (jwt.InvalidIssuerError, "another issuer made it"),
     (jwt.InvalidAudienceError, "it is for another audience"),
-    (jwt.MissingRequiredClaimError, "it does not say until when it is valid, or by whom and for whom it is"),
+    (jwt.MissingRequiredClaimError, "it lacks `exp`, `iss` or `aud`"),
     (jwt.InvalidSignatureError, "its signature is wrong"),
 )
 _CANT_TELL = "Tokens can't be verified now: the keys of their issuer can't be had. Please try again later."
