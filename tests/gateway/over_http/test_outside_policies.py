@@ -218,9 +218,7 @@ def test_names_that_clash_are_told_and_only_where_they_are_used(install: Install
     assert "the package `two`" in line
     assert line.endswith("; remove one")
     (line,) = problems(routing={"policy": "least_loaded"})
-    assert line == (
-        "routing.policy: `least_loaded` is built in, and the package `one` offers another under this name"
-    )
+    assert line == ("routing.policy: `least_loaded` is built in, and the package `one` offers another under this name")
     from_mapping({"routing": {"policy": "kv"}})
 
 
