@@ -165,7 +165,7 @@ async def test_the_openai_client_runs_a_batch(world: World, tmp_path: Path) -> N
     assert await world.metric("penstock_batch_open") == 0
 
 
-async def test_nobody_sees_anothers_files_and_batches(api: Batches) -> None:
+async def test_no_client_sees_anothers_files_and_batches(api: Batches) -> None:
     batch = await api.start(line("a"))
     shown = await api.ended(batch)
     other = Batches(api.world, "b")
@@ -213,7 +213,7 @@ async def test_a_bad_file_names_its_line_and_runs_nothing(
     assert api.world.seen() == []
 
 
-async def test_what_an_engine_refuses_ends_in_the_error_file(api: Batches) -> None:
+async def test_an_engines_refusals_are_in_the_error_file(api: Batches) -> None:
     batch = await api.start(line("good"), line("bad", max_tokens=-5), line("fine"))
     shown = await api.ended(batch)
     assert (shown["status"], shown["request_counts"]) == ("completed", {"total": 3, "completed": 2, "failed": 1})
@@ -223,7 +223,7 @@ async def test_what_an_engine_refuses_ends_in_the_error_file(api: Batches) -> No
     assert {one["custom_id"] for one in await api.lines(shown["output_file_id"])} == {"good", "fine"}
 
 
-async def test_a_cancelled_batch_keeps_what_has_run(world: World, tmp_path: Path) -> None:
+async def test_a_cancelled_batch_keeps_its_results(world: World, tmp_path: Path) -> None:
     await world.engine(step_s=0.02)
     await gateway(world, tmp_path, slots=2)
     api = Batches(world)
@@ -244,7 +244,7 @@ async def test_a_cancelled_batch_keeps_what_has_run(world: World, tmp_path: Path
     assert (await api.call("POST", f"/v1/batches/{batch}/cancel")).json()["status"] == "cancelled"  # again is fine
 
 
-async def test_a_batch_whose_window_is_over_keeps_what_has_run(world: World, tmp_path: Path) -> None:
+async def test_an_expired_batch_keeps_its_results(world: World, tmp_path: Path) -> None:
     await world.engine(step_s=0.02)
     await gateway(world, tmp_path, slots=2)
     api = Batches(world)
@@ -335,7 +335,7 @@ async def test_a_restart_loses_no_result_and_repeats_none(world: World, tmp_path
     assert len(world.seen()) == 60  # those that ran when it stopped were let end
 
 
-async def test_operators_see_what_runs(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_operators_see_running_batches(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     await world.engine(step_s=0.05)
     await gateway(world, tmp_path, slots=1)
     api = Batches(world)
@@ -357,7 +357,7 @@ async def test_operators_see_what_runs(world: World, tmp_path: Path, capsys: pyt
     await api.ended(batch)
 
 
-async def test_who_is_interactive_goes_first(world: World, tmp_path: Path) -> None:
+async def test_interactive_requests_go_first(world: World, tmp_path: Path) -> None:
     await world.engine(step_s=0.01)
     await gateway(world, tmp_path, slots=2)
     api = Batches(world)
@@ -430,7 +430,7 @@ async def test_limits_of_a_tenant(world: World, tmp_path: Path) -> None:
     assert (await api.upload(b"x")).status == 200
 
 
-async def test_a_full_disk_is_told_and_nothing_is_kept(api: Batches) -> None:
+async def test_a_full_disk_is_reported_and_nothing_is_kept(api: Batches) -> None:
     batch = api.world.gate.batch
     assert batch is not None
     store = batch.routes._files._store

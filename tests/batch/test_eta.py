@@ -17,7 +17,7 @@ def look(pace: CompletionEta, batches: list[Batch], at: float) -> list[Outlook]:
     return pace.look(batches, wall=at, now=at)
 
 
-def test_a_steady_pace_tells_the_end() -> None:
+def test_a_steady_rate_predicts_the_end() -> None:
     pace = CompletionEta()
     for second in range(61):
         [outlook] = look(pace, [batch("b", 2 * second)], float(second))
@@ -27,7 +27,7 @@ def test_a_steady_pace_tells_the_end() -> None:
     assert not outlook.misses_window
 
 
-def test_what_stands_before_a_batch_counts_and_other_tenants_do_not() -> None:
+def test_earlier_batches_of_the_tenant_count_and_other_tenants_do_not() -> None:
     pace = CompletionEta()
     for second in range(61):
         rows = look(
@@ -50,7 +50,7 @@ def test_a_batch_that_stands_still_will_be_late_and_one_just_begun_is_given_time
     assert look(pace, [batch("b", 0)], 61.0)[0].misses_window
 
 
-def test_what_had_ended_before_we_looked_is_no_pace() -> None:
+def test_earlier_ends_do_not_count_for_the_rate() -> None:
     pace = CompletionEta()
     look(pace, [batch("b", 900)], 0.0)
     assert look(pace, [batch("b", 900)], 10.0)[0].per_s == 0.0

@@ -44,7 +44,7 @@ def problems(data: bytes, **settings: Any) -> list[tuple[str, int | None]]:
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 100, None])
-def test_items_are_found_where_they_stand_however_the_bytes_come(step: int | None) -> None:
+def test_items_are_found_for_any_split_of_the_bytes(step: int | None) -> None:
     data = file_of(line("a"), b"", line("b", "other"), b"  ", line("c€"))[:-1]  # the last line needs no break
     reader, items = read(data, step=step)
     assert reader.problems == []

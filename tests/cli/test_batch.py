@@ -41,7 +41,7 @@ async def test_a_file_goes_in_and_answers_come_out(
     assert "is completed, so it can't be cancelled" in capsys.readouterr().err
 
 
-async def test_a_bad_file_is_told_line_by_line(
+async def test_a_bad_file_is_reported_line_by_line(
     world: World,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -58,7 +58,7 @@ async def test_a_bad_file_is_told_line_by_line(
     assert "No such file" in capsys.readouterr().err
 
 
-async def test_without_batches_it_says_what_is_missing(
+async def test_without_batches_it_names_the_missing_setting(
     world: World,
     capsys: pytest.CaptureFixture[str],
 ) -> None:

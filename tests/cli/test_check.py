@@ -97,9 +97,7 @@ ALONE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("wrong", ALONE.values(), ids=ALONE)
-def test_what_is_wrong_with_the_settings_is_refused_by_both_in_the_same_words(
-    both: Both, wrong: dict[str, Any]
-) -> None:
+def test_problems_of_the_settings_are_refused_by_both_in_the_same_words(both: Both, wrong: dict[str, Any]) -> None:
     checked, served = both.say(**GOOD | wrong)
     assert checked == served
     assert checked
@@ -190,7 +188,7 @@ HERE: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("make", HERE.values(), ids=HERE)
-def test_what_is_wrong_on_this_machine_is_refused_by_both_in_the_same_words(
+def test_problems_of_this_machine_are_refused_by_both_in_the_same_words(
     both: Both, make: Callable[[Path], dict[str, Any]]
 ) -> None:
     (checked,), (served,) = both.say(**GOOD | make(both.folder))
@@ -206,7 +204,7 @@ def test_what_is_wrong_on_this_machine_is_refused_by_both_in_the_same_words(
         (not_a_certificate, "is no PEM"),
     ],
 )
-def test_a_key_that_does_not_fit_is_refused_by_both_and_nobody_is_asked_for_a_password(
+def test_a_wrong_private_key_is_refused_by_both_without_a_passphrase_prompt(
     both: Both, make: Callable[[Path], dict[str, Any]], told: str
 ) -> None:
     (checked,), (served,) = both.say(**GOOD | make(both.folder))
@@ -215,7 +213,7 @@ def test_a_key_that_does_not_fit_is_refused_by_both_and_nobody_is_asked_for_a_pa
     assert told in checked
 
 
-def test_all_that_is_wrong_here_is_told_at_once(both: Both) -> None:
+def test_all_problems_of_this_machine_are_reported_at_once(both: Both) -> None:
     wrong = not_a_certificate(both.folder) | {"listen": "nowhere.invalid:0", "batch": {"data": f"{__file__}/x"}}
     checked, served = both.say(**GOOD | wrong)
     assert [line.partition(":")[0] for line in checked] == ["tls", "batch.data", "listen"]
@@ -236,7 +234,7 @@ def test_a_good_file_is_taken_by_both_and_the_folder_is_not_made_by_check(both: 
     both.take(**GOOD | {"batch": {"data": str(data)}})
 
 
-def test_a_port_that_somebody_has_now_is_no_matter_of_check(both: Both, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_ignores_a_port_in_use(both: Both, capsys: pytest.CaptureFixture[str]) -> None:
     file = both.folder / "penstock.yaml"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         file.write_text(yaml.safe_dump(GOOD | {"listen": f"127.0.0.1:{taken.getsockname()[1]}"}))

@@ -77,7 +77,7 @@ def test_the_hash_is_that_of_sha256(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "a b", "k\u00e9y", "x" * 513])
-def test_what_cannot_be_a_key_is_refused_without_showing_it(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_key_is_refused_without_showing_it(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keys", "hash", key]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -47,7 +47,7 @@ def test_each_command_explains_its_flags(capsys: pytest.CaptureFixture[str], com
         assert flag in out
 
 
-def test_what_a_command_needs_is_imported_for_that_command_only() -> None:
+def test_a_command_imports_only_its_own_modules() -> None:
     program = "import sys; from penstock.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     program += "print(*[name for name in sys.modules if name.startswith('penstock.')], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -75,7 +75,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("demo", "--twice"), "--twice"),
     ],
 )
-def test_what_it_does_not_know_it_names(
+def test_unknown_arguments_are_named(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], words: str
 ) -> None:
     code, out, err = asked(capsys, *arguments)
@@ -89,7 +89,7 @@ def test_it_runs_as_a_module() -> None:
     assert (done.returncode, done.stdout) == (0, f"penstock {penstock.__version__} ({kind()})\n".encode())
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def test_a_reader_that_closes_early_is_no_error() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "penstock", "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as command:

@@ -19,9 +19,7 @@ async def run(world: World, *words: str) -> int:
     return await asyncio.to_thread(cli.main, [*words, "--url", world.url])
 
 
-async def test_status_says_it_in_a_sentence_and_by_its_exit_code(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_status_is_a_sentence_and_an_exit_code(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     await world.engine()
     await world.gateway()
     assert await run(world, "status", "--check") == 0
@@ -63,9 +61,7 @@ async def test_a_gateway_that_is_not_there_is_an_error_in_one_line(capsys: pytes
     assert printed.err.startswith("penstock: cannot reach http://127.0.0.1:9: ")
 
 
-async def test_where_admin_has_an_address_of_its_own_commands_say_so(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_commands_name_a_separate_admin_address(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     await world.gateway(admin={"listen": "127.0.0.1:0"}, endpoints=[])
     assert await run(world, "status") == 1
     assert f"{world.url} has no /admin: where `admin.listen` gives it an address" in capsys.readouterr().err
@@ -76,9 +72,7 @@ async def test_where_admin_has_an_address_of_its_own_commands_say_so(
     world.port = callers
 
 
-async def test_what_an_endpoint_is_for_is_shown_where_it_has_a_role(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_endpoints_role_is_shown(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     engines = [await world.engine(), await world.engine()]
     roles = [{"labels": {"role": role}} for role in ("prefill", "decode")]
     await world.gateway(endpoints=[{"url": one.url, **role} for one, role in zip(engines, roles, strict=True)])
@@ -91,7 +85,7 @@ async def test_what_an_endpoint_is_for_is_shown_where_it_has_a_role(
 
 
 @pytest.mark.parametrize("height", [24, 50])
-async def test_top_fits_the_terminal_whatever_names_are_like(world: World, height: int) -> None:
+async def test_top_fits_the_terminal_with_any_names(world: World, height: int) -> None:
     names = ("[red]markup[/red]", "x" * 5_000, b"\x1b[31mescape".decode("latin-1").replace("\x1b", "?"))
     clients = await crowded(world, tenants=names, waiting=6)
     state = (await world.ask("GET", "/admin/state")).json()

@@ -194,7 +194,7 @@ def state(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_tenants_are_sorted_by_what_is_asked_for() -> None:
+def test_tenants_are_sorted_as_requested() -> None:
     wishes, seen = Wishes(), {}
     for order in ORDERS:
         assert wishes.order == order
@@ -274,14 +274,14 @@ async def test_the_picture_fits_the_terminal_with_its_foot(world: World, height:
     await let_go(clients)
 
 
-def test_what_operators_stopped_has_a_mark_of_its_own() -> None:
+def test_operators_stops_have_their_own_mark() -> None:
     state = {"tone": "bad", "headline": "Drained.", "lead": "Drained.", "advice": ""}
     assert views.headline(state).plain == "■ attention Drained."
     assert views.headline({**state, "by_operators": True}).plain == "◆ stopped Drained."
     assert [views._state(name, "both").plain for name in ("up", "down", "drained")] == ["● up", "■ down", "◆ drained"]
 
 
-async def test_numbers_of_ten_seconds_are_told_from_those_of_the_minute(world: World) -> None:
+async def test_figures_of_ten_seconds_and_of_a_minute_are_distinguished(world: World) -> None:
     """First tokens of ten seconds stood behind "last minute"."""
     await world.engine()
     await world.gateway(queue={"max_requests": 40})

@@ -33,7 +33,7 @@ def said(capsys: pytest.CaptureFixture[str], words: str) -> tuple[int, str, str]
     return code, out, err
 
 
-def test_what_is_printed_is_what_check_takes() -> None:
+def test_check_accepts_the_printed_settings() -> None:
     """As a shell does it, for a migration."""
     words = f"{STATIC} --static-backends http://gpu-0:8000 --static-models llama --log-stats --port 8001"
     env = {**os.environ, "VLLM_API_KEY": "secret-of-engines"}
@@ -48,13 +48,13 @@ def test_what_is_printed_is_what_check_takes() -> None:
     assert checked.stdout.startswith(b"ok: 1 endpoint, 3 bands, routing session, queue on")
 
 
-def test_wrong_flags_are_told_at_once_and_nothing_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_reported_at_once_and_nothing_starts(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = said(capsys, f"{STATIC} --static-backends http://a:1,http://b:1 --static-models m --bogus")
     assert (code, out) == (2, "")
     assert [line.split(": ")[1] for line in err.splitlines()][:2] == ["--bogus", "--static-models"]
 
 
-def test_what_shows_only_where_it_runs_is_told_by_the_name_that_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runtime_errors_begin_with_the_typed_command(capsys: pytest.CaptureFixture[str]) -> None:
     """It said "penstock:", as outside a cluster."""
     code, _, err = said(capsys, f"{STATIC} --static-backends http://a:1 --static-models m --host 192.0.2.1 --port 1")
     assert code != 0

@@ -58,7 +58,7 @@ def test_settings_that_only_look_so_are_taken(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:8080", "[::]:8080", "10.0.0.5:8080"])
-def test_a_gateway_that_is_open_to_the_network_is_said(listen: str) -> None:
+def test_an_open_gateway_is_a_warning(listen: str) -> None:
     said = " ".join(open_warnings(from_mapping({"listen": listen})))
     assert f"listen: {listen} is open to the network, and clients without a key are served" in said
     assert "`identity.require_key: true`" in said
@@ -82,7 +82,7 @@ def test_a_wait_of_hours_may_be_meant_in_milliseconds() -> None:
     assert effect_warnings(from_mapping({"queue": {"max_wait": 60}})) == []
 
 
-def test_a_variable_with_one_underscore_is_said() -> None:
+def test_a_variable_with_one_underscore_is_a_warning() -> None:
     env = {
         "PENSTOCK_QUEUE_MAX_WAIT": "20s",
         "PENSTOCK_LISTEN": ":1",

@@ -671,16 +671,16 @@ WRONG_VALUES = {
 
 
 @pytest.mark.parametrize("text", WRONG_VALUES)
-def test_a_wrong_value_is_told_with_its_path(tmp_path: Path, text: str) -> None:
+def test_a_wrong_value_is_reported_with_its_path(tmp_path: Path, text: str) -> None:
     assert any(line.startswith(WRONG_VALUES[text]) for line in lines(tmp_path, text)), lines(tmp_path, text)
 
 
-def test_each_wrong_value_is_told_once(tmp_path: Path) -> None:
+def test_each_wrong_value_is_reported_once(tmp_path: Path) -> None:
     several = {text for text in WRONG_VALUES if len(lines(tmp_path, text)) != 1}
     assert several == {"tls: {cert: /nowhere/cert.pem}"}, "its file is missing too"
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     text = """
         endpoints: [{url: http://a}, {url: nothing at all}, {url: http://a}]
         queue: {max_wait: 0, max_rquests: 1}
@@ -701,7 +701,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     }
 
 
-def test_of_very_many_problems_some_are_told_and_the_number_of_the_others(tmp_path: Path) -> None:
+def test_of_very_many_problems_some_are_shown_and_the_rest_counted(tmp_path: Path) -> None:
     told = lines(tmp_path, "queue:\n" + "".join(f"  setting-{at}: 1\n" for at in range(500)))
     assert len(told) == TOLD_MAX + 1
     assert told[-1] == f"settings: {500 - TOLD_MAX} more problems, not shown"
@@ -727,7 +727,7 @@ def test_a_gateway_without_endpoints_does_not_start() -> None:
     require_endpoints(load(None, NO_ENV, Flags(endpoints=("http://a",))))
 
 
-def test_a_planned_setting_is_no_setting_yet() -> None:
+def test_a_planned_setting_is_refused() -> None:
     for _, section in sections():
         assert not section.later & set(section.model_fields)
 
@@ -780,7 +780,7 @@ def test_a_missing_file_or_a_directory_is_one_line(path: str, message: str) -> N
         ("a: &a {b: *a}", "too many or too deeply nested values"),
     ],
 )
-def test_what_is_not_a_settings_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_without_settings_is_one_error(tmp_path: Path, text: str, message: str) -> None:
     line = only_line(tmp_path, text)
     assert message in line
     assert "sesame" not in line
@@ -818,12 +818,12 @@ def test_variables_are_filled_in_anywhere_in_a_value(tmp_path: Path) -> None:
     assert settings.endpoints[0].labels == {"price": "$5", "plain": "$x", "empty": ""}
 
 
-def test_what_a_variable_holds_is_never_read_as_yaml(tmp_path: Path) -> None:
+def test_a_variables_content_is_never_parsed_as_yaml(tmp_path: Path) -> None:
     settings = read(tmp_path, "endpoints: [{url: http://a, labels: {x: ${X}}}]", {"X": "}], listen: [${Y}"})
     assert settings.endpoints[0].labels["x"] == "}], listen: [${Y}"
 
 
-def test_an_unset_variable_is_told_with_its_path(tmp_path: Path) -> None:
+def test_an_unset_variable_is_reported_with_its_path(tmp_path: Path) -> None:
     assert lines(tmp_path, "endpoints: [{url: ${HOST}}]\nqueue: {max_wait: ${W}}") == [
         "endpoints[0].url: the environment variable HOST is not set (set it, or write ${HOST:-default})",
         "queue.max_wait: the environment variable W is not set (set it, or write ${W:-default})",
@@ -831,7 +831,7 @@ def test_an_unset_variable_is_told_with_its_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["${", "${}", "${1}", "${A-b}", "${A"])
-def test_a_broken_reference_is_told(tmp_path: Path, text: str) -> None:
+def test_a_broken_reference_is_reported(tmp_path: Path, text: str) -> None:
     assert "listen: `${` does not begin a variable" in only_line(tmp_path, f'listen: "{text}"', {"A": "x"})
 
 
@@ -988,7 +988,7 @@ PLACES_FOR_A_SECRET = [
     "secret", ["zzzz-secret", "-987654", "987654s", "98765432", "http://zzzz:8000/v1", "zzzz:8000"]
 )
 @pytest.mark.parametrize("text", PLACES_FOR_A_SECRET)
-def test_what_a_variable_holds_is_in_no_message(tmp_path: Path, text: str, secret: str) -> None:
+def test_no_message_shows_a_variables_content(tmp_path: Path, text: str, secret: str) -> None:
     try:
         settings = read(tmp_path, text, {"S": secret})
     except ConfigError as error:
@@ -1033,7 +1033,7 @@ def test_a_key_written_into_the_settings_is_not_shown(tmp_path: Path, text: str)
 # The hash, the command, the reference
 
 
-def test_the_hash_tells_settings_apart_but_not_their_spelling() -> None:
+def test_the_hash_distinguishes_settings_but_not_spellings() -> None:
     def hashed(**endpoint: object) -> str:
         return config_hash(from_mapping({"endpoints": [{"url": "http://a", **endpoint}]}))
 
@@ -1242,15 +1242,13 @@ ONE: dict[str, object] = {"endpoints": [{"url": "http://a", "slots": 2}]}
         ({"batch": {"data": "/tmp", "claim_timeout": "20s"}}, "batch.claim_timeout does nothing"),
     ],
 )
-def test_what_can_do_nothing_beside_the_rest_is_told_and_refuses_nothing(
-    document: dict[str, object], words: str
-) -> None:
+def test_settings_without_effect_are_warnings(document: dict[str, object], words: str) -> None:
     warnings = effect_warnings(from_mapping(ONE | document))
     assert len(warnings) == 1
     assert words in warnings[0]
 
 
-def test_of_what_nobody_wrote_nothing_is_told() -> None:
+def test_defaults_cause_no_warnings() -> None:
     assert effect_warnings(from_mapping({})) == []
     assert effect_warnings(from_mapping(ONE | {"queue": {"enabled": False}})) == []
 

@@ -43,14 +43,14 @@ def lines(document: dict[str, object]) -> list[str]:
         ({"saturationDetector": {}}, "llm-d's name, it seems: here it is `admission`"),
     ],
 )
-def test_another_programs_word_is_told_what_it_is_here(document: dict[str, object], line: str) -> None:
+def test_another_programs_name_is_answered_with_ours(document: dict[str, object], line: str) -> None:
     (told,) = lines(document)
     assert ": unknown setting (" in told
     assert line in told
 
 
 @pytest.mark.parametrize("key", ["prefix_group", "prefix_group_tokens"])
-def test_a_removed_setting_is_refused_with_what_does_its_work_now(key: str) -> None:
+def test_a_removed_setting_is_refused_with_its_replacement(key: str) -> None:
     now = "requests with a common prefix now wait for the endpoint that holds it, at most `routing.affinity_wait`"
     assert lines({"routing": {key: 4}}) == [f"routing.{key}: was removed (delete it: {now})"]
 
@@ -64,5 +64,5 @@ def test_what_is_told_is_there_and_the_word_is_none_of_ours(whose: str, word: st
     assert ours_for(word.replace("_", "-")) == ours_for(word)
 
 
-def test_a_misspelled_setting_is_still_told_as_one() -> None:
+def test_a_misspelled_setting_is_still_reported_as_one() -> None:
     assert lines({"endpoint": []}) == ["endpoint: unknown setting (did you mean `endpoints`?)"]

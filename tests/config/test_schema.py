@@ -25,7 +25,7 @@ def test_the_file_in_the_docs_is_the_schema(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize("document", EVERYTHING, ids=range(len(EVERYTHING)))
-def test_what_is_accepted_is_valid(document: dict[str, Any]) -> None:
+def test_accepted_values_are_valid(document: dict[str, Any]) -> None:
     from_mapping(document)
     VALIDATOR.validate(document)
 
@@ -62,7 +62,7 @@ tenants:
         {"endpoints": [{"url": "http://h:1", "slots": 0}]},
     ],
 )
-def test_what_is_refused_for_itself_is_not_valid(document: dict[str, Any]) -> None:
+def test_refused_values_are_not_valid(document: dict[str, Any]) -> None:
     assert not VALIDATOR.is_valid(document)
 
 

@@ -20,7 +20,7 @@ def holding(*events: Stored | Removed | Cleared) -> EndpointBlocks:
     return blocks
 
 
-def test_a_prompt_finds_what_an_engine_stored_whatever_its_hashes_are() -> None:
+def test_a_prompt_finds_an_engines_blocks_for_any_hashes() -> None:
     keys = prompt_keys(TOKENS, 4)
     assert len(keys) == 3
     assert holding(stored([1, 2, 3], TOKENS[:12])).held(keys) == 3
@@ -51,7 +51,7 @@ def test_blocks_behind_an_unknown_parent_are_left_out_and_counted() -> None:
     assert (len(blocks), blocks.orphans) == (0, 2)
 
 
-def test_what_is_removed_is_gone_and_a_gap_ends_the_match() -> None:
+def test_removed_blocks_are_gone_and_a_gap_ends_the_match() -> None:
     blocks = holding(stored([1, 2, 3], TOKENS[:12]))
     assert blocks.apply(0, [Removed([2, 99])]).removed.keys() == {prompt_keys(TOKENS, 4)[1]}
     assert blocks.held(prompt_keys(TOKENS, 4)) == 1
@@ -63,7 +63,7 @@ def test_a_block_stored_twice_is_there_until_both_copies_are_gone() -> None:
     assert len(blocks) == 0
 
 
-def test_changes_are_net_of_what_came_and_went_in_one_message() -> None:
+def test_changes_of_one_message_are_net() -> None:
     blocks = holding(stored([1], TOKENS[:4]))
     first, second, _ = prompt_keys(TOKENS, 4)
     assert blocks.apply(0, [stored([2], TOKENS[4:8], parent=1), Removed([2])]) == Changes()
@@ -72,7 +72,7 @@ def test_changes_are_net_of_what_came_and_went_in_one_message() -> None:
     assert changes == Changes(cleared=True, stored={first: None, second: None})
 
 
-def test_an_endpoint_holds_what_any_of_its_ranks_holds() -> None:
+def test_an_endpoint_holds_the_blocks_of_all_its_ranks() -> None:
     blocks = EndpointBlocks()
     key = prompt_keys(TOKENS, 4)[0]
     assert blocks.apply(0, [stored([1], TOKENS[:4])]).stored.keys() == {key}
@@ -95,7 +95,7 @@ def test_another_group_neither_adds_nor_takes() -> None:
     assert len(blocks.apply(0, [Removed([1], group=0)]).removed) == 1
 
 
-def test_an_endpoint_that_tells_of_too_many_blocks_is_not_believed_further() -> None:
+def test_an_endpoint_with_too_many_blocks_is_not_trusted_further() -> None:
     blocks = EndpointBlocks(blocks_max=2)
     blocks.apply(0, [stored([1, 2, 3], TOKENS[:12])])
     assert (len(blocks), blocks.overflowed) == (2, 1)
@@ -108,7 +108,7 @@ def test_an_endpoint_that_tells_of_too_many_blocks_is_not_believed_further() -> 
     assert blocks.held(prompt_keys(TOKENS, 4)) == 2
 
 
-def test_told_changes_add_up_to_what_is_held() -> None:
+def test_reported_changes_add_up_to_the_blocks() -> None:
     """Whatever comes in whatever order: who only hears the changes knows the same."""
     random = Random(5)
     blocks = EndpointBlocks()

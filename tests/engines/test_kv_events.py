@@ -64,14 +64,14 @@ def test_hashes_may_be_bytes_and_have_a_parent() -> None:
     assert (event.hashes, event.parent) == ([b"a", b"b"], b"p")
 
 
-def test_adapter_and_salt_are_found_where_each_engine_puts_them() -> None:
+def test_adapter_and_salt_are_found_in_each_engines_fields() -> None:
     vllm = stored({**STORED, "lora_name": "sql", "extra_keys": [["sql", "salty"], ["sql"]]})
     sglang = {name: value for name, value in STORED.items() if name not in ("extra_keys", "group_idx")}
     assert vllm == stored({**sglang, "lora_name": "sql", "cache_salt": "salty"})
     assert (vllm.adapter, vllm.salt, vllm.extras) == ("sql", "salty", ())
 
 
-def test_a_picture_tells_its_block_from_others_of_the_same_tokens() -> None:
+def test_a_picture_distinguishes_blocks_of_equal_tokens() -> None:
     event = stored({**STORED, "extra_keys": [None, [["picture", 3]]]})
     assert event.extras[0] == b""
     assert event.extras[1] != b""
@@ -81,7 +81,7 @@ def test_an_adapter_that_has_only_a_number_is_kept_apart() -> None:
     assert stored({**STORED, "lora_id": 7}).adapter == "#7"
 
 
-def test_what_is_in_a_slower_tier_or_keeps_only_a_window_is_left_out_and_is_no_error() -> None:
+def test_blocks_of_slower_tiers_or_windows_are_left_out_without_error() -> None:
     read = batch({**STORED, "medium": "CPU"}, {**STORED, "kv_cache_spec_kind": "sliding_window"})
     assert read == EventBatch([], 0)
 
@@ -111,7 +111,7 @@ def test_an_event_that_makes_no_sense_is_left_out_and_counted(event: object) -> 
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93", msgspec.msgpack.encode({"ts": 1}), b"\x91" * 5000])
-def test_what_is_no_message_is_none(payload: bytes) -> None:
+def test_a_malformed_message_is_none(payload: bytes) -> None:
     assert decode(payload) is None
 
 

@@ -75,7 +75,7 @@ def test_a_golden_page_gives_the_right_reading(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_page_tells_whose_it_is(name: str) -> None:
+def test_a_page_identifies_its_engine(name: str) -> None:
     engine, _ = golden(name)
     assert engine.name == {"triton.facts": "trtllm"}.get(name, re.split(r"[-.]", name)[0])
 
@@ -174,7 +174,7 @@ def test_no_page_breaks_a_reader(name: str, raw: bytes) -> None:
 # --- more than numbers -----------------------------------------------------------------------------------------
 
 
-def test_a_page_tells_sleep_and_slots() -> None:
+def test_a_page_reports_sleep_and_slots() -> None:
     facts = {name: READERS[golden(name)[0].name].facts(golden(name)[1]) for name in EXPECTED}
     assert facts["vllm-0.32.real"].sleeping is False
     assert facts["vllm-dp2-lora.facts"].sleeping is True
@@ -195,7 +195,7 @@ def test_a_reading_of_the_simulated_engines_page() -> None:
     assert (reading.first_token_s_total, reading.first_tokens_total) == (0.0, 0.0)
 
 
-def test_a_page_tells_of_first_tokens() -> None:
+def test_a_page_reports_first_tokens() -> None:
     first = {
         name: (reading.first_token_s_total, reading.first_tokens_total) for name in EXPECTED if (reading := read(name))
     }

@@ -33,7 +33,7 @@ def says(message: object, **more: object) -> bytes:
         (SGLANG, says("anything", code="model_not_found")),
     ],
 )
-def test_it_says_that_the_model_is_not_there(engine: Engine, body: bytes) -> None:
+def test_it_reports_a_missing_model(engine: Engine, body: bytes) -> None:
     assert engine.lacks("law", body)
     assert engine.lacks("law", bytearray(body))
 

@@ -57,7 +57,7 @@ async def test_how_a_model_stands(world: World) -> None:
     assert engine.model == "sim"
 
 
-async def test_who_waits_for_a_model_without_an_endpoint_wakes_one_and_is_served(world: World) -> None:
+async def test_a_request_for_a_model_without_an_endpoint_wakes_one_and_is_served(world: World) -> None:
     """From zero and back: the scaler sees the wait, brings an engine, and the request is answered."""
     gate = await world.gateway(endpoints=[])
     assert (await row(world))["endpoints_wanted"] == 0

@@ -147,7 +147,7 @@ CHECKS: dict[str, Callable[[list[Row]], None]] = {
 }
 
 
-def test_every_table_says_what_the_code_does() -> None:
+def test_every_table_matches_the_code() -> None:
     found = tables()
     assert {name for name, _ in found} == set(CHECKS)
     for name, rows in found:
@@ -205,7 +205,7 @@ async def test_a_slow_head_is_a_408(world: World) -> None:
     assert await client.rest() == b""
 
 
-async def test_an_idle_client_connection_is_kept_and_told_as_long_as_is_set(world: World) -> None:
+async def test_an_idle_client_connection_is_kept_and_announced_for_the_configured_time(world: World) -> None:
     await world.gateway(timeouts={"client_idle": "1s"})
     client = await world.client(request("GET", "/health"))
     assert (await client.answer()).header("keep-alive") == "timeout=1"
@@ -230,7 +230,7 @@ async def test_a_refusal_comes_instead_of_a_continue(world: World) -> None:
         judged(await (await world.client(head.encode())).answer(), status, code)
 
 
-async def test_bodies_on_their_way_are_bounded_by_what_may_wait(world: World) -> None:
+async def test_bodies_in_transfer_are_bounded_like_the_queue(world: World) -> None:
     await world.gateway(queue={"max_bytes": "1MiB"}, limits={"max_body": "1MiB"})
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 900000\r\n\r\n".encode()
     slow = await world.client(head + b"x" * 600_000)

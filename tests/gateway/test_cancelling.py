@@ -33,7 +33,7 @@ async def test_a_task_is_over_however_it_takes_the_first_cancellations(times: in
     assert task.cancelled()
 
 
-async def test_one_that_never_ends_is_left_and_said(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_endless_one_is_abandoned_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     task = swallower(TIMES_MAX)
     await asyncio.sleep(0)
     await cancel(task, wait_s=0.01)

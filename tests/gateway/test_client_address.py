@@ -88,7 +88,7 @@ async def test_whoever_is_brought_is_not_this_machine(world: World, workers: int
         assert answer.status == 403
 
 
-async def test_a_header_lets_nobody_in(world: World) -> None:
+async def test_a_header_grants_nothing(world: World) -> None:
     """Whom a proxy names is no reason to believe what it says of tenants, or to be this machine."""
     await world.engine()
     trusted = {"trusted_proxies": [CLIENT]}
@@ -100,7 +100,7 @@ async def test_a_header_lets_nobody_in(world: World) -> None:
     assert (await world.ask("GET", "/admin/state", headers={"x-forwarded-for": "127.0.0.1"})).status == 403
 
 
-async def test_wrong_tokens_slow_down_whom_a_proxy_names(world: World) -> None:
+async def test_wrong_tokens_slow_down_the_proxys_client(world: World) -> None:
     await world.engine()
     await world.gateway(client_address=TOLD, admin={"token": "the-token-of-all"})
 

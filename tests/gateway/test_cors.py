@@ -79,7 +79,7 @@ async def test_a_page_that_is_listed_may_ask_and_read(world: World, workers: int
 
 
 @pytest.mark.parametrize("path", ["/admin", "/admin/", "/admin/state", "/metrics", "/health", "/ready", "/autoscale"])
-async def test_no_page_gets_what_is_not_for_callers(world: World, workers: int, path: str) -> None:
+async def test_no_page_gets_operators_paths(world: World, workers: int, path: str) -> None:
     await world.engine()
     await world.gateway(workers=workers, cors=CORS)
     assert cors(await preflight(world, PAGE, path)) == {}
@@ -103,7 +103,7 @@ async def test_other_pages_get_nothing(world: World) -> None:
     assert cors(answer) == {}
 
 
-async def test_without_the_setting_nothing_is_told_to_any_page(world: World) -> None:
+async def test_without_the_setting_pages_get_no_headers(world: World) -> None:
     await world.engine()
     await world.gateway(**KEYED)  # type: ignore[arg-type]
     assert (await preflight(world, PAGE)).status == 405
@@ -125,7 +125,7 @@ async def test_any_page_may_where_each_needs_a_key(world: World, workers: int) -
     assert "allow-credentials" not in cors(served)
 
 
-async def test_what_engines_say_to_pages_stays_here(world: World) -> None:
+async def test_engines_cors_headers_are_dropped(world: World) -> None:
     """vLLM allows every origin unless it is told otherwise: that would hold for the gateway."""
     headers = b"access-control-allow-origin: *\r\naccess-control-allow-credentials: true\r\nx-of-engine: 1\r\n"
     body = b'{"choices":[]}'
@@ -165,7 +165,7 @@ async def test_strange_header_names_are_not_repeated(world: World, asked: str) -
         ({"cors": {"origins": [PAGE + "/path"]}}, "is not an origin"),
     ],
 )
-def test_what_would_let_in_more_than_is_meant_is_refused(document: Mapping[str, Any], problem: str) -> None:
+def test_dangerous_settings_are_refused(document: Mapping[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         from_mapping(dict(document))
 

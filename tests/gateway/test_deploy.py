@@ -112,7 +112,7 @@ def test_every_alert_says_what_to_do_in_the_operations_page() -> None:
         assert rule["annotations"]["summary"]
 
 
-def test_every_cause_is_told_with_what_helps() -> None:
+def test_every_cause_is_reported_with_its_remedy() -> None:
     text = (DOCS / "live-page.md").read_text()
     for cause in Cause:
         assert re.search(rf"^\| `{cause}` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE), cause

@@ -42,8 +42,8 @@ HELD_BY: dict[str, str] = {
     "share.budgets.valkey.*": "budgets::test_what_is_used_at_one_is_used_at_the_other",
     "share.alone_after": SHARED + "test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_request",
     "share.name": "strangers::test_an_edge_that_does_not_fit_is_told_why",
-    "tls.cert": "reload::test_a_renewed_certificate_is_shown_to_who_comes_now",
-    "tls.key": "reload::test_a_renewed_certificate_is_shown_to_who_comes_now",
+    "tls.cert": "reload::test_a_renewed_certificate_is_used_for_new_connections",
+    "tls.key": "reload::test_a_renewed_certificate_is_used_for_new_connections",
     "endpoints[].url": "gateway::test_each_path_is_served_as_the_engine_serves_it",
     "endpoints[].name": "gateway::test_a_pinned_request_goes_to_its_endpoint_or_is_refused_at_once",
     "endpoints[].engine": "identify::test_what_is_set_is_neither_guessed_nor_overruled",
@@ -64,7 +64,7 @@ HELD_BY: dict[str, str] = {
     "discovery[].kubernetes.tls.*": "endpoint_tls::test_what_discovery_finds_is_trusted_alike",
     "endpoints[].api_key": "gateway::test_an_engine_gets_its_own_key_and_never_the_callers",
     "endpoints[].labels": "disaggregation::test_a_prompt_is_computed_at_one_engine_and_answered_by_another",
-    "endpoints[].kv_events": "locality::test_a_request_goes_to_the_engine_that_says_it_holds_its_prompt",
+    "endpoints[].kv_events": "locality::test_a_request_goes_to_the_engine_that_reports_its_prompt",
     "endpoints[].lmcache_instance": "locality::test_the_controllers_word_is_followed",
     "discovery[].dns.*": DNS,
     "discovery[].dns.type": "discovery_dns::test_srv_records_bring_their_own_hosts_and_ports",
@@ -89,8 +89,8 @@ HELD_BY: dict[str, str] = {
     "queue.max_tokens": WAITING,
     "queue.max_wait": "failures::test_a_wait_that_is_too_long_is_a_429",
     "queue.heartbeat_after": "heartbeat::test_a_waiting_stream_is_told_its_place_and_then_gets_the_engines_bytes",
-    "queue.drain_timeout": "shutdown::test_what_still_waits_when_its_time_is_over_gets_a_503",
-    "queue.stop_timeout": "shutdown::test_what_still_runs_when_its_time_is_over_is_aborted",
+    "queue.drain_timeout": "shutdown::test_requests_queued_at_the_timeout_get_a_503",
+    "queue.stop_timeout": "shutdown::test_requests_running_at_the_timeout_are_aborted",
     "bands[].name": "tenancy::test_anyone_may_lower_its_band_and_only_a_key_lets_it_rise",
     "bands[].max_engine_waiting": "limits::test_a_band_with_no_patience_for_the_engines_queue_waits_for_it_to_be_empty",
     "bands[].best_effort": IN_A_BAND,
@@ -123,7 +123,7 @@ HELD_BY: dict[str, str] = {
     "routing.prefix_chunk": "routing::test_a_shorter_beginning_is_found_again_where_the_settings_say_so",
     "routing.price_weight": "endpoint_limits::test_a_finite_weight_is_seconds_of_a_later_first_token",
     "routing.imbalance_threshold": "routing::test_from_the_threshold_on_the_least_loaded_one_gets_it",
-    "routing.locality": "locality::test_a_request_goes_to_the_engine_that_says_it_holds_its_prompt",
+    "routing.locality": "locality::test_a_request_goes_to_the_engine_that_reports_its_prompt",
     "routing.divide_from": "disaggregation::test_short_prompts_may_stay_whole",
     "routing.session.header": "routing::test_the_requests_of_a_session_go_to_one_engine",
     "routing.session.cookie": "routing::test_the_requests_of_a_session_go_to_one_engine",
@@ -144,7 +144,7 @@ HELD_BY: dict[str, str] = {
     "timeouts.client_header": "behaviour::test_a_slow_head_is_a_408",
     "timeouts.client_body": "bad_input::test_a_length_that_is_too_long_or_a_chunked_body_that_stops_is_a_408",
     "timeouts.client_write": "failures::test_a_client_that_stops_reading_stops_the_engines_stream_and_then_loses_its_connection",
-    "timeouts.client_idle": "behaviour::test_an_idle_client_connection_is_kept_and_told_as_long_as_is_set",
+    "timeouts.client_idle": "behaviour::test_an_idle_client_connection_is_kept_and_announced_for_the_configured_time",
     "limits.max_body": "bad_input::test_a_chunked_body_is_refused_at_the_byte_that_is_too_many",
     "limits.max_header": HERE + "test_heads_and_connections_are_bounded",
     "limits.max_connections": HERE + "test_heads_and_connections_are_bounded",
@@ -166,7 +166,7 @@ HELD_BY: dict[str, str] = {
     "tenants[].limits.requests_per_minute": "tenancy::test_requests_per_minute_are_counted_and_refusals_are_not",
     "tenants[].limits.tokens_per_minute": "tenancy::test_tokens_per_minute_are_reserved_and_settled_by_what_was_used",
     "tenants[].limits.tokens_per_day": "rights::test_a_days_tokens_are_reserved_settled_and_told",
-    "identity.made_keys": "made_keys::test_where_none_are_made_those_of_the_settings_are_listed",
+    "identity.made_keys": "made_keys::test_without_issued_keys_those_of_the_settings_are_listed",
     "identity.require_key": "tenancy::test_without_a_known_key_nothing_is_served_where_one_is_required",
     "identity.tenant_header": HERE + "test_headers_that_name_callers_have_the_names_that_are_set",
     "identity.user_header": HERE + "test_headers_that_name_callers_have_the_names_that_are_set",
@@ -180,10 +180,10 @@ HELD_BY: dict[str, str] = {
     "client_address.proxies": "client_address::test_a_proxy_names_the_client_of_a_request",
     "client_address.header": "client_address::test_a_proxy_names_the_client_of_a_request",
     "cors.origins": "cors::test_a_page_that_is_listed_may_ask_and_read",
-    "identity.jwt.issuer": "tokens::test_what_is_not_good_is_refused_and_says_why",
-    "identity.jwt.audience": "tokens::test_what_is_not_good_is_refused_and_says_why",
-    "identity.jwt.jwks_url": "tokens::test_keys_may_be_elsewhere_and_signed_by_what_the_settings_name_only",
-    "identity.jwt.algorithms": "tokens::test_keys_may_be_elsewhere_and_signed_by_what_the_settings_name_only",
+    "identity.jwt.issuer": "tokens::test_bad_tokens_are_refused_with_the_reason",
+    "identity.jwt.audience": "tokens::test_bad_tokens_are_refused_with_the_reason",
+    "identity.jwt.jwks_url": "tokens::test_keys_may_be_elsewhere_and_only_configured_algorithms_count",
+    "identity.jwt.algorithms": "tokens::test_keys_may_be_elsewhere_and_only_configured_algorithms_count",
     "identity.jwt.tenant_claim": "tokens::test_claims_name_the_tenant_and_the_user",
     "identity.jwt.user_claim": "tokens::test_claims_name_the_tenant_and_the_user",
     "identity.jwt.band_claim": "tokens::test_a_band_is_given_up_to_the_tenants_highest_and_what_was_lowered_is_told",
@@ -251,7 +251,7 @@ def test_every_setting_is_held_by_a_test() -> None:
     assert [setting for setting in all_settings() if holder(setting) is None] == []
 
 
-def test_every_test_that_holds_a_setting_is_there_and_every_setting_that_is_held() -> None:
+def test_every_setting_is_held_by_an_existing_test() -> None:
     for setting, test in HELD_BY.items():
         module, name = test.split("::")
         assert name in names_in(module), f"{test}, which is to hold {setting}, is not there"

@@ -109,7 +109,7 @@ async def test_commands_find_the_token_by_the_port_of_admin(world: World, worker
     assert own_token.find(f"http://127.0.0.1:{world.port}", env) is None
 
 
-async def test_who_may_is_judged_by_the_address_of_admin(world: World) -> None:
+async def test_access_is_judged_by_the_address_of_admin(world: World) -> None:
     """Behind an address that others reach a token is asked for; on loopback this machine may look."""
     await world.engine()
     await apart(world, listen="0.0.0.0:0")
@@ -125,7 +125,7 @@ async def test_an_address_for_everybody_asks_for_a_token(world: World) -> None:
     assert (await at_admin(world, "/metrics")).status == 200
 
 
-async def test_balancers_bring_nobody_to_it(world: World) -> None:
+async def test_balancers_do_not_reach_it(world: World) -> None:
     """They reach what callers reach; a scraper on the same machine says whose its connection is to nobody."""
     await world.engine()
     await apart(world, client_address={"proxy_protocol": ["127.0.0.0/8"]})

@@ -82,7 +82,7 @@ async def test_the_series_that_their_dashboards_and_scalers_read(world: World) -
         assert 0 <= await world.metric(f"router_{name}_usage_percent") <= 100
 
 
-async def test_who_waits_for_an_engine_that_is_not_there_is_counted(world: World) -> None:
+async def test_requests_waiting_for_a_missing_engine_are_counted(world: World) -> None:
     """KEDA wakes a model that was scaled to zero by this series."""
     await world.gateway(endpoints=[], **STACK)
     waiting = await world.client_for(chat(model="asleep"))
@@ -192,7 +192,7 @@ async def test_an_engine_is_put_to_sleep_and_woken(world: World) -> None:
     await world.until(lambda: world.picture().endpoints[0].state == "up")
 
 
-async def test_only_who_may_puts_engines_to_sleep(world: World) -> None:
+async def test_only_authorised_requests_put_engines_to_sleep(world: World) -> None:
     engine = await world.engine()
     gate = await world.gateway()
     name = engine.url.removeprefix("http://")
@@ -208,7 +208,7 @@ async def test_only_who_may_puts_engines_to_sleep(world: World) -> None:
     assert "--enable-sleep-mode" in answer.error()["message"]
 
 
-async def test_where_keys_are_required_engines_are_not_listed_without(world: World) -> None:
+async def test_required_keys_also_protect_the_list_of_engines(world: World) -> None:
     await world.engine()
     tenants: list[dict[str, Any]] = [{"name": "a", "keys": ["sha256:" + "0" * 64]}]
     await world.gateway(tenants=tenants, identity={"require_key": True})

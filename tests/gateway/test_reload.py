@@ -129,7 +129,7 @@ async def test_bad_settings_change_nothing_and_say_why(world: World, caplog: pyt
     assert await world.metric("penstock_config_info", hash=shown) == 0.0
 
 
-async def test_what_needs_a_restart_is_refused_by_name_and_nothing_else_happens_either(world: World) -> None:
+async def test_a_reload_that_needs_a_restart_is_refused_as_a_whole(world: World) -> None:
     await world.engine()
     await world.gateway()
     answer = await reload(
@@ -168,7 +168,7 @@ async def test_a_hangup_signal_reloads_and_the_gateway_serves_on(world: World) -
 # --- what survives ------------------------------------------------------------------------------------------------
 
 
-async def test_who_waits_keeps_its_place_while_bands_change_their_order_and_number(world: World) -> None:
+async def test_queued_requests_keep_their_place_while_bands_change(world: World) -> None:
     await world.engine()
     await world.gateway(slots=1, bands=BANDS, default_band="low", identity={"max_band": "high"})
     first = await world.streaming(tokens=200)
@@ -191,7 +191,7 @@ async def test_who_waits_keeps_its_place_while_bands_change_their_order_and_numb
     assert order[0] == ids[1], "the band of the second is above the others' now"
 
 
-async def test_what_is_gone_was_something_before_and_is_removed_after(world: World) -> None:
+async def test_a_removed_setting_is_listed_as_removed(world: World) -> None:
     await world.engine()
     await world.gateway(bands=[{"name": "high"}, {"name": "low"}], default_band="high", retry={"budget": 0.2})
     world.document |= {"bands": [{"name": "high"}, {"name": "new"}], "retry": {"budget": 0.5}}
@@ -293,7 +293,7 @@ async def test_a_file_of_endpoints_is_watched_from_now_on_or_no_more(world: Worl
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
-async def test_a_renewed_certificate_is_shown_to_who_comes_now(world: World, tmp_path: Path) -> None:
+async def test_a_renewed_certificate_is_used_for_new_connections(world: World, tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     make_certificate(cert, key)
     await world.engine()
@@ -331,9 +331,7 @@ async def shown_certificate(world: World) -> str:
     return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", world.port))
 
 
-async def test_the_command_says_what_changed_and_what_is_wrong(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_the_command_prints_changes_and_errors(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     await world.engine()
     await world.gateway()
     world.document |= {"queue": {"max_wait": "30s"}}
@@ -542,7 +540,7 @@ def written(document: Any, prefix: str = "") -> Iterator[str]:
 
 
 @pytest.mark.interpreted  # it looks at what compiled objects don't show
-async def test_a_reloaded_gateway_is_what_one_started_with_the_same_settings_would_be(world: World) -> None:
+async def test_a_reloaded_gateway_equals_one_started_with_the_same_settings(world: World) -> None:
     """For everything that any part keeps of its settings. A part that was not told differs here."""
     entry = {"url": "http://127.0.0.1:9", "name": "e"}
     gate = await world.gateway(endpoints=[entry])
@@ -599,7 +597,7 @@ def plain(name: str, part: object, *but: str) -> dict[str, object]:
     return {f"{name}.{key}": value for key, value in vars(part).items() if key not in but}
 
 
-def test_changes_are_told_by_names_and_never_with_secrets() -> None:
+def test_changes_are_reported_by_name_and_without_secrets() -> None:
     def settings(**more: Any) -> Settings:
         return from_mapping(more)
 

@@ -117,7 +117,7 @@ async def rest(client: Client) -> bytes:
     return client.seen
 
 
-async def test_what_runs_and_what_waits_is_served_and_what_comes_is_turned_away(world: World) -> None:
+async def test_running_and_queued_requests_are_served_and_new_ones_refused(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "2") as process:
         running, waiting = await loaded(world, running_tokens=500)
@@ -154,7 +154,7 @@ async def test_what_runs_and_what_waits_is_served_and_what_comes_is_turned_away(
         await world.client()
 
 
-async def test_what_still_waits_when_its_time_is_over_gets_a_503(world: World) -> None:
+async def test_requests_queued_at_the_timeout_get_a_503(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "2", drain_timeout="200ms") as process:
         running, waiting = await loaded(world, running_tokens=500)
@@ -171,7 +171,7 @@ async def test_what_still_waits_when_its_time_is_over_gets_a_503(world: World) -
     assert [entry.outcome for entry in engine.log.entries] == ["finished"] * 2
 
 
-async def test_what_still_runs_when_its_time_is_over_is_aborted(world: World) -> None:
+async def test_requests_running_at_the_timeout_are_aborted(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     async with serving(world, "--slots", "3", drain_timeout="0s", stop_timeout="200ms") as process:
         stream = await world.streaming(tokens=5000)
@@ -253,7 +253,7 @@ async def test_wrong_settings_are_all_named_and_exit_code_2(tmp_path: Any) -> No
         (("serve", "--endpoint", "http://a:1", "--listen", "nowhere"), "listen"),
     ],
 )
-async def test_what_can_not_be_served_is_said_and_exit_code_2(arguments: tuple[str, ...], words: str) -> None:
+async def test_unservable_flags_are_reported_with_exit_code_2(arguments: tuple[str, ...], words: str) -> None:
     process = await penstock(*arguments)
     assert await process.left() == 2
     assert words in process.log.decode()

@@ -223,7 +223,7 @@ def test_what_is_peeked_at() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_whatever_the_bytes_are_they_are_read_or_refused(raw: bytes) -> None:
+def test_any_bytes_are_read_or_refused(raw: bytes) -> None:
     try:
         is_object = isinstance(json.loads(raw), dict)
     except ValueError:
@@ -243,7 +243,7 @@ FORMS = [b"multipart/form-data; boundary=b", b'multipart/form-data;boundary="b b
 
 
 @given(st.binary(max_size=80), st.sampled_from(FORMS))
-def test_whatever_a_form_is_it_is_read_or_refused(raw: bytes, kind: bytes) -> None:
+def test_any_form_is_read_or_refused(raw: bytes, kind: bytes) -> None:
     field = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\n%b\r\n--b--' % raw
     for body in (raw, b"--b\r\n" + raw, field):
         try:
@@ -281,7 +281,7 @@ def test_every_reason_has_its_answer_in_every_shape(api: Api, reason: Reason) ->
 
 
 @given(st.floats(min_value=-1e9, max_value=1e9))
-def test_a_retry_after_is_what_every_client_library_obeys(seconds: float) -> None:
+def test_every_client_library_obeys_the_retry_after(seconds: float) -> None:
     name, value = errors.retry_after(seconds)
     assert name == b"retry-after"
     assert 1 <= int(value) <= 86_400
@@ -345,7 +345,7 @@ QUOTED = b'data: {"choices":[{"delta":{"content":"\\ndata: {\\"error\\": \\"fini
         ("/v1/responses", b"event: response.failed\ndata: {}\n\n", False),
     ],
 )
-def test_done_is_no_proof_of_success(path: str, tail: bytes, well: bool) -> None:
+def test_done_does_not_prove_success(path: str, tail: bytes, well: bool) -> None:
     assert ended_well(path, tail) is well
 
 
@@ -391,5 +391,5 @@ def test_a_last_event_without_an_end_is_cut_off(tail: bytes, is_cut: bool) -> No
         (TOKEN + DONE, False),
     ],
 )
-def test_only_an_event_of_its_own_tells_an_error(tail: bytes, tells: bool) -> None:
+def test_only_a_separate_event_is_an_error(tail: bytes, tells: bool) -> None:
     assert tells_error(tail) is tells

@@ -67,7 +67,7 @@ def many_sockets(port: int, count: int) -> Iterator[list[socket.socket]]:
             one.close()
 
 
-async def test_without_a_file_to_open_newcomers_wait_and_an_operator_is_told() -> None:
+async def test_without_file_descriptors_newcomers_wait_and_a_warning_is_logged() -> None:
     def few_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
@@ -106,7 +106,7 @@ async def test_without_a_file_to_open_newcomers_wait_and_an_operator_is_told() -
 # --- bodies ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_body_that_nobody_will_read_is_not_read(world: World) -> None:
+async def test_an_unwanted_body_is_not_read(world: World) -> None:
     await world.engine()
     await world.gateway(identity={"require_key": True}, tenants=[{"name": "a", "keys": ["sha256:" + "0" * 64]}])
     head = b"GET /health HTTP/1.1\r\nhost: g\r\ncontent-length: 67108864\r\n\r\n"
@@ -119,7 +119,7 @@ async def test_a_body_that_nobody_will_read_is_not_read(world: World) -> None:
     assert (await world.ask("GET", "/health", b"{}")).status == 200
 
 
-async def test_who_drips_a_body_makes_room_for_who_sends_one(world: World) -> None:
+async def test_a_dripping_upload_makes_room_for_a_steady_one(world: World) -> None:
     await world.engine()
     await world.gateway(queue={"max_bytes": 100_000}, limits={"max_body": 100_000})
     head = f"POST {CHAT} HTTP/1.1\r\nhost: g\r\ncontent-length: 90000\r\n\r\n".encode()
@@ -159,7 +159,7 @@ async def test_only_http_is_spoken(world: World) -> None:
     assert (await client.head()).status == 400
 
 
-def test_an_event_is_cut_off_where_its_line_has_no_end() -> None:
+def test_an_endless_event_is_cut_off() -> None:
     assert cut_off(b'data: {"a": 1}\n\ndata: {"choices": [{"ind')
     assert cut_off(b"data: wor")
     for whole in (

@@ -70,7 +70,7 @@ async def test_an_upload_that_the_server_refuses_is_let_go(
     assert (await Batches(world).upload(jsonl(line("a")))).status == 200
 
 
-async def test_one_tenants_slow_transfers_hold_up_nobody_else(world: World, tmp_path: Path) -> None:
+async def test_one_tenants_slow_transfers_delay_no_other(world: World, tmp_path: Path) -> None:
     await world.engine()
     await gateway(world, tmp_path)
     greedy, other = Batches(world, "greedy"), Batches(world, "other")
@@ -100,7 +100,7 @@ def unread(world: World, data: bytes) -> socket.socket:
     return client
 
 
-async def test_downloads_that_nobody_reads_leave_the_calls_free(
+async def test_unread_downloads_leave_the_calls_free(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "CALLS_MAX", 8)
@@ -177,9 +177,7 @@ async def test_a_batch_leaves_places_to_the_other_requests_of_its_tenant(world: 
     await api.ended(batch)
 
 
-async def test_without_a_queue_a_batch_takes_no_more_than_the_slots_that_nobody_uses(
-    world: World, tmp_path: Path
-) -> None:
+async def test_without_a_queue_a_batch_takes_only_unused_slots(world: World, tmp_path: Path) -> None:
     engine = await world.engine(step_s=0.005, max_num_seqs=64)
     await gateway(world, tmp_path, slots=6, queue={"enabled": False})
     api = Batches(world)

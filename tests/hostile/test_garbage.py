@@ -135,7 +135,7 @@ async def looks(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", [answers, hang_ups, faults, nonsense, uploads, looks])
-async def test_nothing_of_what_is_over_waits_for_the_collector(
+async def test_finished_objects_do_not_wait_for_the_collector(
     world: World, tmp_path: Path, kind: Callable[[World], Awaitable[None]]
 ) -> None:
     raw = await world.beside(RawEngine(engine))

@@ -124,7 +124,7 @@ async def test_a_newcomer_has_its_first_byte_after_three_turns(world: World, eng
     assert min([await turns_of(world, engine, 1) for _ in range(5)]) == ACCEPTED + SENT + ANSWERED
 
 
-async def test_newcomers_who_come_together_cost_each_other_no_turn(world: World, engine: ByHand) -> None:
+async def test_simultaneous_newcomers_cost_each_other_no_turn(world: World, engine: ByHand) -> None:
     await turns_of(world, engine, 32)
     assert min([await turns_of(world, engine, 32) for _ in range(5)]) == ACCEPTED + SENT + ANSWERED
 

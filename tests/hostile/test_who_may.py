@@ -100,13 +100,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize("proxy", PROXIES)
-def test_who_comes_through_a_proxy_on_this_machine_sees_and_changes_nothing(served: Served, proxy: str) -> None:
+def test_clients_of_a_local_proxy_see_and_change_nothing(served: Served, proxy: str) -> None:
     headers = PROXIES[proxy]
     assert served.ask("GET", "/admin/state", headers=headers)[0] == 403
     assert served.ask("POST", "/admin/endpoints", ENDPOINT, headers)[0] == 403
 
 
-def test_what_a_proxy_sends_that_adds_nothing_changes_nothing(served: Served) -> None:
+def test_a_proxy_that_adds_no_address_changes_nothing(served: Served) -> None:
     """nginx as it comes: `Host` of the upstream and no header of its own. It answered 201, and prompts went there."""
     status, headers = served.ask("POST", "/admin/endpoints", ENDPOINT, {"connection": "close"})
     assert (status, headers["x-penstock-reason"]) == (401, "unauthorized")
@@ -242,9 +242,7 @@ async def test_a_signal_in_the_first_second_is_heard_when_it_listens(tmp_path: P
 @pytest.mark.parametrize(
     ("setting", "level", "told"), [("", "INFO", "20000, by default"), ("20000", "WARNING", "20000")]
 )
-def test_too_few_open_files_for_the_connections_that_are_let_in_are_told_at_the_start(
-    tmp_path: Path, setting: str, level: str, told: str
-) -> None:
+def test_too_few_open_files_are_a_warning_at_start(tmp_path: Path, setting: str, level: str, told: str) -> None:
     limit = f"ulimit -Sn 256; ulimit -Hn 512; exec {sys.executable} -m penstock serve"
     command = ["bash", "-c", f"{limit} --endpoint http://127.0.0.1:9 --listen 127.0.0.1:0"]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}

@@ -394,7 +394,7 @@ def reset(client: Client) -> None:
 
 
 @on_both_loops
-async def test_no_disconnect_is_told_after_the_end(world: World) -> None:
+async def test_no_disconnect_is_reported_after_the_end(world: World) -> None:
     await world.serve()
     client = await world.client(request())
     await client.response()
@@ -458,7 +458,7 @@ async def test_a_draining_server_closes_the_idle_and_finishes_the_busy(world: Wo
 
 
 @on_both_loops
-async def test_what_does_not_finish_in_time_is_aborted(world: World) -> None:
+async def test_unfinished_requests_are_aborted_in_the_end(world: World) -> None:
     server = await world.serve()
     world.handler.on_complete = start_stream
     client = await world.client(request())
@@ -470,7 +470,7 @@ async def test_what_does_not_finish_in_time_is_aborted(world: World) -> None:
 
 
 @on_both_loops
-async def test_one_connection_too_many_is_told_so(world: World) -> None:
+async def test_one_connection_too_many_is_refused(world: World) -> None:
     server = await world.serve(connections_max=2)
     first, second = await world.client(), await world.client()
     await world.until(lambda: server.connections == 2)

@@ -131,7 +131,7 @@ async def test_odd_but_valid_requests_are_served(world: World) -> None:
 
 
 @on_both_loops
-async def test_websockets_are_told_that_they_are_not_spoken(world: World) -> None:
+async def test_websockets_are_refused(world: World) -> None:
     await world.serve()
     upgrade = b"Connection: Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n"
     answered = await world.ask(request(method="GET", extra=upgrade) + b"\x81\x85frames")
@@ -236,7 +236,7 @@ async def test_a_refusal_in_begin_of_a_request_without_a_body_keeps_the_connecti
 
 
 @on_both_loops
-async def test_chunk_framing_is_bounded_by_what_it_carries(world: World) -> None:
+async def test_chunk_framing_is_bounded_by_its_payload(world: World) -> None:
     await world.serve()
     client = await world.client(chunked(*[b"x"] * 100_000))  # small chunks are slow, not hostile
     assert (await client.response())[2] == b"POST /v1/x  " + b"x" * 100_000

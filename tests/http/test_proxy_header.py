@@ -122,7 +122,7 @@ def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
 
 
 @on_both_loops
-async def test_the_client_is_whom_the_header_names_for_as_long_as_the_connection_lasts(world: World) -> None:
+async def test_the_header_names_the_client_for_the_whole_connection(world: World) -> None:
     server = await world.serve()
     server.brings = lambda address: address == "127.0.0.1"
     for data, told in NAMES.values():
@@ -171,7 +171,7 @@ def told() -> Iterator[list[str]]:
 
 
 @on_both_loops
-async def test_anything_else_closes_the_connection_and_the_log_says_so_once(world: World) -> None:
+async def test_other_bytes_close_the_connection_and_are_logged_once(world: World) -> None:
     server = await world.serve()
     server.brings = lambda address: True
     with told() as said:
@@ -194,7 +194,7 @@ async def test_a_header_that_does_not_come_in_time_ends_the_connection(world: Wo
 
 
 @on_both_loops
-async def test_nobody_else_can_say_whose_a_connection_is(world: World) -> None:
+async def test_only_balancers_can_name_a_client(world: World) -> None:
     """Neither a peer that brings nobody's connections, nor a client behind one that does."""
     server = await world.serve()
     for brings, data in ((False, V1), (False, V2), (True, V2 + V1), (True, V1 + V2), (True, UNKNOWN + V1)):
@@ -206,7 +206,7 @@ async def test_nobody_else_can_say_whose_a_connection_is(world: World) -> None:
 
 
 @on_both_loops
-async def test_connections_are_counted_by_the_address_that_is_told(world: World) -> None:
+async def test_connections_are_counted_by_the_reported_address(world: World) -> None:
     server = await world.serve(connections_per_address_max=1)
     server.brings = lambda address: True
     first = await world.client(V1 + request())
@@ -263,7 +263,7 @@ def test_tls_begins_behind_the_header(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_what_is_refused_is_refused_as_soon_as_it_shows() -> None:
+def test_refusals_come_as_early_as_possible() -> None:
     for data in BAD.values():
         with pytest.raises(ProxyHeaderError):
             read_all(data)

@@ -87,7 +87,7 @@ async def test_nothing_can_be_smuggled_into_a_request_head(target: str, headers:
     "url",
     ["ftp://a", "http://", "a:80", "http://u:p@a", "http://a?q", "http://a#f", "http://a:99999", "http://a/b c"],
 )
-async def test_a_url_that_is_no_endpoint_is_refused(url: str) -> None:
+async def test_a_url_that_is_not_an_endpoint_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         Upstream(url)
 
@@ -139,9 +139,7 @@ async def test_headers_reach_the_sink_as_they_came() -> None:
     ],
 )
 @on_both_loops
-async def test_each_shape_of_answer_arrives_and_tells_whether_to_reuse(
-    answer: bytes, body: bytes, is_reused: bool
-) -> None:
+async def test_each_shape_of_answer_arrives_and_decides_reuse(answer: bytes, body: bytes, is_reused: bool) -> None:
     async with connected(answering(answer)) as (_, upstream):
         for _ in range(3):
             recorder = await ask(upstream)
@@ -159,7 +157,7 @@ async def test_a_body_without_a_length_ends_with_its_connection() -> None:
 
 
 @on_both_loops
-async def test_the_answer_to_head_has_no_body_whatever_its_length_says() -> None:
+async def test_the_answer_to_head_has_no_body_for_any_length() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
     async with connected(answering(head)) as (_, upstream):
         for _ in range(2):

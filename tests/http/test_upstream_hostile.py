@@ -47,7 +47,7 @@ Kind = UpstreamErrorKind
 @pytest.mark.parametrize("how", ["fin", "rst"])
 @pytest.mark.parametrize("answer", [LENGTH, CHUNKED], ids=["length", "chunked"])
 @on_both_loops
-async def test_a_loss_at_every_byte_of_an_answer_is_told_apart(answer: bytes, how: str) -> None:
+async def test_a_loss_at_every_byte_of_an_answer_is_classified(answer: bytes, how: str) -> None:
     cut = 0
 
     async def script(peer: Peer) -> None:
@@ -394,7 +394,7 @@ async def test_an_answer_that_drips_byte_by_byte_is_whole() -> None:
     ],
 )
 @on_both_loops
-async def test_what_is_not_http_is_a_protocol_error_and_closes(answer: bytes) -> None:
+async def test_bad_http_is_a_protocol_error_and_closes(answer: bytes) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         await peer.send(answer)
@@ -458,7 +458,7 @@ LIMITS = UpstreamLimits(header_bytes_max=8192, header_count_max=50)
     ids=["lines", "line", "blank", "interim", "trailers", "extension"],
 )
 @on_both_loops
-async def test_what_never_gets_to_its_payload_is_cut_off_at_the_limit(start: bytes, unit: bytes) -> None:
+async def test_endless_framing_is_cut_off_at_the_limit(start: bytes, unit: bytes) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         await peer.send(start)
@@ -578,7 +578,7 @@ FRAGMENTS = st.sampled_from(
     method=st.sampled_from(["GET", "HEAD"]),
     is_paused=st.booleans(),
 )
-def test_whatever_bytes_come_in_whatever_pieces_a_call_ends_once(
+def test_a_call_ends_once_for_any_bytes_in_any_split(
     parts: list[bytes], seed: int, method: str, is_paused: bool
 ) -> None:
     """`Recorder` asserts the order of callbacks; the engine closes in the end, so that every call has an end."""

@@ -121,7 +121,7 @@ def test_a_running_request_is_not_preempted_for_a_slot() -> None:
     assert engine.gauges().preemptions_total == 0
 
 
-def test_slots_bound_what_runs() -> None:
+def test_slots_bound_running_requests() -> None:
     engine = EngineModel(replace(STEP, max_num_seqs=3))
     for number in range(10):
         engine.submit(ask(str(number)), 0.0)
@@ -188,7 +188,7 @@ def test_requests_of_one_step_share_blocks_and_the_first_to_leave_takes_none_awa
     assert engine.pool.cached == 10
 
 
-def test_the_oldest_cached_blocks_are_given_up_first_and_told() -> None:
+def test_the_oldest_cached_blocks_are_evicted_first_and_reported() -> None:
     engine = EngineModel(replace(STEP, kv_blocks=8, kv_events=True))
     for name in "pqr":
         engine.submit(ask(name, 48, 1, prefix=name), 0.0)
@@ -263,7 +263,7 @@ def test_a_request_can_be_aborted_in_every_phase() -> None:
     assert engine.in_engine == 0
 
 
-def test_what_could_never_fit_is_refused_at_once() -> None:
+def test_an_impossible_request_is_refused_at_once() -> None:
     engine = EngineModel(replace(STEP, kv_blocks=10))
     with pytest.raises(PromptTooLongError, match="maximum context length is 160 tokens"):
         engine.submit(ask("a", 160), 0.0)
@@ -283,7 +283,7 @@ def test_the_engine_takes_no_more_than_its_bound() -> None:
         engine.submit(ask("c"), 0.0)
 
 
-def test_a_finished_request_tells_its_usage_and_when_it_started() -> None:
+def test_a_finished_request_has_its_usage_and_start() -> None:
     engine = EngineModel(replace(STEP, max_num_seqs=1))
     engine.submit(ask("a", 20, 2), 0.0)
     engine.submit(EngineRequest("b", 30, 1, finish_reason="stop"), 0.0)

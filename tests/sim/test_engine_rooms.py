@@ -20,7 +20,7 @@ async def rooms() -> AsyncIterator[Rooms]:
 
 
 @pytest.mark.parametrize("first", ["computed", "asked"])
-async def test_what_is_computed_in_a_room_is_told_to_who_asks_before_or_after(rooms: Rooms, first: str) -> None:
+async def test_a_rooms_result_reaches_early_and_late_engines(rooms: Rooms, first: str) -> None:
     if first == "computed":
         rooms.computed(7, (1, 2), 33)
     asking = asyncio.ensure_future(fetch("127.0.0.1", rooms.port, 7))
@@ -32,7 +32,7 @@ async def test_what_is_computed_in_a_room_is_told_to_who_asks_before_or_after(ro
     assert not rooms._rooms
 
 
-async def test_who_waits_for_what_will_not_come_is_told_so(rooms: Rooms) -> None:
+async def test_a_hopeless_wait_is_reported(rooms: Rooms) -> None:
     asking = asyncio.ensure_future(fetch("127.0.0.1", rooms.port, 7))
     while 7 not in rooms._rooms:
         await asyncio.sleep(0)

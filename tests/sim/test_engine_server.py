@@ -272,7 +272,7 @@ async def test_requests_are_taken_chunked_pipelined_and_byte_by_byte() -> None:
         assert (await at.log())["requests"][0]["id"] == "r-1"
 
 
-async def test_what_is_no_http_or_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bad_or_too_large_http_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_http, "BODY_BYTES_MAX", 100)
     async with bench() as at:
         for sent, status in (
@@ -305,7 +305,7 @@ async def test_metrics_stand_still_between_steps_while_load_moves_at_once() -> N
             assert 'num_gpu_blocks="8192"' in before
 
 
-async def test_metrics_count_what_was_done() -> None:
+async def test_metrics_count_the_work() -> None:
     async with bench() as at:
         for _ in range(2):
             await at.http.post(CHAT, json=chat("hello " * 60, max_tokens=4))
@@ -317,7 +317,7 @@ async def test_metrics_count_what_was_done() -> None:
         assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name="sim"} 2.0' in success
 
 
-async def test_the_log_tells_what_was_seen() -> None:
+async def test_the_log_shows_requests() -> None:
     async with bench(EngineConfig(step_s=0.002, max_num_seqs=2)) as at:
         await asyncio.gather(*(at.http.post(CHAT, json=chat(max_tokens=5), headers={"X-Who": "me"}) for _ in range(6)))
         log = await at.log()
@@ -496,7 +496,7 @@ async def test_dying_resets_all_and_closes_the_door() -> None:
         assert at.server.log.entries[0].outcome == "died"
 
 
-async def test_a_slow_engine_takes_longer_steps_until_told_otherwise() -> None:
+async def test_a_slow_engine_takes_longer_steps_until_the_fault_ends() -> None:
     async with bench() as at:
         await at.fault(kind="slow", factor=10_000)
         async with at.raw(raw_post(chat(stream=True))):
@@ -639,7 +639,7 @@ async def listening(child: asyncio.subprocess.Process) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_the_process_says_where_it_listens_and_leaves_quietly(number: signal.Signals) -> None:
+async def test_the_process_prints_its_address_and_exits_quietly(number: signal.Signals) -> None:
     async with process("--port", "0", "--step-ms", "2") as child:
         url = await listening(child)
         async with httpx2.AsyncClient(base_url=url) as http:
@@ -649,14 +649,14 @@ async def test_the_process_says_where_it_listens_and_leaves_quietly(number: sign
         assert (child.returncode, complaints) == (0, b"")
 
 
-async def test_the_process_dies_when_told_to() -> None:
+async def test_the_process_dies_by_the_fault() -> None:
     async with process("--port", "0") as child:
         async with httpx2.AsyncClient(base_url=await listening(child)) as http:
             assert (await http.post("/sim/fault", json={"kind": "die"})).status_code == 200
         assert await child.wait() == 1
 
 
-async def test_what_cannot_be_started_says_why_in_one_line() -> None:
+async def test_a_failed_start_is_one_line() -> None:
     async with bench() as at:
         port = str(httpx2.URL(at.server.url).port)
         for flags, complaint in (

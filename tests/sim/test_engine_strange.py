@@ -61,7 +61,7 @@ async def test_messages_without_a_reason_have_no_stop_reason() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_usage_that_is_not_told_is_told_nowhere(path: str, *, stream: bool) -> None:
+async def test_missing_usage_is_shown_nowhere(path: str, *, stream: bool) -> None:
     body = body_for(path, stream=stream)
     if stream and path in (CHAT, COMPLETIONS):
         body |= USAGE
@@ -84,7 +84,7 @@ async def test_a_stream_that_was_asked_for_may_come_whole() -> None:
         assert again.headers["content-type"].startswith("text/event-stream")
 
 
-async def test_what_answers_lack_adds_up_and_ends_together() -> None:
+async def test_answer_faults_add_up_and_end_together() -> None:
     async with bench() as at:
         for kind in ("no_done", "no_finish_reason", "no_usage"):
             await at.fault(kind=kind)
@@ -99,7 +99,7 @@ async def test_what_answers_lack_adds_up_and_ends_together() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 300_000])
-async def test_a_picture_is_a_thousand_tokens_whatever_its_size(size: int) -> None:
+async def test_a_picture_of_any_size_is_a_thousand_tokens(size: int) -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * size}}
     body = {"model": "sim", "messages": [{"role": "user", "content": [picture]}], "max_tokens": 1}
     async with bench() as at:
@@ -216,6 +216,6 @@ async def test_the_command_is_strange_from_the_start() -> None:
         await process.communicate()
 
 
-def test_a_strange_way_that_the_command_does_not_know_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_fault_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "--port", "0", "--fault", '{"kind": "bogus"}']) == 1
     assert "--fault: unknown kind 'bogus'" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from tests.sim.goals import kept
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 3, 4])
-def test_whatever_goes_wrong_each_request_ends_once_and_no_slot_is_used_twice_or_lost(seed: int) -> None:
+def test_with_any_fault_each_request_ends_once_and_no_slot_is_lost_or_shared(seed: int) -> None:
     world = fleet(seed)
     prove(world)
     assert world.looks > 5000
@@ -34,7 +34,7 @@ def test_a_fleet_repeats_to_the_last_event() -> None:
 
 
 @pytest.mark.slow
-def test_a_deciders_death_breaks_no_other_gateways_stream_and_makes_nobody_wait_long() -> None:
+def test_a_leaders_death_breaks_no_other_gateways_stream_and_delays_requests_little() -> None:
     kept("decider_death", 60.0, "")
 
 

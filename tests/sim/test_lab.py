@@ -28,7 +28,7 @@ def running(count: int) -> EngineGauges:
 # --- pages ------------------------------------------------------------------------------------------------------
 
 
-def test_a_true_page_says_what_is() -> None:
+def test_a_true_page_shows_the_gauges() -> None:
     assert StrangePage(pages.TRUE).read(BUSY, 5.0) is BUSY
 
 
@@ -102,7 +102,7 @@ def test_requests_at_the_door_are_no_work_of_the_engine_s() -> None:
     assert tokens_of(door) == pytest.approx(tokens_of(plain) / 2, rel=0.1), "a second at work, a second at the door"
 
 
-def test_an_engine_without_a_cache_computes_equal_prompts_anew() -> None:
+def test_an_engine_without_a_cache_recomputes_equal_prompts() -> None:
     cached = Cell("cached", slots=8, step_s=None, answer=20, documents=2, window_s=10.0)
     assert tokens_of(cached) > 2 * tokens_of(replace(cached, strange=Strange(caches=False)))
 
@@ -110,7 +110,7 @@ def test_an_engine_without_a_cache_computes_equal_prompts_anew() -> None:
 # --- the matrix -------------------------------------------------------------------------------------------------
 
 
-def test_the_gateway_that_is_told_nothing_is_the_one_that_people_start() -> None:
+def test_the_defaults_of_tests_are_those_of_the_command() -> None:
     started = scheduler_settings(Settings())
     assert default_settings() == structs.replace(started, tenant_weights={}), "nobody stands beside those without a key"
 
@@ -138,7 +138,7 @@ def test_a_page_that_lies_keeps_no_engine_idle_where_answers_come_whole(page: st
 @pytest.mark.parametrize(
     "name", ["doors/door-jumps/64x20ms/100", "pages/late-8s/4x50ms/100", "pages/late-8s/whole/64x20ms/100"]
 )
-def test_what_is_seen_late_halts_no_engine(name: str) -> None:
+def test_late_observations_halt_no_engine(name: str) -> None:
     """Requests that stood before it for 2 s, and pages of 8 s ago: it was 0.90, 0.94 and 0.84."""
     row = run_cell(CELLS[name], 1)
     assert row.of_told >= OF_TOLD_MIN, row
@@ -162,7 +162,7 @@ def replace_cpu(row: object) -> str:
     return repr(row).split("cpu_s")[0]
 
 
-def test_the_command_tells_by_its_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_exit_status_is_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "--small", "--cells", "grid/8x20*", "--json", "--check"]) == 0
     row = json.loads(capsys.readouterr().out)
     assert row["cell"] == "grid/8x20ms/20"

@@ -62,7 +62,7 @@ def test_all_that_is_said_in_one_turn_is_one_frame() -> None:
     assert came == [(0.01, [1, 2]), (pytest.approx(0.015), [3])]
 
 
-def test_nothing_overtakes_what_was_lost_and_sent_again() -> None:
+def test_nothing_overtakes_a_resent_message() -> None:
     hours = Hours()
     line, came = _line(hours, Wire(0.001, 0.02, lost=0.2))
     for number in range(100):
@@ -72,7 +72,7 @@ def test_nothing_overtakes_what_was_lost_and_sent_again() -> None:
     assert max(when - numbers[0] * 0.01 for when, numbers in came) > 0.2
 
 
-def test_a_cut_keeps_what_was_said_until_it_is_mended_or_given_up() -> None:
+def test_a_partition_keeps_messages_until_it_heals_or_is_given_up() -> None:
     hours = Hours()
     line, came = _line(hours, Wire(0.001, 0.001))
     line.cut()
@@ -159,5 +159,5 @@ def test_four_tenants_get_the_same_at_four_gateways() -> None:
 
 
 @pytest.mark.slow
-def test_workers_isolate_as_one_process_does_and_who_is_killed_takes_its_own_requests_only() -> None:
+def test_workers_isolate_like_one_process_and_a_killed_one_loses_only_its_requests() -> None:
     kept("workers", 60.0, "")

@@ -23,7 +23,7 @@ DURATION_S, WARM_S = 60.0, 15.0
     [(CHAT, 16_384, 0.98), (CHAT, 2048, 0.98), (LONG_PROMPTS, 16_384, 0.96)],
     ids=["chat", "chat, a small budget", "long prompts"],
 )
-def test_where_nothing_streams_the_prefill_budget_costs_no_throughput(kind: Kind, budget: int, at_least: float) -> None:
+def test_without_streams_the_prefill_budget_costs_no_throughput(kind: Kind, budget: int, at_least: float) -> None:
     pool = engines()
     streams = (Stream("t", Poisson(1.3 * capacity_per_s(pool, kind)), *kind, band=STANDARD, streamed=False),)
     through, ours = (
@@ -37,7 +37,7 @@ def test_where_nothing_streams_the_prefill_budget_costs_no_throughput(kind: Kind
 
 
 @pytest.mark.parametrize(("kind", "at_least"), [(CHAT, 0.95), (LONG_PROMPTS, 0.85)], ids=["chat", "long prompts"])
-def test_nor_where_the_engine_tells_nothing_of_first_tokens(kind: Kind, at_least: float) -> None:
+def test_also_without_first_tokens_on_the_page(kind: Kind, at_least: float) -> None:
     """It was 0.65 and 0.63 of pass-through: how long whole answers take shows how long their prompts do."""
     pool = tuple(replace(engine, strange=Strange(page=MISSING)) for engine in engines())
     streams = (Stream("t", Poisson(1.3 * capacity_per_s(pool, kind)), *kind, band=STANDARD, streamed=False),)

@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def test_the_line_says_what_runs_how_far_it_is_and_how_long_it_takes_still(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_line_shows_the_run_its_progress_and_time_left(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     line = ProgressLine("weights (2 of 9)", shown=True, seed=7, now=clock)
 
@@ -41,7 +41,7 @@ def test_the_line_says_what_runs_how_far_it_is_and_how_long_it_takes_still(capsy
     assert capsys.readouterr() == ("", "\r\x1b[K")
 
 
-def test_without_a_terminal_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_there_is_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
     line = ProgressLine("weights", shown=False)
     line.tell("fair", 10.0, 600.0)
     line.clear()
@@ -70,7 +70,7 @@ def run(*words: str) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.slow
-def test_what_is_printed_is_the_same_to_the_byte() -> None:
+def test_the_output_is_reproducible() -> None:
     printed, said = run()
     assert b"scarce_memory, seed 1, " in said
     assert b" of 60 simulated seconds, " in said

@@ -51,7 +51,7 @@ def test_deadlines_that_can_be_kept_are_not_refused() -> None:
 
 
 @pytest.mark.slow
-def test_best_effort_work_does_not_stand_and_nobody_else_is_shed() -> None:
+def test_only_best_effort_work_is_shed() -> None:
     kept("shedding", 120.0, "")
 
 
@@ -61,12 +61,12 @@ def test_retry_after_tells_the_truth() -> None:
 
 
 @pytest.mark.slow
-def test_a_dying_engine_costs_nobody_an_answer_that_had_not_begun() -> None:
+def test_a_dying_engine_costs_no_answer_that_had_not_begun() -> None:
     kept("engine_death", 90.0, "")
 
 
 @pytest.mark.slow
-def test_an_engine_that_stands_still_makes_next_to_nobody_late() -> None:
+def test_a_frozen_engine_delays_hardly_any_request() -> None:
     kept("frozen_engine", 60.0, "")
 
 

@@ -27,7 +27,7 @@ def test_isolation_from_long_answers_costs_no_throughput() -> None:
     kept("flood", 100.0, "throughput / pass-through: penstock")
 
 
-def test_isolation_holds_where_nobody_told_the_engines_size() -> None:
+def test_isolation_holds_with_unknown_engine_sizes() -> None:
     kept("flood", 100.0, "light p99 TTFT / alone: slots unknown")
 
 

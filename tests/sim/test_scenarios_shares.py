@@ -22,7 +22,7 @@ def test_round_robin_does_not_give_them_the_same() -> None:
     assert result("mixed_sizes", 66.0).value("Jain over 60 s, worst window: round_robin") < 0.8
 
 
-def test_who_does_not_fit_gets_its_share_of_scarce_memory_all_the_same() -> None:
+def test_a_large_request_gets_its_share_of_scarce_memory() -> None:
     kept("scarce_memory", 200.0, "largest distance")
     kept("scarce_memory", 200.0, "bound as stated")
 

@@ -87,13 +87,13 @@ def test_each_format_is_known_by_its_first_line(tmp_path: Path) -> None:
         ("arrival_s,prompt_tokens\n", "line 1: names no column 'output_tokens'"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+def test_errors_name_their_line(tmp_path: Path, text: str, told: str) -> None:
     with pytest.raises(TraceError, match=r"trace(,| is)") as error:
         list(written(tmp_path, text).rows())
     assert told in str(error.value)
 
 
-def test_a_file_that_is_cut_short_or_missing_is_no_trace(tmp_path: Path) -> None:
+def test_a_truncated_or_missing_file_is_not_a_trace(tmp_path: Path) -> None:
     path = conversations(tmp_path / "cut.gz", count=20, turns=3)
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(TraceError, match="can't be unpacked"):
@@ -155,7 +155,7 @@ def test_affinity_is_sticky_while_it_costs_less_than_its_penalty() -> None:
     assert set(sent) == {0, 1}, "18 s of prompts later the other one takes some"
 
 
-def test_cost_weighs_what_is_cached_against_what_is_under_way() -> None:
+def test_cost_weighs_cached_tokens_against_load() -> None:
     made = rival("dynamo_cost", 2)
     assert {send(made, n, *range(n * 10, n * 10 + 5)) for n in range(2)} == {0, 1}
 
@@ -236,7 +236,7 @@ def test_json_is_one_list_with_a_row_per_routing_and_seed(tmp_path: Path, capsys
         (["--trace", "x", "--plot", "/no/such/folder/x.png"], "there is no folder"),
     ],
 )
-def test_wrong_flags_say_what_is_wrong(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flags_are_explained(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *flags]) != 0
     assert told in capsys.readouterr().err
 

@@ -90,7 +90,7 @@ def test_another_seed_is_another_run() -> None:
     assert [fate(j) for j in world(CALM).done] != [fate(j) for j in world(CALM, seed=2).done]
 
 
-def test_every_request_is_told_of_exactly_once() -> None:
+def test_every_request_is_reported_exactly_once() -> None:
     done = world(replace(BUSY, hang_up_share=0.5, hang_up_s=1.0), CALM).done
     names = [journey.job.id for journey in done]
     assert len(names) == len(set(names))
@@ -106,7 +106,7 @@ def test_an_idle_engine_answers_after_the_way_and_its_steps() -> None:
     assert journey.ended_s == pytest.approx(0.0005 + 10 * 0.02 + 0.0005)
 
 
-def test_pass_through_sends_at_once_what_the_queue_would_hold() -> None:
+def test_pass_through_sends_queued_requests_at_once() -> None:
     stream = replace(BUSY, arrivals=Poisson(40.0))
     bands = (BandSettings("standard"),)
     held = world(stream, slots=4, seconds=5.0)
@@ -116,7 +116,7 @@ def test_pass_through_sends_at_once_what_the_queue_would_hold() -> None:
     assert all(journey.queue_s == 0.0 for journey in through.done)
 
 
-def test_who_hangs_up_leaves_the_engine_too() -> None:
+def test_a_hang_up_leaves_the_engine_too() -> None:
     impatient = replace(BUSY, hang_up_share=1.0, hang_up_s=0.5, end_s=10.0, output=Constant(2000))
     finished = world(impatient, seconds=20.0)
     assert {journey.outcome for journey in finished.done} == {"cancelled"}
@@ -163,7 +163,7 @@ def test_service_counts_each_token_once() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "output"), [(1155, 211), (300, 600), (100, 50)])
-def test_the_formula_for_capacity_is_near_what_a_full_engine_does(prompt: int, output: int) -> None:
+def test_the_formula_for_capacity_is_near_a_full_engines(prompt: int, output: int) -> None:
     stream = Stream("all", InFlight(200), Constant(prompt), Constant(output))
     settings = WorldSettings(SchedulerSettings(queue_enabled=False), (EngineSpec("e", CONFIG, 64),), 1, 120.0)
     full = World(settings, sources((stream,), 1))

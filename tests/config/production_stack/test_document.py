@@ -106,7 +106,7 @@ def test_labels_become_roles(logic: str) -> None:
     ]
 
 
-def test_labels_are_no_roles_where_prompts_are_not_computed_apart() -> None:
+def test_labels_are_no_roles_without_disaggregation() -> None:
     words = f"{STATIC} --prefill-model-labels p --decode-model-labels d --static-model-labels p,d"
     assert [e.labels for e in settings(words).endpoints] == [{"model": "p"}, {"model": "d"}]
     assert len(made(words).warnings) == 2
@@ -151,7 +151,7 @@ def test_external_providers(tmp_path: Path) -> None:
     assert len(both.endpoints) == 3
 
 
-def test_what_a_provider_needs_and_is_not_done_is_refused(tmp_path: Path) -> None:
+def test_unsupported_needs_of_a_provider_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "providers.yaml"
     file.write_text(
         "external_providers:\n- {name: a, type: azure, custom_headers: {api-key: x}, models: []}\n- {nam: b}\n"
@@ -205,7 +205,7 @@ def test_a_dynamic_config_as_json(tmp_path: Path) -> None:
     assert settings(f"--dynamic-config-json {file}").routing.policy == "session"
 
 
-def test_what_is_wrong_in_a_dynamic_config_is_told_with_its_key(tmp_path: Path) -> None:
+def test_a_dynamic_configs_problems_name_their_keys(tmp_path: Path) -> None:
     file = tmp_path / "dynamic.yaml"
     file.write_text(YAML.replace("roundrobin", "random") + "sesion_key: x\nstatic_aliases: {}\n")
     told = problems(f"--dynamic-config-yaml {file}")
@@ -215,7 +215,7 @@ def test_what_is_wrong_in_a_dynamic_config_is_told_with_its_key(tmp_path: Path) 
     assert "cannot be read" in problems("--dynamic-config-yaml /nowhere --routing-logic roundrobin")[0]
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_every_problem_is_reported_at_once() -> None:
     words = (
         "--service-discovery static --static-backends http://gpu-0:8000,http://gpu-1:8000 --static-models llama "
         "--routing-logic sesion --sesion-key x --port 8001 --port 8002 --callbacks mine.instance --k8s-port x stray "
@@ -263,12 +263,12 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         (STATIC.replace("gpu-0:8000", "gpu-0:8000/v1"), "endpoints[0].url: `http://gpu-0:8000/v1`"),
     ],
 )
-def test_what_does_not_go_together_is_refused_in_words(words: str, at: str) -> None:
+def test_contradicting_flags_are_refused_in_words(words: str, at: str) -> None:
     told = problems(words)
     assert any(line.startswith(at) for line in told), told
 
 
-def test_a_list_that_is_too_short_is_told_once() -> None:
+def test_a_list_that_is_too_short_is_reported_once() -> None:
     assert problems(STATIC.replace("llama,llama", "llama")) == [
         "--static-models: names 1 for 2 backends (one for each, in the same order)"
     ]
@@ -278,7 +278,7 @@ def test_a_settings_problem_names_the_flag() -> None:
     assert "(from --root-path)" in problems(f"{STATIC} --root-path a/../b")[0]
 
 
-def test_the_environment_says_what_flags_do_not() -> None:
+def test_the_environment_supplements_flags() -> None:
     """Flags stand above it, as everywhere: an image says in its environment where to listen, a chart by `--port`."""
     env = {
         "PENSTOCK__QUEUE__MAX_WAIT": "20s",
@@ -364,7 +364,7 @@ def test_a_dollar_sign_is_one() -> None:
     assert settings(words, key="no").routing.session.header == "$key"
 
 
-def test_what_a_dynamic_config_says_beside_a_flag_is_named(tmp_path: Path) -> None:
+def test_dynamic_config_overridden_by_a_flag_is_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "dynamic.json"
     file.write_text('{"routing_logic": "kvaware"}')
     found = made(f"{STATIC} --dynamic-config-json {file}")

@@ -32,7 +32,7 @@ def test_nothing_that_their_chart_renders_is_refused() -> None:
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
-def test_what_means_nothing_or_is_refused_says_why(flag: object) -> None:
+def test_ignored_and_refused_flags_have_a_reason(flag: object) -> None:
     its = next(each for each in FLAGS if each is flag)
     if its.fate in (Fate.NOTHING, Fate.REFUSED):
         assert its.why

@@ -79,7 +79,7 @@ async def test_an_adapter_comes_and_goes_while_the_engine_runs(adapted: Adapted,
 
 
 @pytest.mark.parametrize("locality", ["history", "kv_events"])
-async def test_what_an_adapter_has_cached_is_its_own(adapted: Adapted, serve: Start, locality: str) -> None:
+async def test_an_adapter_has_its_own_cached_blocks(adapted: Adapted, serve: Start, locality: str) -> None:
     """The same prompt under another adapter computes other values: neither engine nor gateway takes it for cached."""
     endpoints = [adapted.endpoint]
     if locality == "kv_events":  # is asked where there is a choice: so the engine has two doors

@@ -95,7 +95,7 @@ async def test_a_client_that_hangs_up_on_a_whole_answer_stops_vllm(fleet: Fleet,
     until(gateway.is_idle, what="no lease is held", within_s=5)
 
 
-async def test_who_hangs_up_while_waiting_is_never_sent(fleet: Fleet, serve: Start) -> None:
+async def test_a_hang_up_in_the_queue_is_never_sent(fleet: Fleet, serve: Start) -> None:
     gateway = serve([{**fleet.a.endpoint, "slots": 1}])
     async with client(gateway) as user:
         first = await user.chat.completions.create(**chat(tokens=LONG), stream=True)
@@ -137,7 +137,7 @@ async def test_others_load_counts_and_holds_our_own_back(fleet: Fleet, serve: St
             await stream.close()
 
 
-async def test_kv_events_foretell_what_is_cached(fleet: Fleet, serve: Start) -> None:
+async def test_kv_events_predict_cached_tokens(fleet: Fleet, serve: Start) -> None:
     endpoints = [{**engine.endpoint, "slots": 4, "kv_events": "auto"} for engine in (fleet.a, fleet.b)]
     gateway = serve(endpoints, routing={"policy": "kv", "locality": "kv_events"})
     talks = [f"{at} " + "the water comes down the pipe and turns the wheel " * 30 for at in range(4)]

@@ -21,7 +21,7 @@ BROKEN = "stream, after its first byte: stream_broken"
 FEW = 4
 
 
-async def test_what_an_engine_refuses_is_served_all_the_same(fleet: Fleet, serve: Start) -> None:
+async def test_a_field_that_an_engine_refuses_is_omitted(fleet: Fleet, serve: Start) -> None:
     """It holds twelve and says 503 to the rest. Told it could take twenty, we send twenty; nobody sees a 503."""
     bands = [{"name": "standard", "max_engine_waiting": 50}]
     gateway = serve([{**fleet.b.endpoint, "slots": 20}], bands=bands, admission={"reserved_slots": 0})
@@ -125,7 +125,7 @@ class Load:
         return sum(endpoint == name for _, endpoint in self.ended)
 
 
-async def test_an_engine_that_shuts_down_loses_nobody(fleet: Fleet, serve: Start) -> None:
+async def test_an_engine_that_shuts_down_loses_no_request(fleet: Fleet, serve: Start) -> None:
     """SIGTERM with a time to finish: what runs ends well; what it says 500 to meanwhile goes elsewhere."""
     gateway = serve([{**engine.endpoint, "slots": SIZE} for engine in (fleet.a, fleet.b)])
     async with client(gateway) as user:

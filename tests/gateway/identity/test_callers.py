@@ -102,7 +102,7 @@ def test_a_key_wins_over_the_header_that_names_a_tenant() -> None:
     assert served(who, authorization=f"Bearer {BOB}", x_tenant_id="alice").tenant == "bob"
 
 
-def test_where_a_key_is_required_nothing_else_will_do() -> None:
+def test_a_required_key_has_no_substitute() -> None:
     who = callers(identity={"require_key": True, "trusted_proxies": ["192.0.2.1"]})
     cases: list[dict[str, Any]] = [
         {},
@@ -149,7 +149,7 @@ def test_keys_are_random_and_hashed_as_sha256() -> None:
 # Names
 
 
-def test_a_keyless_caller_is_whom_its_header_names() -> None:
+def test_a_client_without_a_key_is_named_by_its_header() -> None:
     who = callers()
     assert served(who, x_tenant_id=" open ").weight == 0.5
     assert served(who, x_tenant_id="nobody-knows").tenant_label == "other"
@@ -159,7 +159,7 @@ def test_a_keyless_caller_is_whom_its_header_names() -> None:
     assert served(callers(identity={"tenant_header": "X-Team"}), x_team="red", x_tenant_id="blue").tenant == "red"
 
 
-def test_nobody_named_is_anonymous() -> None:
+def test_a_client_without_a_name_is_anonymous() -> None:
     for caller in (served(callers()), served(callers(), x_tenant_id=""), served(callers(), x_tenant_id="  ")):
         assert (caller.tenant, caller.weight) == ("anonymous", 1.0)
         assert (caller.user, caller.tenant_label) == ("", "other")
@@ -199,7 +199,7 @@ def test_a_trusted_proxy_may_name_any_tenant(peer: str, tenant: str) -> None:
         assert served(who, peer, x_tenant_id="alice").tenant == tenant
 
 
-def test_what_is_remembered_of_peers_is_bounded() -> None:
+def test_memory_of_peers_is_bounded() -> None:
     who = callers(identity={"trusted_proxies": ["10.0.0.0/8"]})
     for n in range(5_000):
         served(who, f"2001:db8::{n:x}", x_tenant_id="alice")
@@ -416,7 +416,7 @@ def test_a_priority_is_a_number_of_32_bits_or_none(value: object, priority: int)
 KEYED: list[dict[str, object]] = [{"name": "alice", "keys": [key_hash(ALICE)]}, {"name": "open"}]
 
 
-def test_callers_without_a_key_share_one_part_whatever_they_are_called() -> None:
+def test_clients_without_a_key_share_one_part_under_any_name() -> None:
     who = callers(tenants=KEYED, identity={"anonymous": {"weight": 3, "limits": {"running": 5}}})
     for caller in (served(who, x_tenant_id="a"), served(who, x_tenant_id="b", x_user_id="u"), served(who)):
         assert (caller.part, caller.account, caller.weight) == ("anonymous", "anonymous", 3)
@@ -440,7 +440,7 @@ def test_their_part_begins_where_the_levels_first_say_who_it_is(levels: tuple[st
     assert caller.flow(levels, "m")[0] == flow
 
 
-def test_where_there_is_nobody_else_that_part_is_all_there_is() -> None:
+def test_alone_the_anonymous_part_gets_everything() -> None:
     caller = served(callers(tenants=[]), x_tenant_id="a")
     assert (caller.part, caller.flow(("tenant",), "m")) == ("", (("a",), (1.0,)))
 

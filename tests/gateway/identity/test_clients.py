@@ -83,7 +83,7 @@ def test_only_the_header_that_is_named_counts() -> None:
     assert address(CLIENT, header="forwarded") == PROXY
 
 
-def test_nobody_else_is_believed() -> None:
+def test_other_peers_are_not_trusted() -> None:
     assert address(CLIENT, peer="198.51.100.9") == "198.51.100.9"
     assert address(CLIENT, proxies=[]) == PROXY
 

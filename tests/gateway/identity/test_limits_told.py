@@ -28,7 +28,7 @@ def told(answer: Answer) -> tuple[str | None, str]:
     return answer.header("x-penstock-limit"), answer.error()["message"]
 
 
-async def test_a_rate_is_told_with_its_name_and_its_number(world: World) -> None:
+async def test_a_refusal_by_rate_names_the_limit_and_its_value(world: World) -> None:
     await world.engine()
     await world.gateway(**nightly(requests_per_minute=1))
     served = await world.ask(body=chat(), headers=BEARER)
@@ -48,7 +48,7 @@ async def test_a_rate_is_told_with_its_name_and_its_number(world: World) -> None
     ],
     ids=["queued", "queued_bytes", "queued_tokens"],
 )
-async def test_what_may_wait_is_told_with_its_name_and_its_number(
+async def test_a_refusal_by_the_queue_names_the_limit_and_its_value(
     world: World, limit: dict[str, int], words: str
 ) -> None:
     await world.engine(step_s=0.01)
@@ -63,7 +63,7 @@ async def test_what_may_wait_is_told_with_its_name_and_its_number(
     assert (await waits).status == 200
 
 
-async def test_without_a_queue_what_may_run_is_told(world: World) -> None:
+async def test_without_a_queue_the_limit_of_running_requests_is_reported(world: World) -> None:
     await world.engine(step_s=0.01)
     await world.gateway(queue={"enabled": False}, **nightly(running=1))
     runs = await world.client_for(chat(tokens=3000, stream=True), headers=BEARER)
@@ -73,7 +73,7 @@ async def test_without_a_queue_what_may_run_is_told(world: World) -> None:
     runs.hang_up()
 
 
-async def test_callers_without_a_key_are_told_that_the_limit_is_of_all_of_them(world: World) -> None:
+async def test_a_refusal_without_a_key_names_the_shared_limit(world: World) -> None:
     await world.engine()
     await world.gateway(identity={"anonymous": {"limits": {"tokens_per_minute": 1}}})
     assert (await world.chat()).status == 200
@@ -116,5 +116,5 @@ def test_every_limit_has_its_words(name: str) -> None:
     assert "1,234" in words
 
 
-def test_a_tenant_that_may_run_nothing_is_told_that_it_is_paused() -> None:
+def test_a_tenant_without_running_requests_is_reported_as_paused() -> None:
     assert "paused" in limit_reached(LimitReached("running", 0), "nightly")

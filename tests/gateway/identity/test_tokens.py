@@ -81,7 +81,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-async def test_what_is_not_good_is_refused_and_says_why(world: World) -> None:
+async def test_bad_tokens_are_refused_with_the_reason(world: World) -> None:
     async with Issuer("rsa-1", "ec-1") as issuer:
         await in_front(world, issuer)
         for name, (made, why) in BAD.items():
@@ -103,7 +103,7 @@ async def test_what_is_not_good_is_refused_and_says_why(world: World) -> None:
         assert refused.header("x-should-retry") == "false"
 
 
-async def test_neither_an_unsigned_token_nor_one_signed_with_the_public_key_as_a_secret_is_good(world: World) -> None:
+async def test_unsigned_tokens_and_those_signed_with_the_public_key_as_secret_are_refused(world: World) -> None:
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
 
     key: Any = private_key("rsa-1")
@@ -210,7 +210,7 @@ async def test_a_key_that_comes_is_found_and_one_that_goes_takes_its_tokens_with
         assert await status(old) == 401, "although it was good before"
 
 
-async def test_keys_may_be_elsewhere_and_signed_by_what_the_settings_name_only(world: World) -> None:
+async def test_keys_may_be_elsewhere_and_only_configured_algorithms_count(world: World) -> None:
     async with Issuer("rsa-1", "ec-1") as issuer:
         await in_front(world, issuer, jwt={"jwks_url": f"{issuer.url}/keys?all", "algorithms": ["ES256"]})
         assert (await of(world, issuer.token("ec-1", team="team-a")))[0] == 200
@@ -351,7 +351,7 @@ def test_only_public_keys_for_signatures_are_taken() -> None:
             read_keys(nothing)
 
 
-def test_a_set_that_did_not_change_leaves_what_was_verified() -> None:
+def test_an_unchanged_key_set_keeps_verified_tokens() -> None:
     keys = Known("ec-1")
     version = keys.version
     keys.fetched({"keys": [public_jwk("ec-1")]})
@@ -429,7 +429,7 @@ class _Says(AcceptedTokens):
         return Claims(self.tenant, "", "")
 
 
-def test_without_the_library_the_settings_are_refused_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_settings_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.config.sections import tokens  # noqa: PLC0415
 
     monkeypatch.setattr(tokens, "find_spec", lambda _: None)
@@ -437,7 +437,7 @@ def test_without_the_library_the_settings_are_refused_with_what_helps(monkeypatc
         from_mapping({"identity": {"jwt": {"issuer": "https://i", "audience": "a"}}})
 
 
-def test_before_any_keys_are_there_nothing_can_be_told_of_a_token() -> None:
+def test_before_the_first_keys_tokens_cannot_be_judged() -> None:
     made = Verifier(section(), IssuerKeys(section()), is_listed=bool)
     told = judge(made, signed())
     assert isinstance(told, Unauthorized)

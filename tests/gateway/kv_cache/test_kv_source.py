@@ -148,7 +148,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_stream, "REPLAY_TIMEOUT_S", 0.1)
 
 
-async def test_what_was_stored_before_we_came_is_replayed_and_what_comes_is_followed(
+async def test_earlier_blocks_are_replayed_and_new_ones_followed(
     publishers: list[Publisher],
 ) -> None:
     publishers.append(publisher := Publisher())
@@ -230,7 +230,7 @@ async def test_numbers_that_fall_are_a_restart_too(publishers: list[Publisher]) 
 
 
 @pytest.mark.parametrize("payload", [b"\xc1garbage", b"\x00" * 300])
-async def test_garbage_costs_what_was_known_and_nothing_more(publishers: list[Publisher], payload: bytes) -> None:
+async def test_garbage_only_resets_known_blocks(publishers: list[Publisher], payload: bytes) -> None:
     publishers.append(publisher := Publisher())
     await publisher.say(stored(1))
     async with telling(publisher) as url, listening(publisher, "auto", url=url) as (source, ear):
@@ -253,7 +253,7 @@ async def test_all_ranks_are_followed_and_one_that_dies_takes_the_others_along(p
         await until(lambda: source.listening and ear.held == {KEYS[0]})
 
 
-async def test_an_engine_that_tells_nothing_is_listened_to_where_the_settings_say(
+async def test_a_silent_engines_events_are_read_at_the_configured_address(
     publishers: list[Publisher], impatient: None
 ) -> None:
     publishers.append(publisher := Publisher())
@@ -274,7 +274,7 @@ def test_a_publisher_that_breaks_again_and_again_is_tried_less_and_less_often() 
 
 
 @pytest.mark.parametrize("frames", [[b"kv"], [b"kv", b"short", b"x"], [b"kv", bytes(8), bytes(5 << 20)]])
-async def test_what_no_engine_would_send_ends_the_session(publishers: list[Publisher], frames: list[bytes]) -> None:
+async def test_a_malformed_event_ends_the_session(publishers: list[Publisher], frames: list[bytes]) -> None:
     publishers.append(publisher := Publisher())
     await publisher.say(stored(1))
     async with telling(publisher) as url, listening(publisher, "auto", url=url) as (source, ear):
@@ -309,7 +309,7 @@ async def test_it_waits_for_an_engine_that_is_not_there_yet(publishers: list[Pub
         ("/server_info", ["nonsense"], []),
     ],
 )
-async def test_where_engines_say_they_publish(
+async def test_engines_report_their_publishers(
     path: str, told: object, ports: list[tuple[int, int, int | None]]
 ) -> None:
     body = msgspec.json.encode(told)

@@ -61,7 +61,7 @@ async def test_nothing_found_is_no_failure() -> None:
         assert asked.in_time
 
 
-async def test_the_coordinator_tells_all_holders() -> None:
+async def test_the_coordinator_lists_all_holders() -> None:
     async with (
         FakeCoordinator() as coordinator,
         asking(Coordinator(coordinator.url), a="mp-1", b="mp-2", c="mp-2") as asked,
@@ -105,7 +105,7 @@ async def test_an_address_names_an_instance_only_where_nobody_else_is_there() ->
         assert await held(asked) == {"b": 768}
 
 
-async def test_endpoints_of_one_host_are_not_told_apart_by_address() -> None:
+async def test_endpoints_of_one_host_are_not_distinguished_by_address() -> None:
     async with FakeController() as controller, asking(Controller(controller.url), a=None) as asked:
         controller.holds("one", TOKENS)
         controller.ips = {"one": "127.0.0.1"}
@@ -123,7 +123,7 @@ async def test_nonsense_finds_nothing(broken: bytes) -> None:
             assert await held(asked) == {}
 
 
-async def test_nobody_waits_for_a_dead_service_until_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_waits_for_a_dead_service(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeController() as controller:
         url = controller.url
     async with asking(Controller(url), a="x") as asked:

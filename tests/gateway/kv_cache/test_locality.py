@@ -73,7 +73,7 @@ async def warm(engine: EngineServer, prompt: str, world: World) -> None:
 # --- KV events ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_goes_to_the_engine_that_says_it_holds_its_prompt(world: World) -> None:
+async def test_a_request_goes_to_the_engine_that_reports_its_prompt(world: World) -> None:
     engines = [await publishing(world) for _ in range(3)]
     sources = await following(world)
     for prompt, engine in zip(PROMPTS, engines, strict=False):
@@ -86,7 +86,7 @@ async def test_a_request_goes_to_the_engine_that_says_it_holds_its_prompt(world:
 
 
 @pytest.mark.interpreted  # it listens in the place of a method
-async def test_what_is_foretold_is_what_the_engine_then_finds(world: World) -> None:
+async def test_predicted_cached_tokens_match_the_engines(world: World) -> None:
     """With engines that hold little, so that what was cached is soon gone again."""
     for _ in range(2):
         await publishing(world, kv_blocks=60)

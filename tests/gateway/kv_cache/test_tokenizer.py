@@ -101,11 +101,11 @@ def test_a_prompt_is_asked_about_and_token_ids_need_no_asking() -> None:
         ("/v1/completions", {"prompt": "x", "prompt_embeds": "abc"}),
     ],
 )
-def test_what_cannot_be_asked_exactly_is_not_asked(path: str, body: dict[str, Any]) -> None:
+def test_requests_without_an_exact_query_are_skipped(path: str, body: dict[str, Any]) -> None:
     assert asked(path, **body) is None
 
 
-def test_a_body_that_is_no_json_asks_nothing() -> None:
+def test_a_body_that_is_not_json_has_no_fields() -> None:
     assert question(CHAT, b"\xff\xfe{", "sim") is None
 
 
@@ -144,7 +144,7 @@ async def answering(status: int, body: bytes) -> AsyncIterator[tuple[str, list[b
         yield raw.url, requests
 
 
-async def test_an_engine_tells_the_tokens_and_they_are_remembered() -> None:
+async def test_an_engine_returns_the_tokens_and_they_are_cached() -> None:
     engine = EngineServer(EngineConfig(step_s=0.002))
     await engine.start()
     async with at(engine.url) as tokenizer:

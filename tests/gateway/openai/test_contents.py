@@ -193,7 +193,7 @@ def both(body: dict[str, Any], *, pooled: bool = False, separators: tuple[str, s
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["compact", "spaced"])
 @pytest.mark.parametrize(("body", "expected"), BODIES.values(), ids=BODIES)
-def test_what_bodies_of_the_usual_sdks_hold(
+def test_contents_of_the_usual_sdks_bodies(
     body: dict[str, Any], expected: dict[str, int], separators: tuple[str, str]
 ) -> None:
     found = both(body, separators=separators)
@@ -220,7 +220,7 @@ def test_a_picture_of_several_megabytes_is_one_picture(escaped: bool) -> None:
     assert found.contents.text_bytes < 500
 
 
-def test_what_is_pooled_has_no_answers() -> None:
+def test_pooling_requests_have_no_answers() -> None:
     found = both({"model": "m", "input": ["a", "b"]}, pooled=True)
     assert (found.inputs, found.answers) == (2, 0)
 

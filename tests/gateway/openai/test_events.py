@@ -103,7 +103,7 @@ def test_content_and_an_end_are_tokens(name: str) -> None:
         ({"error": "no"}, Meaning.TOKEN),
     ],
 )
-def test_ollamas_lines_are_tokens_by_what_they_hold(line: dict[str, Any], expected: Meaning) -> None:
+def test_ollamas_lines_are_tokens_by_their_fields(line: dict[str, Any], expected: Meaning) -> None:
     assert meaning_of_line(json.dumps(line).encode() + b"\n") is expected
 
 

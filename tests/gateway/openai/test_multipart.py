@@ -71,7 +71,7 @@ def test_a_form_that_is_cut_off_has_not_ended() -> None:
 @pytest.mark.parametrize(
     "content_type", [b"", b"application/json", b"multipart/form-data", b"multipart/form-data; boundary=" + b"x" * 999]
 )
-def test_what_is_no_form_is_refused(content_type: bytes) -> None:
+def test_a_malformed_form_is_refused(content_type: bytes) -> None:
     with pytest.raises(BadForm):
         read(b"", content_type=content_type)
 

@@ -37,7 +37,7 @@ def test_both_ways_know_the_same_fields() -> None:
 
 
 @pytest.mark.parametrize("name", SET_BY_ALL)
-def test_the_short_way_says_what_the_long_one_says(name: str) -> None:
+def test_the_short_form_equals_the_long_one(name: str) -> None:
     for value in VALUES:
         short, long = _either_way(json.dumps({"model": "m", "messages": [], name: value}).encode())
         assert short == long, value

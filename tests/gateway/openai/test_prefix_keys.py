@@ -38,7 +38,7 @@ def test_the_keys_of_a_prompt_are_these_numbers_for_a_given_seed() -> None:
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "7"])
-def test_another_process_has_the_same_keys_whatever_pythons_own_hashes_are(hash_seed: str) -> None:
+def test_another_process_has_the_same_keys_with_any_hash_seed(hash_seed: str) -> None:
     env = {**os.environ, "PYTHONHASHSEED": hash_seed}
     told = subprocess.run([sys.executable, "-c", OTHER_PROCESS], env=env, check=True, capture_output=True, text=True)
     assert tuple(map(int, told.stdout.split())) == of(PROMPT)

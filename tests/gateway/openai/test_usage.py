@@ -187,7 +187,7 @@ ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("api", ANSWERS)
-async def test_every_api_tells_its_usage(world: World, api: str, is_streamed: bool) -> None:
+async def test_every_api_reports_its_usage(world: World, api: str, is_streamed: bool) -> None:
     await world.engine(block_size=4)
     await world.gateway()
     path, body = ANSWERS[api]
@@ -216,7 +216,7 @@ async def test_without_usage_the_events_are_counted(world: World) -> None:
     assert 100 <= told["completion"] <= 103
 
 
-async def test_a_stream_that_its_client_leaves_is_settled_by_what_was_seen(world: World) -> None:
+async def test_an_abandoned_stream_is_settled_by_its_tokens_so_far(world: World) -> None:
     await world.engine()
     await world.gateway(tenants=[{"name": "anonymous", "limits": {"tokens_per_minute": 1000}}])
     client = await world.client(request(body=chat(tokens=3000, stream=True)))
@@ -281,7 +281,7 @@ def test_however_a_stream_is_split_the_same_passes_and_the_same_is_read(
 
 
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"\n\n", b"\r\n\r\n", b'"choices":[]', USAGE]), max_size=12))
-def test_whatever_passes_nothing_is_lost_but_whole_events_that_tell_usage(pieces: list[bytes]) -> None:
+def test_only_whole_usage_events_are_removed_from_a_stream(pieces: list[bytes]) -> None:
     passed, _ = through(pieces, hides=True)
     came = b"".join(pieces)
     if b'"choices":[]' in came and b'"usage"' in came:
@@ -309,7 +309,7 @@ def test_an_event_too_large_to_hold_passes_as_it_comes() -> None:
     assert answer.usage() == Usage(11, 4, 3, cached_told=True)
 
 
-def test_anthropics_prompt_is_told_first_and_its_answer_last_wherever_they_are_split() -> None:
+def test_anthropics_prompt_tokens_come_first_and_output_tokens_last_for_any_split() -> None:
     begin = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":7,"cache_read_input_tokens":20}}}\n\n'
     said = b'event: content_block_delta\ndata: {"delta":{"text":"and so on"}}\n\n'
     end = b'event: message_delta\ndata: {"usage":{"output_tokens":%d}}\n\nevent: message_stop\ndata: {}\n\n'

@@ -134,7 +134,7 @@ async def test_a_restart_forgets_no_key_and_remembers_none_that_was_withdrawn(wo
     assert (await world.ask("GET", "/v1/files", headers={"authorization": f"Bearer {stays}"})).status == 404
 
 
-async def test_a_made_key_ends_when_it_was_said(world: World, tmp_path: Path) -> None:
+async def test_an_issued_key_expires_on_time(world: World, tmp_path: Path) -> None:
     await world.engine()
     await gateway(world, tmp_path)
     key = (await make(world, expires=_in(0.4)))["key"]
@@ -167,7 +167,7 @@ async def test_a_key_of_a_tenant_that_is_gone_waits_for_it(world: World, tmp_pat
     await works(world, key)
 
 
-async def test_where_keys_are_made_no_listed_tenant_can_be_claimed_without_one(world: World, tmp_path: Path) -> None:
+async def test_with_issued_keys_every_listed_tenant_requires_one(world: World, tmp_path: Path) -> None:
     """Else a tenant whose only key is withdrawn would be open to everybody who knows its name."""
     await world.engine()
     await gateway(world, tmp_path)
@@ -220,7 +220,7 @@ async def test_a_key_that_can_not_be_is_refused_in_words(
     assert set(await listed(world)) == {"listed", key_hash("pk-plain")[:19]}
 
 
-async def test_a_name_is_given_once_and_what_is_not_there_is_not_withdrawn(world: World, tmp_path: Path) -> None:
+async def test_a_name_is_unique_and_an_unknown_key_is_not_revoked(world: World, tmp_path: Path) -> None:
     await world.engine()
     await gateway(world, tmp_path)
     await make(world)
@@ -243,7 +243,7 @@ async def test_only_the_admin_token_makes_and_withdraws(world: World, tmp_path: 
     assert (await world.ask("POST", "/admin/keys", body, all_of_it)).status == 201
 
 
-async def test_where_none_are_made_those_of_the_settings_are_listed(world: World) -> None:
+async def test_without_issued_keys_those_of_the_settings_are_listed(world: World) -> None:
     await world.engine()
     await world.gateway(tenants=TENANTS)
     assert set(await listed(world)) == {"listed", key_hash("pk-plain")[:19]}
@@ -344,7 +344,7 @@ async def test_a_key_that_one_gateway_withdraws_works_at_no_other_a_second_later
 # --- batches and the command line --------------------------------------------------------------------------------
 
 
-async def test_a_batch_may_do_what_its_key_may(world: World, tmp_path: Path) -> None:
+async def test_a_batch_has_the_rights_of_its_key(world: World, tmp_path: Path) -> None:
     await world.engine()
     await gateway(world, tmp_path, batch={"data": str(tmp_path)})
     narrow = (await make(world, models=["sim"], max_prompt_tokens=500, max_output_tokens=3))["key"]

@@ -30,7 +30,7 @@ def all_known(locator: Locator, names: list[str]) -> bool:
     return all(locator.cut_of(name) is not None for name in names)
 
 
-async def test_a_request_goes_to_the_engine_that_says_it_holds_its_prompt(world: World) -> None:
+async def test_a_request_goes_to_the_engine_that_reports_its_prompt(world: World) -> None:
     engines = [await publishing(world) for _ in range(3)]
     sources = await following(world, workers=2)
     for prompt, engine in zip(PROMPTS, engines, strict=False):
