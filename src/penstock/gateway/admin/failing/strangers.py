@@ -49,7 +49,7 @@ class Strangers:
         return (
             f"Something else has sent requests to {self._places} endpoints for {seconds(now - self._since_s)}, "
             f"{self._number:.0f} at a time. If it is another Penstock, let them share (docs/scale.md): "
-            "else each gives away all slots."
+            "otherwise each hands out all slots."
         )
 
     def _none(self, now: float) -> str | None:

@@ -53,16 +53,16 @@ const VERBS = {
   explain: (id) => explain(id),
   bump: (id) => act("POST", `requests/${encodeURIComponent(id)}/bump`),
   cancel: async (id) => (await ask(`Cancel request ${text(id)}?`)) && act("POST", `requests/${encodeURIComponent(id)}/cancel`),
-  pause: async () => (await ask("Pause everything? Nothing more is sent; what comes waits.")) && act("POST", "pause", {}),
-  drain: async () => (await ask("Drain everything? New requests are refused; what waits is served.")) && act("POST", "drain", {}),
+  pause: async () => (await ask("Pause everything? Nothing more is sent; new requests queue.")) && act("POST", "pause", {}),
+  drain: async () => (await ask("Drain everything? New requests are refused; queued ones are served.")) && act("POST", "drain", {}),
   resume: () => act("POST", "resume", {}),
-  reload: async () => (await ask("Read the settings again? Bad ones change nothing.")) && act("POST", "reload", {}),
+  reload: async () => (await ask("Read the settings again? Invalid ones change nothing.")) && act("POST", "reload", {}),
   "model-pause": async (model) => (await ask(`Pause ${text(model)}?`)) && act("POST", "pause", { model }),
   "model-drain": async (model) => (await ask(`Drain ${text(model)}? New requests for it are refused.`)) && act("POST", "drain", { model }),
   "model-resume": (model) => act("POST", "resume", { model }),
   "tenant-pause": async (key) => {
     const name = tenantOf(key);
-    if (await ask(`Pause tenant ${text(name)}? Nothing more of its requests is sent; what comes waits, what runs goes on.`)) await act("POST", `tenants/${encodeURIComponent(name)}/pause`, {});
+    if (await ask(`Pause tenant ${text(name)}? No more of its requests are sent; new ones queue, running ones go on.`)) await act("POST", `tenants/${encodeURIComponent(name)}/pause`, {});
   },
   "tenant-resume": (key) => act("POST", `tenants/${encodeURIComponent(tenantOf(key))}/resume`, {}),
   "tenant-limit": async (key) => {
@@ -70,20 +70,20 @@ const VERBS = {
     const told = await act("GET", `tenants/${encodeURIComponent(name)}`);
     if (!told) return;
     const now = told.limits.running?.value;
-    const running = await ask(`How many requests of tenant ${text(name)} may run at a time? A number, or none; empty: as the settings say.`, now == null ? "" : String(now));
+    const running = await ask(`How many requests of tenant ${text(name)} may run concurrently? A number, or none; empty: by the settings.`, now == null ? "" : String(now));
     if (running === null) return;
     if (running === "") await act("DELETE", `tenants/${encodeURIComponent(name)}/limit`);
     else await act("POST", `tenants/${encodeURIComponent(name)}/limit`, { running: running === "none" ? null : running });
   },
   "tenant-cancel": async (key) => {
     const name = tenantOf(key);
-    if (!(await ask(`Cancel all waiting requests of tenant ${text(name)}? Their callers are refused; what runs goes on.`))) return;
+    if (!(await ask(`Cancel all waiting requests of tenant ${text(name)}? Their callers are refused; running ones go on.`))) return;
     let left = 1;
     while (left > 0) left = (await act("POST", `tenants/${encodeURIComponent(name)}/cancel`, {}))?.left ?? 0;
   },
-  "endpoint-drain": async (name) => (await ask(`Drain ${text(name)}? It is sent nothing more; what runs there ends.`)) && act("POST", `endpoints/${encodeURIComponent(name)}/drain`),
+  "endpoint-drain": async (name) => (await ask(`Drain ${text(name)}? It gets no new requests; running ones end.`)) && act("POST", `endpoints/${encodeURIComponent(name)}/drain`),
   "endpoint-resume": (name) => act("POST", `endpoints/${encodeURIComponent(name)}/resume`),
-  "endpoint-remove": async (name) => (await ask(`Remove ${text(name)}? What runs there may end.`)) && act("DELETE", `endpoints/${encodeURIComponent(name)}`),
+  "endpoint-remove": async (name) => (await ask(`Remove ${text(name)}? Running requests may end.`)) && act("DELETE", `endpoints/${encodeURIComponent(name)}`),
   "endpoint-slots": async (name) => {
     const now = seen.frame.endpoints.find((e) => e.name === name);
     const slots = await ask(`Slots of ${text(name)} (a number, or auto)`, now ? String(now.slots_auto ? "auto" : now.slots) : "");

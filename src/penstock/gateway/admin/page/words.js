@@ -1,5 +1,5 @@
-// What the gateway's words are called on the page. Marks say what colours say: ● well, ▲ passing, ■ a fault, ◆ an
-// operator's word.
+// Words and marks of the page. Marks stand beside colours: ● well, ▲ passing, ■ a fault, ◆ by an
+// operator.
 
 import { CAUSES, STATES } from "./catalogue.js";
 import { seen } from "./seen.js";
@@ -7,13 +7,13 @@ import { percent, seconds, whole } from "./tables.js";
 
 export const cause = (word, why) => (word ? whole(`${word}: ${why ?? CAUSES[word]}`) : "");
 
-// What became of a request that went wrong, as it is called in a frame.
+// Kinds of failures in a frame.
 export const WRONG = ["refused", "evicted", "broken", "failed"];
 export const TONES = { ok: "● ok", busy: "▲ busy", bad: "■ attention", hand: "◆ stopped" };
 export const ORDERS = {
-  waiting: "Highest band first, in each band who came first; between tenants turns decide. A heading sorts.",
-  running: "Who was sent first. A heading sorts.",
-  ended: "The last one first. A heading sorts.",
+  waiting: "Highest band first, oldest first in a band; between tenants turns decide. A heading sorts.",
+  running: "First sent first. A heading sorts.",
+  ended: "Latest first. A heading sorts.",
 };
 const MARKS = { ok: "●", busy: "▲", bad: "■", hand: "◆" };
 
@@ -27,7 +27,7 @@ export function awayTone(model) {
   return ["bad", "busy", "hand"].find((tone) => states.includes(tone)) ?? "bad";
 }
 
-// How many of a tenant's requests were refused and so on: whoever is hurt is marked, not only who waits.
+// A tenant's failures of the last minute, by kind.
 export const wrong = (tenant) => WRONG.map((kind) => [tenant.went_wrong[kind] ?? 0, kind]).filter(([number]) => number);
 
 export function guaranteed(band) {
