@@ -10,9 +10,11 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
+from penstock.core.values.rows import FlowSnapshot
 from penstock.core.values.settings import AdmissionSettings, BandSettings, QueueBounds
 from penstock.gateway.admin.headline import DRAIN, PAUSE, Around, StoppedBy, headline, is_by_operators, sentences, tone
-from penstock.gateway.admin.why import endpoint_why, model_why
+from penstock.gateway.admin.why import endpoint_why, model_why, within
+from penstock.gateway.telemetry.failures import Kind
 from tests.core.drive import request, scheduler, the_lease
 
 KV = SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9))
@@ -329,3 +331,11 @@ def test_several_models_are_counted() -> None:
     for at, model in enumerate(("m", "m", "n")):
         made.arrived(request(f"w{at}", model=model), now=0.0)
     assert "Holding 3, 2 of them for m: all slots are taken, 1 of 1 on 1 engine (1 other model too)." in said(made, 1.0)
+
+
+def test_a_tenants_share_is_shown_beside_its_fair_one_only_if_it_waits_for_more() -> None:
+    flow = FlowSnapshot("a", "standard", 1.0, 3, 0, 4.0, 0.08, 0.08, is_alone=False, fair_share=0.25)
+    assert within(flow, {}) == "8 %, fair 25 %"
+    assert within(msgspec.structs.replace(flow, oldest_wait_s=0.1), {}) == "8 %, all it asks for"
+    assert within(msgspec.structs.replace(flow, oldest_wait_s=0.1), {Kind.REFUSED: 1}) == "8 %", "it asked for more"
+    assert within(msgspec.structs.replace(flow, is_alone=True), {}) == "alone"

@@ -194,7 +194,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     bounds: list[BoundSnapshot] = []  #: none if queueing is off
 
 
-ALL = "*"  #: all models, where those that are paused or drained are named
+ALL = "*"  #: all models, among the names of paused or drained ones
 
 
 def stopped_models(stopped: Iterable[str | None]) -> list[str]:
