@@ -28,7 +28,7 @@ def test_processes_that_run_together_have_different_ones() -> None:
     assert theirs.isdisjoint(ours)
 
 
-def test_one_where_somebody_listens_is_passed_over() -> None:
+def test_a_port_in_use_is_skipped() -> None:
     taken = free_port()
     with socket.create_server(("127.0.0.1", taken)):
         assert taken not in {free_port() for _ in range(2 * BLOCK)}
@@ -40,11 +40,11 @@ def test_one_where_somebody_listens_is_passed_over() -> None:
     [(range(32_768, 61_000), LOWEST), (range(1_024, 61_000), 61_184)],
     ids=["as usual", "from 1024 on"],
 )
-def test_blocks_lie_beside_what_the_kernel_chooses_from(kernels: range, first: int) -> None:
+def test_blocks_are_outside_the_kernels_own_range(kernels: range, first: int) -> None:
     starts = starts_of_blocks(kernels)
     assert starts[0] == first
     assert not any(port in kernels for start in starts for port in range(start, start + BLOCK))
 
 
-def test_where_the_kernel_chooses_from_all_there_are_some_all_the_same() -> None:
+def test_there_are_blocks_even_if_the_kernel_uses_all_ports() -> None:
     assert len(starts_of_blocks(range(1_024, 65_536))) > 100

@@ -48,7 +48,7 @@ async def test_a_wrong_key(world: World) -> None:
     assert caught.value.body["error"]["type"] == "authentication_error"
 
 
-async def test_a_model_that_nobody_serves(world: World) -> None:
+async def test_a_batch_for_a_model_without_endpoint(world: World) -> None:
     async with client(await served(world)) as api:
         with pytest.raises(anthropic.NotFoundError):
             await api.messages.create(**{**ASK, "model": "none"})

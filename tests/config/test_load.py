@@ -1131,7 +1131,7 @@ def sectioned(section: type[object]) -> st.SearchStrategy[dict[str, object]]:
     return st.fixed_dictionaries({}, optional=fields)
 
 
-@effort(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@effort(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), VALUES, max_size=6) | sectioned(Settings))
 def test_any_document_gives_settings_or_a_config_error(document: dict[str, object]) -> None:
     try:
@@ -1144,7 +1144,7 @@ def test_any_document_gives_settings_or_a_config_error(document: dict[str, objec
         assert config_hash(settings)
 
 
-@effort(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@effort(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.text(max_size=60) | st.text("{}[]:,-&*!|>'\"%@`$#\n ab1?", max_size=40),
     st.dictionaries(

@@ -63,7 +63,7 @@ def test_what_every_ordering_has_to_do(ordering: str, check: Callable[[str], Non
 
 
 @every_ordering
-def test_nobody_is_overtaken_for_ever(ordering: str) -> None:
+def test_no_request_is_overtaken_for_ever(ordering: str) -> None:
     """A large one, while smaller ones keep coming: only those that come before it has aged go first."""
     made, lease = busy(ordering)
     aged_s = (3000 + 2 * 50) / 50.0  # tokens of work a second  # tokens of work a second

@@ -26,5 +26,5 @@ def test_a_burst_is_spread_over_equal_endpoints(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", [name for name, made in MADE.items() if made.minds_size])
-def test_a_larger_endpoint_gets_more_of_what_does_not_fill_them(policy: str) -> None:
+def test_a_larger_endpoint_gets_more_of_a_light_load(policy: str) -> None:
     assert burst(policy, 10, large=16, small=4) == {"large": 8, "small": 2}

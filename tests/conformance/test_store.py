@@ -132,7 +132,7 @@ def test_a_file_is_seen_when_it_is_whole_and_read_as_it_came(store: Store) -> No
         assert store.read("file-1", at, size) == data[at : at + size]
 
 
-def test_nobody_sees_another_tenants_files_and_batches(store: Store) -> None:
+def test_files_and_batches_are_visible_to_their_tenant_only(store: Store) -> None:
     upload(store)
     store.add_batch(a_batch(), MANY)
     assert store.file("b", "file-1", T) is None
@@ -160,7 +160,7 @@ def test_files_are_listed_page_by_page_in_either_order(store: Store) -> None:
     assert store.files("a", kind="batch_output", after=None, limit=9, ascending=True, now=T) == []
 
 
-def test_a_quota_counts_what_is_being_uploaded_too(store: Store) -> None:
+def test_a_quota_includes_uploads_in_progress(store: Store) -> None:
     quota = Quota(files=2, bytes=150, batches=1, items=10)
     store.begin_file(a_file("one", size=100), quota, "r")
     with pytest.raises(QuotaError, match="100 bytes"):
@@ -287,7 +287,7 @@ def test_open_batches_come_by_deadline_and_are_bounded_per_tenant(store: Store) 
     ("event", "end", "status"),
     [(BatchEvent.CANCEL, BatchEvent.STOPPED, Status.CANCELLED), (None, BatchEvent.WINDOW_OVER, Status.EXPIRED)],
 )
-def test_what_did_not_run_ends_in_the_error_file(
+def test_items_that_did_not_run_are_in_the_error_file(
     store: Store, event: BatchEvent | None, end: BatchEvent, status: Status
 ) -> None:
     items = 520  # more than one step of 500 rows
@@ -376,7 +376,7 @@ def test_claims_expire_with_their_runner(store: Store) -> None:
     assert store.finish([done(item) for item in held + again], "r") == [True] * 4
 
 
-def test_what_is_given_back_runs_again(store: Store) -> None:
+def test_returned_items_run_again(store: Store) -> None:
     running(store, items=2)
     items = store.claim("batch_1", "m", 2, "r")
     store.give_back([("batch_1", items[0].line)], "r", attempted=True)
@@ -432,7 +432,7 @@ def test_a_name_and_a_hash_are_given_once(store: Store) -> None:
     assert all_keys(store)[1] == [a_key()]
 
 
-def test_whether_keys_have_changed_is_told_without_reading_them(store: Store) -> None:
+def test_a_change_of_keys_is_seen_without_reading_them(store: Store) -> None:
     seen, _ = all_keys(store)
     assert store.keys(seen) is None
     store.add_key(a_key())
@@ -446,7 +446,7 @@ def test_whether_keys_have_changed_is_told_without_reading_them(store: Store) ->
     assert all_keys(store, seen)[1] == []
 
 
-def test_no_more_keys_are_kept_than_are_read_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_keys_is_bounded_by_one_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql_store, "KEYS_MAX", 2)
     store.add_key(a_key())
     store.add_key(a_key("two", digit="2"))
@@ -456,7 +456,7 @@ def test_no_more_keys_are_kept_than_are_read_at_once(store: Store, monkeypatch: 
     store.add_key(a_key("three", digit="3"))
 
 
-def test_a_batch_keeps_what_its_key_may_do(store: Store) -> None:
+def test_a_batch_keeps_the_rights_of_its_key(store: Store) -> None:
     store.add_batch(msgspec.structs.replace(a_batch(), rights='{"models":["m"]}'), MANY)
     assert found(store).rights == '{"models":["m"]}'
     assert store.open_batches(9)[0].rights == '{"models":["m"]}'
@@ -481,7 +481,7 @@ def test_several_gateways_see_each_others_keys(opening: Opening, kind: str) -> N
 # --- its end ------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_kept_is_there_after_a_restart(opening: Opening, kind: str) -> None:
+def test_files_batches_and_keys_survive_a_restart(opening: Opening, kind: str) -> None:
     if kind == "memory":
         pytest.skip("memory is not kept, which is the point of it")
     store = opening()
@@ -500,7 +500,7 @@ def test_what_was_kept_is_there_after_a_restart(opening: Opening, kind: str) -> 
     store.close()
 
 
-def test_a_full_disk_keeps_nothing_of_what_did_not_fit() -> None:
+def test_a_full_disk_keeps_no_partial_file() -> None:
     store = SqliteStore(None)
     store.begin_file(a_file(), MANY, "r")
     pages = store.sqlite.execute("PRAGMA page_count").fetchone()[0]
@@ -515,7 +515,7 @@ def test_a_full_disk_keeps_nothing_of_what_did_not_fit() -> None:
     store.close()
 
 
-def test_nobody_else_on_the_machine_reads_the_prompts(tmp_path: Path) -> None:
+def test_stored_prompts_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "new")
     store.begin_file(a_file(), MANY, "r")
     modes = {path.name: path.stat().st_mode & 0o077 for path in (tmp_path / "new").glob("batch.sqlite3*")}

@@ -128,8 +128,20 @@ def prove_nothing_is_left(chaos: Chaos) -> None:
             assert dispatched == (at < engine.slots or not chaos.settings.queue_enabled) or kept
 
 
+QUICK = (
+    "one_band",
+    "queueing_off",
+    "everything",
+    "operators_at_work",
+    "roles_and_little_kv_memory",
+    "drained_half_way",
+)
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    "world", [*QUICK, *(pytest.param(world, marks=pytest.mark.slow) for world in WORLDS if world not in QUICK)]
+)
 def test_nothing_leaks_and_nothing_is_lost(world: str, seed: int) -> None:
     chaos = WORLDS[world](seed)
     chaos.run()

@@ -86,7 +86,7 @@ def test_the_chart_lints_without_a_warning(helm: Helm) -> None:
     assert "ERROR" not in done.stdout
 
 
-def test_all_that_it_renders_is_what_a_cluster_takes(helm: Helm, tmp_path: Path) -> None:
+def test_rendered_objects_are_valid_for_a_cluster(helm: Helm, tmp_path: Path) -> None:
     """Kubernetes' own kinds strictly by their schemas, others by what their definitions know."""
     validate = program("kubernetes-validate")
     ours: dict[str, str] = {}  # each object once: most are the same whatever the values
@@ -136,7 +136,7 @@ def test_its_names_labels_and_selectors_fit_each_other(helm: Helm, name: str) ->
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_every_pod_is_what_the_level_restricted_asks(helm: Helm, name: str) -> None:
+def test_every_pod_meets_the_level_restricted(helm: Helm, name: str) -> None:
     for spec in pod_specs(helm.objects(GOOD[name])):
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
@@ -194,26 +194,26 @@ def test_gateways_that_share_elect_one_and_reach_each_other(helm: Helm, name: st
 
 
 @pytest.mark.parametrize(("name", "lease"), SHARING.items())
-def test_a_pod_gets_a_token_where_it_has_to_hold_a_lease(helm: Helm, name: str, lease: str | None) -> None:
+def test_a_pod_gets_a_token_if_it_may_hold_a_lease(helm: Helm, name: str, lease: str | None) -> None:
     spec = one(helm.objects({**GOOD[name], "rbac": False}), "Deployment")["spec"]["template"]["spec"]
     assert spec["automountServiceAccountToken"] is (lease is not None)
 
 
 @pytest.mark.parametrize(("address", "place"), [("10.0.0.7", "10.0.0.7:8081"), ("fd00::7", "[fd00::7]:8081")])
-def test_a_pod_of_either_family_says_where_it_is(helm: Helm, tmp_path: Path, address: str, place: str) -> None:
+def test_a_pod_advertises_its_ipv4_or_ipv6_address(helm: Helm, tmp_path: Path, address: str, place: str) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text(settings_file(helm.objects(GOOD["shared"])))
     share = load(str(file), {**ENVIRONMENT, "POD_IP": address}).share
     assert (share.place, share.called) == (place, "gate-7d9f-abcde")
 
 
-def test_without_sharing_it_may_look_for_engines_as_the_page_says_and_no_more(helm: Helm) -> None:
+def test_without_sharing_its_role_allows_discovery_only(helm: Helm) -> None:
     page = re.findall(r"```yaml\n(.*?)```", Path("docs/discovery.md").read_text(), re.DOTALL)
     (said_there,) = [yaml.safe_load(block)["rules"] for block in page if "kind: Role" in block]
     assert one(helm.objects({}), "Role")["rules"] == said_there
 
 
-def test_a_change_of_settings_replaces_the_pods_and_nothing_else_does(helm: Helm) -> None:
+def test_only_a_change_of_settings_replaces_the_pods(helm: Helm) -> None:
     def template(values: dict[str, Any]) -> Object:
         made: Object = one(helm.objects(values), "Deployment")["spec"]["template"]
         return made
@@ -291,7 +291,7 @@ def test_values_of_another_kind_are_refused_by_the_schema(helm: Helm, values: di
     assert where in helm.refused(values)
 
 
-def test_all_contradictions_are_told_at_once(helm: Helm) -> None:
+def test_all_contradictions_are_reported_together(helm: Helm) -> None:
     text = helm.refused(
         {
             "replicas": 2,
@@ -320,7 +320,7 @@ def test_all_contradictions_are_told_at_once(helm: Helm) -> None:
         ),
     ],
 )
-def test_the_notes_say_where_it_is_and_warn(helm: Helm, values: dict[str, Any], warned: tuple[str, ...]) -> None:
+def test_the_notes_give_the_address_and_warnings(helm: Helm, values: dict[str, Any], warned: tuple[str, ...]) -> None:
     good, text = helm.said("install", values, "--dry-run=client", "--namespace", "llm")
     assert good, text
     notes = text.partition("NOTES:")[2]
@@ -335,14 +335,14 @@ def test_the_notes_name_every_secret_that_has_to_be_there(helm: Helm) -> None:
     assert all(f"Secret {name}" in notes for name in ("gate-admin", "gate", "gate-tls"))
 
 
-def test_values_and_their_page_are_what_the_schema_says() -> None:
+def test_values_and_their_page_match_the_schema() -> None:
     ran("scripts/deploy/chart_values", "--check")
     schema = json.loads((CHART / "values.schema.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)
     jsonschema.validate(yaml.safe_load((CHART / "values.yaml").read_text()), schema)
 
 
-def test_what_the_page_shows_is_so(helm: Helm) -> None:
+def test_examples_of_the_page_render_and_its_refusal_is_real(helm: Helm) -> None:
     """Its examples render, and the refusal that it shows is the one that comes."""
     page = Path("docs/chart.md").read_text()
     examples = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]

@@ -60,7 +60,7 @@ def test_compose_takes_the_file_and_every_mount_is_there() -> None:
     assert services["penstock"]["environment"]["PENSTOCK_ADMIN_TOKEN"] == TOKEN
 
 
-def test_compose_wants_a_token_and_says_how_to_make_one() -> None:
+def test_compose_requires_a_token_and_explains_how_to_make_one() -> None:
     done = config()
     assert done.returncode != 0
     assert "PENSTOCK_ADMIN_TOKEN is missing a value: set it to a token of your own: openssl rand -hex 32" in done.stderr

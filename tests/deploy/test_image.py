@@ -84,7 +84,7 @@ def image() -> Iterator[Image]:
         ran("buildah", "rm", container)
 
 
-def test_it_says_what_it_is(image: Image) -> None:
+def test_labels_user_and_version(image: Image) -> None:
     labels = image.config["Labels"]
     assert labels["org.opencontainers.image.version"] == penstock.__version__
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
@@ -114,7 +114,7 @@ def test_it_has_the_extras_that_its_recipe_names(image: Image) -> None:
     assert told == "True\n", "tokens of an issuer are signed, and a Valkey elects"
 
 
-def test_it_has_no_compiler_and_no_pip_and_owns_nothing_of_itself(image: Image) -> None:
+def test_it_has_no_compiler_and_no_pip_and_its_files_belong_to_root(image: Image) -> None:
     told = image.ran(
         "python", "-c", "import importlib.util as u; print([n for n in ('pip', 'mypy') if u.find_spec(n)])"
     )
@@ -124,7 +124,7 @@ def test_it_has_no_compiler_and_no_pip_and_owns_nothing_of_itself(image: Image) 
     assert image.ran("find", "/penstock", "-perm", "-o+w", "-not", "-type", "l") == ""
 
 
-def test_it_serves_from_a_root_that_is_read_only_and_its_health_is_told(image: Image) -> None:
+def test_it_serves_from_a_read_only_root_and_reports_its_health(image: Image) -> None:
     port = free_port()
     health = image.config["Healthcheck"]["Test"]
     assert health[0] == "CMD"

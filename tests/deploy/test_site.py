@@ -27,7 +27,7 @@ def queries() -> list[tuple[str, str]]:
     ]
 
 
-def test_every_query_of_the_dashboard_has_data_where_a_real_prometheus_scraped_a_loaded_gateway(site: Site) -> None:
+def test_every_query_of_the_dashboard_has_data_after_a_scrape_of_a_loaded_gateway(site: Site) -> None:
     """Loaded with all that it shows: streams, refusals, time-outs, requeues, hang-ups, an engine that is down."""
     engines = [site.engine("--slots", "2", "--step-ms", "20") for _ in range(3)]
     settings = {
@@ -96,7 +96,7 @@ def test_the_second_container_tells_the_gateway_to_read_settings_that_changed(si
             gateway.kill()
 
 
-def test_helm_test_says_whether_the_gateway_answers(site: Site) -> None:
+def test_helm_test_reports_whether_the_gateway_answers(site: Site) -> None:
     engine = site.engine()
     gateway = site.gateway({"endpoints": [{"url": engine.url}]})
     script = (CHART / "files/answers.py").read_text()

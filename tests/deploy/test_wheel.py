@@ -116,7 +116,7 @@ def test_no_hint_names_the_other_package() -> None:
     assert not found
 
 
-def test_another_package_in_our_place_is_told_at_the_start(tmp_path: Path) -> None:
+def test_another_package_of_our_name_is_reported_at_the_start(tmp_path: Path) -> None:
     """As pip leaves it where both were installed: all files of both, and one `__init__.py`."""
     ours = Path(penstock.__file__).parent
     mixed = tmp_path / "penstock"

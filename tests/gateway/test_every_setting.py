@@ -148,7 +148,7 @@ HELD_BY: dict[str, str] = {
     "limits.max_body": "bad_input::test_a_chunked_body_is_refused_at_the_byte_that_is_too_many",
     "limits.max_header": HERE + "test_heads_and_connections_are_bounded",
     "limits.max_connections": HERE + "test_heads_and_connections_are_bounded",
-    "limits.max_connections_per_address": "connections::test_one_addresses_connections_are_bounded_where_that_is_set",
+    "limits.max_connections_per_address": "connections::test_connections_of_one_address_have_a_limit_if_set",
     "accounting.usage": "gateway::test_with_accounting_off_a_streamed_body_is_not_touched_either",
     "tenants[].name": "tenancy::test_a_caller_without_a_key_is_whom_its_headers_name",
     "tenants[].weight": "fairness::test_weights_divide_between_tenants_and_users_share_their_tenants_part",

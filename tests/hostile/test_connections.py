@@ -43,7 +43,7 @@ async def test_a_turn_of_the_loop_takes_many_new_connections(world: World) -> No
     assert turns <= 8 * NEWCOMERS / 64  # some turns begin a connection after it was taken
 
 
-async def test_one_addresses_connections_are_bounded_where_that_is_set(world: World) -> None:
+async def test_connections_of_one_address_have_a_limit_if_set(world: World) -> None:
     await world.engine()
     await world.gateway(limits={"max_connections_per_address": 3})
     held = [await world.client() for _ in range(3)]
@@ -173,7 +173,7 @@ def test_an_endless_event_is_cut_off() -> None:
         assert not cut_off(whole), whole
 
 
-async def test_a_stream_that_ends_with_its_connection_in_the_middle_of_an_event_is_broken(world: World) -> None:
+async def test_a_stream_that_closes_in_the_middle_of_an_event_is_broken(world: World) -> None:
     head = b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
     event = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
 

@@ -215,7 +215,7 @@ async def test_a_clock_set_back_by_half_a_day_stops_no_batch(
     assert (await api.ended(running))["status"] == "cancelled"
 
 
-async def test_a_damaged_store_at_the_start_takes_nothing_else_down_and_comes_back(
+async def test_a_damaged_store_at_the_start_stops_only_batches_and_recovers(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await world.engine()

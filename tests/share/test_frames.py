@@ -14,10 +14,9 @@ from penstock.core.values.request import Contents, Request, Usage
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import Prices
 from penstock.share.frames import LinkError, decider_reader, edge_reader, why_not, written
-from penstock.share.messages import Arrived, Failed, Finished, Hello, Stop, Told
+from penstock.share.messages import PROTOCOL, Arrived, Failed, Finished, Hello, Stop, Told
 
 FRAME_BYTES_MAX = 32 * 1024 * 1024
-PROTOCOL = 4
 
 REQUEST = Request(
     "r-1",

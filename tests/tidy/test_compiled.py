@@ -65,7 +65,7 @@ def test_the_list_stands_on_files_that_are_there() -> None:
 
 @pytest.mark.static
 @pytest.mark.timeout(400)  # 14 s of work, which on a busy machine was seen to take minutes
-def test_mypyc_takes_what_is_to_be_compiled(tmp_path: Path) -> None:
+def test_mypyc_accepts_the_compiled_modules(tmp_path: Path) -> None:
     """All but the C compiler's part: what passes mypy may still be something that mypyc has no representation for."""
     pytest.importorskip("setuptools", reason="mypyc builds with setuptools")
     files = sorted(_matching(HOOK["compile"]) - _matching(HOOK["leave"]))
@@ -96,7 +96,7 @@ def _name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
 
 
-def test_a_missing_compiler_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     interface = "hatchling.builders.hooks.plugin.interface"  # of the build's own environment
     stub = ModuleType(interface)
     stub.BuildHookInterface = list  # type: ignore[attr-defined]  # any generic class

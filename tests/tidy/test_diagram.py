@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/diagram.md").read_text()
 
 
-def test_the_page_is_what_the_code_draws() -> None:
+def test_the_page_matches_the_code() -> None:
     assert diagram.page() == PAGE
 
 

@@ -69,7 +69,7 @@ def count(room: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("room", SHARES_MIN)
-def test_docstrings_tell_what_the_signature_does_not(room: str) -> None:
+def test_docstrings_add_to_the_signature(room: str) -> None:
     told, asked = count(room)
     assert told / asked >= SHARES_MIN[room], f"{told} of {asked} public functions of {room} tell a caller something"
 

@@ -84,7 +84,7 @@ def test_dependencies_point_inward(place: str) -> None:
                 assert not imported.startswith(target + "."), f"{name_of(path)} imports {imported}"
 
 
-def test_the_package_imports_nothing_that_is_not_in_the_wheel() -> None:
+def test_the_package_imports_only_modules_of_the_wheel() -> None:
     for path in MODULES:
         for module, _ in imports(path):
             assert module.split(".")[0] not in {"bench", "benchmarks", "tests"}, f"{name_of(path)} imports {module}"
@@ -130,7 +130,7 @@ def test_the_scheduler_draws_no_randomness_but_from_its_generator() -> None:
     assert "Random" not in calls
 
 
-def test_nothing_goes_by_pythons_own_hashes_and_addresses() -> None:
+def test_no_decision_depends_on_hash_or_id() -> None:
     """They differ in each process, and what is keyed by them would mean nothing to another one."""
     found = [
         f"{name_of(path)}:{node.lineno}"
@@ -164,9 +164,9 @@ def test_a_test_states_the_number_that_it_means() -> None:
     imported = {
         (module, name)
         for path in sorted((SOURCE.parent / "tests").rglob("*.py"))
-        if not {"dispatch", "endpoints", "routing", "workers", "share"} & set(path.parts[-3:])
+        if not {"dispatch", "endpoints"} & set(path.parts[-3:]) and path.name != "test_worth_waiting.py"
         for module, name in imports(path)
-        if module.startswith("penstock.") and name.isupper()
+        if module.startswith("penstock.") and name.isupper() and name != "PROTOCOL"
     }
     numbers = [names for names in imported if isinstance(getattr(import_module(names[0]), names[1], None), int | float)]
     assert numbers == []

@@ -74,7 +74,7 @@ def test_a_record_is_written_by_its_room_alone() -> None:
     assert found == []
 
 
-def test_nothing_beside_the_core_writes_to_requests_or_leases() -> None:
+def test_only_the_core_writes_to_requests_and_leases() -> None:
     for room in ("gateway", "sim", "conformance", "batch"):
         for path in (SOURCE / "penstock" / room).rglob("*.py"):
             for target in assigned(ast.parse(path.read_text())):

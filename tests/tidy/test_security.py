@@ -29,7 +29,7 @@ def names_in(path: Path) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-def test_each_line_of_what_is_done_names_tests_that_are_there() -> None:
+def test_each_line_of_the_security_page_names_existing_tests() -> None:
     assert len(rows()) > 20
     for done, held_by in rows():
         named = _NAMED.findall(held_by)

@@ -32,7 +32,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_it_shows_isolation_and_says_what_that_costs() -> None:
+def test_it_shows_isolation_and_its_cost() -> None:
     with demo("--once", "--seconds", "8") as process:
         out = words(process.communicate(timeout=100)[0])
     assert process.returncode == 0
@@ -46,7 +46,7 @@ def test_it_shows_isolation_and_says_what_that_costs() -> None:
     assert "curl" not in out  # nothing is offered that is gone by now
 
 
-def test_what_it_offers_to_try_works_when_it_is_printed() -> None:
+def test_the_printed_commands_work_at_once() -> None:
     with demo("--seconds", "1") as process:
         assert process.stdout is not None
         lines = []

@@ -40,8 +40,8 @@ def test_three_teams(tmp_path: Path) -> None:
     assert "`max_tokens` is 501; this key may ask for 500 tokens at most." in out
     assert "may not use the model `large`" in out
     assert "notebook: research, made, models sim*, prompts of 8,000 tokens, answers of 500 tokens, until" in out
-    assert "notebook: withdrawn" in out
-    assert "Incorrect API key" in out.partition("notebook: withdrawn")[2]
+    assert "notebook: revoked" in out
+    assert "Incorrect API key" in out.partition("notebook: revoked")[2]
 
 
 def test_applications(tmp_path: Path) -> None:

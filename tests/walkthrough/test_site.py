@@ -37,7 +37,7 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert [(page.name, url) for page, url in fetched if ELSEWHERE.match(url)] == []
 
 
-def test_diagrams_are_drawn_by_what_the_site_brings(site: Path) -> None:
+def test_diagrams_are_drawn_with_the_sites_own_script(site: Path) -> None:
     """The theme fetches Mermaid from elsewhere, unless a page brings it."""
     drawn = [page for page in site.rglob("*.html") if 'class="mermaid"' in page.read_text()]
     assert len(drawn) >= 3

@@ -149,6 +149,7 @@ def test_a_capped_flow_is_not_forgotten_so_that_its_cap_can_end() -> None:
     assert tree.nodes == 0
 
 
+@pytest.mark.slow
 def test_a_million_models_and_users_leave_nothing_behind() -> None:
     """A tenth of a million here; what is remembered does not grow with it."""
     tree = QueueTree()

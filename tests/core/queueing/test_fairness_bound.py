@@ -165,6 +165,7 @@ def test_twice_the_bound_holds_from_any_start_for_flows_that_come_and_go(
     assert bound.checks > 10_000
 
 
+@pytest.mark.slow
 def test_a_reserve_for_light_flows_hardly_loosens_the_bound_of_the_heavy_ones() -> None:
     """A flow that is light by its slots, and ahead by its tokens, may be sent into slots that are kept.
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.routing.hot_prefixes import FADE_S, PREFIXES_MAX, HotPrefixes
-from penstock.core.routing.session_table import SESSIONS_MAX, SessionTable
+from penstock.core.routing.hot_prefixes import HotPrefixes
+from penstock.core.routing.session_table import SessionTable
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.located import Source
@@ -19,6 +19,9 @@ from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import AdmissionSettings, EndpointSpec, RoutingSettings
 from tests.core.drive import request, scheduler, sent, the_lease
+
+PREFIXES_MAX = 4 * 1024
+SESSIONS_MAX = 100_000
 
 WAIT_S = 2.0
 
@@ -414,4 +417,4 @@ def test_sessions_and_heat_are_bounded() -> None:
         heat.used(at, 0.0)
     assert PREFIXES_MAX // 2 <= len(heat._uses) <= PREFIXES_MAX
     assert heat.uses(PREFIXES_MAX, 0.0) == 1.0
-    assert heat.uses(PREFIXES_MAX, FADE_S) == pytest.approx(0.3679, abs=1e-3)
+    assert heat.uses(PREFIXES_MAX, 30.0) == pytest.approx(0.3679, abs=1e-3)

@@ -6,7 +6,6 @@ from collections import OrderedDict
 from random import Random
 
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.routing.prefix_index import KEYS_MIN
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import SourceSnapshot
@@ -87,7 +86,7 @@ def test_where_nothing_is_ever_cached_history_is_switched_off_in_the_end() -> No
         if history(made, at + 0.5).off:
             break
     assert history(made, at + 0.5).off == 1
-    assert made.inspect().router._history.limit_of(0) == KEYS_MIN
+    assert made.inspect().router._history.limit_of(0) == 64
     for later in range(3):
         made.arrived(request(f"l{later}", body_bytes=BYTES, prefix=KEYS, prefix_chunk_bytes=512), now=at + 1.0)
         assert made.inspect().entries[f"l{later}"].route.cached_tokens == 0, "it is not asked"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
-from penstock.core.routing.last_sent import DEPTHS, KEYS_MAX, LastSent
+from penstock.core.routing.last_sent import DEPTHS, LastSent
+
+KEYS_MAX = 128 * 1024
 
 DEEP = 20  # keys of each prompt that are remembered
 TABLE_BYTES = 70  # of a dict, for each of its keys, at most

@@ -8,9 +8,11 @@ import pytest
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.routing.policies.registry import POLICIES
-from penstock.core.routing.policies.round_robin import MODELS_MAX, RoundRobin
+from penstock.core.routing.policies.round_robin import RoundRobin
 from penstock.core.values.settings import EndpointSpec, HealthSettings, RoutingSettings
 from tests.core.drive import context, lease, policy_named
+
+MODELS_MAX = 1024
 
 
 def endpoints(**slots: int) -> list[Endpoint]:

@@ -270,6 +270,7 @@ async def test_only_engines_that_know_it_are_asked_for_it(world: Faces) -> None:
     assert b"endpoint-load-metrics" not in face.posted[-1]
 
 
+@pytest.mark.slow
 async def test_a_list_of_a_hundred_thousand_models_is_read_up_to_a_bound(
     world: Faces, caplog: pytest.LogCaptureFixture
 ) -> None:

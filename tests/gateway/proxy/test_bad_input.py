@@ -317,7 +317,7 @@ async def test_a_length_that_is_too_short_cuts_the_body_and_the_rest_is_no_reque
     await served(world)
 
 
-async def test_who_goes_in_the_middle_of_its_request_leaves_nothing_behind(world: World) -> None:
+async def test_a_client_that_leaves_in_the_middle_of_its_request_leaves_no_state(world: World) -> None:
     await world.engine()
     await world.gateway()
     whole = request(body=chat())

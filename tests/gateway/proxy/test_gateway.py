@@ -374,7 +374,7 @@ async def test_a_pinned_request_goes_to_its_endpoint_or_is_refused_at_once(world
     assert (twice.status, twice.error()["code"], twice.error()["param"]) == (400, "bad_request", "id")
     fault(idle, "busy")
     refused = await world.ask(path=f"{CHAT}?id=b", body=chat())
-    assert refused.status == 503, "never queued, so the engine's own refusal is the answer"
+    assert refused.status in (503, 429), "never queued: the engine refuses, or the gateway if a probe came first"
     assert len(busy.log.entries) == 1
 
 

@@ -14,7 +14,7 @@ import redis
 import penstock
 from penstock.cli.main import main
 from penstock.gateway.share.dial import EDGE, Dialler, SharePort
-from penstock.gateway.share.greeting import NAME, NONCE_BYTES
+from penstock.gateway.share.greeting import NAME
 from penstock.gateway.workers.link import Link
 from penstock.share.frames import decider_reader, edge_reader
 from penstock.share.messages import PROTOCOL, Down, Hello, Up, Welcome
@@ -71,7 +71,7 @@ async def test_bad_links_are_told_and_nothing_is_lost_by_them(world: World, tmp_
         await asyncio.gather(
             _says(at, b"\x16\x03\x01" + b"garbage" * 20),
             _says(at, NAME + b"e" + b"n" * 10),
-            _says(at, NAME + b"e" + b"n" * NONCE_BYTES + b"p" * 32),
+            _says(at, NAME + b"e" + b"n" * 32 + b"p" * 32),
             _links(at, then=b"\xff\xff\xff\xff"),
             _links(at, then=b"\x00\x00\x00\x04junk"),
             _links(at, then=b"\x00\x00\x01\x00half"),

@@ -13,7 +13,7 @@ from penstock.config.load import shared_hash
 from penstock.config.sections.share import ShareSection
 from penstock.gateway.share import dial, door
 from penstock.gateway.share.dial import EDGE, Dialler, SharePort
-from penstock.gateway.share.greeting import NAME, NONCE_BYTES, GreetingError, dialing, listening
+from penstock.gateway.share.greeting import NAME, GreetingError, dialing, listening
 from penstock.gateway.workers import office, worker
 from penstock.gateway.workers.link import Link
 from penstock.share.frames import edge_reader, written
@@ -23,6 +23,8 @@ from tests.gateway.share.group import SECRET
 from tests.gateway.workers.beside import WorkerBeside
 from tests.patience import WAIT_S
 from tests.ports import free_port
+
+NONCE_BYTES = 32
 
 
 def section(port: int = 0, secret: str = SECRET) -> ShareSection:

@@ -16,7 +16,6 @@ from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.tenant_orders import PAUSED, Order, TenantOrders
 from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.share.roles import LOOK_S
 from penstock.gateway.share.words import OperatorWords
 from penstock.share.messages import OperatorsSaid
 from tests.gateway.conftest import World
@@ -184,7 +183,7 @@ async def test_what_is_stopped_stays_so_when_the_decider_is_killed_or_steps_down
             waits = await second.streaming(headers={"x-tenant-id": "team-b"}, tokens=1)
             await second.until(lambda state: state["waiting"] == 1)
             await holds(first)
-            await asyncio.sleep(3 * LOOK_S)  # what was said a moment before a death may be lost
+            await asyncio.sleep(0.75)  # what was said a moment before a death may be lost
             first.kill()
             await second.until(
                 lambda state: state["share"]["role"] == "leads" and state["share"]["name"] == second.name

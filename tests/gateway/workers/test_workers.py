@@ -19,6 +19,8 @@ from tests.gateway.conftest import Client, World, chat, request
 from tests.gateway.proxy.test_stored_answers import keepers, made, stored
 from tests.gateway.workers.beside import WorkerBeside
 
+HUNG_S = 30.0
+
 FIRST, SECOND = "w1", "w2"
 
 
@@ -298,6 +300,6 @@ class TestLinks:
         await world.gateway(workers=2)
         process = workers(world)[FIRST]
         inside(world, FIRST)._timer.cancel()  # type: ignore[union-attr]
-        world.gate.office._by_name[FIRST].heard_s -= office.HUNG_S  # type: ignore[union-attr]
+        world.gate.office._by_name[FIRST].heard_s -= HUNG_S  # type: ignore[union-attr]
         await world.until(lambda: process.starts == 2)
-        assert f"it has said nothing for {office.HUNG_S:g} s" in self.log.text
+        assert f"it has said nothing for {HUNG_S:g} s" in self.log.text
