@@ -89,9 +89,9 @@ async def test_a_second_name_in_another_case_gets_nobody_another_model(world: Wo
     endpoint, requests = await world.scripted(OK)
     await world.gateway(endpoints=[endpoint], **narrow(models=["sim"]))
     for name in ("Model", "MODEL", "Options", "max_to\u212aens"):
-        assert "is no field" in await refused(world, body={**chat(), name: "large"})
+        assert "is not a field" in await refused(world, body={**chat(), name: "large"})
     large = {**chat("x" * 300_000), "Model": "large"}
-    assert "is no field" in await refused(world, body=large)
+    assert "is not a field" in await refused(world, body=large)
     assert requests == []
 
 
@@ -142,7 +142,7 @@ async def test_an_adapter_that_a_key_names_is_its_own_to_ask_for(world: World) -
     assert "has to be a name" in await refused(world, body={"model": "sim", "lora_path": {"x": 1}})
     assert "has to be a name" in await refused(world, body={"model": "sim", "lora_path": 1.5})
     assert "more than once" in await refused(world, body=b'{"model":"sim","lora_path":"law-1","lora_path":"law-2"}')
-    assert "is no field" in await refused(world, body={"model": "sim", "Lora_Path": "large"})
+    assert "is not a field" in await refused(world, body={"model": "sim", "Lora_Path": "large"})
 
 
 # --- prompts -----------------------------------------------------------------------------------------------------
@@ -249,10 +249,10 @@ async def test_where_the_field_lies_deeper_the_caller_has_to_say_it(
     endpoint, requests = await world.scripted(OK)
     await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
     body: dict[str, Any] = {"model": "sim", prompt: [1], "max_tokens": 1}
-    assert f"say so in `{section}.{field}`" in await refused(world, path, body)
+    assert f"set `{section}.{field}`" in await refused(world, path, body)
     nothing: list[Any] = [{}, {field: None}, None, [], [{field: 5}, {}]]
     for odd in nothing:
-        assert "say so in" in await refused(world, path, {**body, section: odd})
+        assert ": set `" in await refused(world, path, {**body, section: odd})
     assert "has to be" in await refused(world, path, {**body, section: "no object"})
     wrong: list[Any] = [{field: -1}, {field: "5"}, {field: [5]}, {field: 2.5}, [{field: 5}, {field: 0}]]
     for odd in wrong:

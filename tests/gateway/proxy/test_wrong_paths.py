@@ -46,7 +46,7 @@ async def test_our_own_paths_are_meant_too(world: World) -> None:
     for path, meant in (("/models", "/v1/models"), ("/v1/v1/models/sim", "/v1/models/sim"), ("/v1/health", "/health")):
         assert f"`{meant}` is meant" in message(await world.ask("GET", path))
     for path in ("/v1", "/v1/", "/v1/v1"):
-        assert "`/v1` is what a base URL ends in" in message(await world.ask("GET", path))
+        assert "`/v1` is the end of a base URL" in message(await world.ask("GET", path))
     for path in ("/nobody/knows", "/v2/chat", "/v1/chat"):
         assert message(await world.ask("GET", path)) == "There is no such path."
 

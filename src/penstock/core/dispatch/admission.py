@@ -1,7 +1,7 @@
 """May this endpoint take a request of this band now, and this very request (docs/design.md#admission).
 
-An endpoint is *open* when all conditions hold. Each condition that does not hold has a name, and the first one is
-the answer to "why does this request wait". A condition that time alone will lift also says when to ask again.
+An endpoint is *open* when all conditions hold. Each condition that does not hold has a name, and the first one is the
+answer to "why does this request wait". A condition that passes with time also returns when to ask again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OVER_SHARE_KV_SHARE = (
 )
 
 
-_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what gauges may close an endpoint for
+_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # causes by gauges
 
 
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
@@ -42,9 +42,9 @@ def _stands_s(cause: Cause, endpoint: Endpoint) -> float:
 
 
 def _would_wait(cause: Cause, endpoint: Endpoint, band: BandSettings, now: float) -> bool:
-    """Whether what the gauges say means that one more would wait there, so that they are wrong if it does not."""
+    """Whether the gauges imply that one more request would wait there, so that they are wrong if it does not."""
     if band.engine_waiting_max == 0:
-        return False  # a band that only goes where nothing else does
+        return False  # a band that only uses idle endpoints
     return cause is Cause.ENGINE_QUEUE or (
         cause is Cause.SLOTS_FULL and endpoint.ledger.load(now) >= endpoint.ledger.slots
     )
@@ -53,7 +53,7 @@ def _would_wait(cause: Cause, endpoint: Endpoint, band: BandSettings, now: float
 def told_only(
     endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, cause: Cause | None, *, now: float
 ) -> bool:
-    """Whether an endpoint is closed for nothing but what its gauges say; `cause` is what `closed` found."""
+    """Whether an endpoint is closed only by its gauges; `cause` is the result of `closed`."""
     if cause is None:
         cause = _closed(endpoint, band, settings, now) if endpoint.ledger.belief.closed_s is not None else None
     return cause in _TOLD and not _closed_by_own(endpoint, band, settings, now)
@@ -80,7 +80,7 @@ def _closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings,
 
 
 def _closed_by_own(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
-    """Whether what we sent there ourselves keeps it closed, too."""
+    """Whether our own requests there keep it closed too."""
     ledger = endpoint.ledger
     leases = len(ledger.leases)
     if leases >= ledger.slots * band.ceiling or leases >= ledger.slots:
@@ -93,7 +93,7 @@ def _closed_by_own(endpoint: Endpoint, band: BandSettings, settings: AdmissionSe
 
 
 def _queues(endpoint: Endpoint, band: BandSettings, now: float, *, told: bool = True) -> bool:
-    """Whether enough waits inside the engine, or may by what is on its way there."""
+    """Whether enough requests wait inside the engine, or may with those on their way there."""
     ledger, own, waiting_max = endpoint.ledger, endpoint.limits, band.engine_waiting_max
     if own is not None and own.engine_waiting_max is not None and own.engine_waiting_max < waiting_max:
         waiting_max = own.engine_waiting_max
@@ -114,7 +114,7 @@ def _slow(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, n
 def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False, now: float) -> Room:
     """How large a request may be that goes to an open endpoint now: prompt tokens, and tokens in all.
 
-    An endpoint that is idle, or computes no prompt, takes one of any size. `tried`: what its gauges say does not count.
+    An endpoint that is idle, or computes no prompt, takes one of any size. `tried`: its gauges are ignored.
     """
     ledger = endpoint.ledger
     outstanding = ledger.prefill.outstanding_tokens
@@ -124,7 +124,7 @@ def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False
 
 
 def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> float | None:
-    """How many tokens of KV memory are left below the ceiling, negative above it; None where the engine can't tell."""
+    """Returns the tokens of KV memory left below the ceiling, negative above it; None if unknown."""
     ledger = endpoint.ledger
     capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
     kv_usage = ledger.kv_usage(now) if capacity else None
@@ -137,8 +137,8 @@ def over_share_room(room: Room, endpoint: Endpoint) -> Room:
     """Returns the part of an endpoint's room that is for flows over their share while under-share requests keep
     arriving.
 
-    An engine computes prompts first come, first served, so what an over-share flow has put before it is what an
-    under-share request waits for. What stands elsewhere on its way there, nobody waits for.
+    An engine computes prompts first come, first served, so an under-share request waits for the prompts of over-share
+    flows before it. Requests waiting elsewhere on their way there block nothing.
     """
     ledger, (prefill_tokens, tokens) = endpoint.ledger, room
     if outstanding := ledger.prefill.outstanding_tokens:
@@ -149,7 +149,7 @@ def over_share_room(room: Room, endpoint: Endpoint) -> Room:
 
 
 def kv_tokens(entry: Entry, endpoint: Endpoint) -> int:
-    """Returns what a request takes of an endpoint's KV memory: its prompt alone if it is answered elsewhere."""
+    """Returns a request's need of an endpoint's KV memory: only its prompt if it is answered elsewhere."""
     if endpoint.role is Role.PREFILL and not entry.whole:
         return entry.estimate.prompt_tokens
     return entry.estimated_tokens

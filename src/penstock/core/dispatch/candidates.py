@@ -1,6 +1,6 @@
-"""Where does a request fit: which endpoints are open to its band, and which of these have room for this very one?
+"""The endpoints that are open to a request's band and have room for it.
 
-`admission.py` asks one endpoint; this asks all that may be asked, and remembers what they said until they are touched.
+`admission.py` checks one endpoint; this checks all candidates, and caches the results until they are touched.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CandidateFilter:
             if cause in _MAY_BE_TOLD or endpoint.ledger.belief.closed_s is not None:
                 self._ask_gauges(endpoint, band.settings, cause, now)
             if cause is None:
-                # Slots are counted where requests are answered: what only computes prompts has none to keep.
+                # Slots are counted at decode endpoints: pure prefill has none to reserve.
                 answers = endpoint.role is not Role.PREFILL
                 band.opened(endpoint, endpoint.ledger.slots - endpoint.ledger.load(now) if answers else 0.0)
                 tried = endpoint.ledger.belief.closed_s is not None
@@ -100,7 +100,7 @@ class CandidateFilter:
         if admission.told_only(endpoint, band, self.settings, cause, now=now):
             endpoint.ledger.belief.closes(now)
         elif cause is None and endpoint.ledger.load(now) > 0:
-            endpoint.ledger.belief.opens()  # an idle one takes a request whatever its memory: that says nothing
+            endpoint.ledger.belief.opens()  # an idle one accepts a request with any memory, so this is no evidence
 
     def away(self, model: str, band: Band) -> bool:
         """True if no endpoint for the model takes anything, as far as is known: all are down, drained, or back off."""
@@ -113,7 +113,7 @@ class CandidateFilter:
 
     def anybody_serves(self, model: str, endpoints: list[Endpoint]) -> bool:
         """True if any of the endpoints serves the model."""
-        for endpoint in endpoints:  # the first one does, as mostly
+        for endpoint in endpoints:  # the first one does, usually
             if endpoint.serves(model):
                 return True
             if self._pool.uniform:
@@ -156,7 +156,7 @@ class CandidateFilter:
     # --- roles --------------------------------------------------------------------------------------------------
 
     def _computing(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
-        """Those that may compute its prompt: prefill endpoints only where there is one now that would answer it."""
+        """Returns the endpoints that may compute its prompt: prefill ones only if a decode endpoint is available."""
         roles, model = self._pool.roles, entry.model
         computing = [e for e in endpoints if roles.computes(e, model, whole=entry.whole)]
         if any(e.role is Role.PREFILL for e in computing) and not self.partners(entry, now):

@@ -1,11 +1,11 @@
 """Disaggregated prefill: one request, two endpoints, and a lease on each (docs/decisions, docs/policies).
 
-Both leases are taken in the step that pops the request: so a prompt that was computed never waits for a place to be
-answered, holding memory where it was computed, and no request holds one half while it waits for the other. The decode
-lease is *pending* until the prefill is done: its slot and its memory are taken, its engine knows nothing of it yet.
-There is one lease at a time that its driver reports on: first the prefill's, then the decode's; whatever ends the first
-other than `prefilled` gives the second back too. Where the two engines meet, the second was sent the request with the
-first, and waits for what that computes: its lease is pending all the same, for it shows in no gauge while it waits.
+Both leases are taken in the step that pops the request: so a computed prompt never waits for decode while holding
+prefill memory, and no request holds one half while it waits for the other. The decode lease is *pending* until the
+prefill is done: its slot and its memory are taken, its engine knows nothing of it yet. Its driver reports on one lease:
+first the prefill's, then the decode's; any end of the first other than `prefilled` releases the second too. If the two
+engines meet, the second gets the request together with the first, and waits for its result: its lease is pending
+anyway, because it shows in no gauge while it waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.core.values.request import Usage
 
 
 class PendingDecodes:
-    """The decode leases whose prompts are being computed, by their requests' arrival numbers."""
+    """The decode leases of prompts being computed, by their requests' arrival numbers."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -46,7 +46,7 @@ class PendingDecodes:
             epoch=NO_EPOCH if endpoint is None else endpoint.ledger.epoch,
             request_id=entry.request.id,
             now=now,
-            prompt_tokens=1,  # the last one is computed there, whatever came over
+            prompt_tokens=1,  # the last one is always computed there
             output_tokens=entry.estimate.output_tokens,
             streamed=entry.request.streamed,
         )
@@ -61,7 +61,7 @@ class PendingDecodes:
             there.ledger.reserve(self.leases[entry.seq])
 
     def drop(self, entry: Entry, now: float) -> Endpoint | None:
-        """Give it back. The endpoint that has room again; None where nothing was pending, or it is gone."""
+        """Give it back. Returns the endpoint that has room again, if any was pending and is still there."""
         lease = self.leases.pop(entry.seq, None)
         endpoint = None if lease is None else self._pool.holder(lease)
         if lease is not None and endpoint is not None:
@@ -69,7 +69,7 @@ class PendingDecodes:
         return endpoint
 
     def answering(self, entry: Entry) -> Endpoint | None:
-        """The endpoint that is to answer; None where it is gone."""
+        """Returns the decode endpoint, or None if it is gone."""
         return self._pool.holder(self.leases[entry.seq])
 
     def lost(self, entry: Entry) -> bool:
@@ -87,8 +87,8 @@ class PendingDecodes:
 
 
 def whole_usage(answer: Usage, cached_tokens: int, *, cached_told: bool) -> Usage:
-    """Returns what a divided request truly cost.
+    """Returns a divided request's actual cost.
 
-    Engines count what came over as cached, but it had to be computed elsewhere: `cached_tokens` were cached there.
+    Engines count transferred tokens as cached, but they were computed elsewhere: `cached_tokens` were cached there.
     """
     return Usage(answer.prompt_tokens, answer.completion_tokens, min(cached_tokens, answer.prompt_tokens), cached_told)

@@ -1,10 +1,10 @@
-"""Which endpoints can't take a request, whatever their load: is its prompt too long for them, or has it pictures,
-sounds or videos that their model does not take?
+"""Endpoints that can never take a request: its prompt is too long, or has pictures, sounds or videos that their model
+does not accept.
 
 Known are the context lengths that engines list, and which kinds an engine has refused. Prompts are only estimated, so
 an endpoint is left out if the estimate exceeds its context by more than `EXCESS`, and only if another endpoint in
 service fits. Between these a wrong guess costs one refusal, which engines give in milliseconds, and the request is
-asked of an endpoint with a larger context. Where all endpoints are alike nothing of this is looked at.
+asked of an endpoint with a larger context. With equal endpoints all of this is skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def unfit(pool: Pool, entry: Entry) -> list[str]:
     """Returns the names of the endpoints that can't take a request, as long as another one can."""
     contents = contents_of(entry.request)
     kinds = kinds_of(entry.model, contents)
-    tokens = entry.estimate.prompt_tokens / max(1, contents.inputs)  # each input has a context of its own
+    tokens = entry.estimate.prompt_tokens / max(1, contents.inputs)  # each input has its own context
     output_tokens = entry.request.output_tokens_max or 0
     serving = [e for e in pool if e.serves(entry.model)]
     surely = [e for e in serving if e.in_service and _fits(e, entry.model, tokens + output_tokens, kinds)]
@@ -38,7 +38,7 @@ def unfit(pool: Pool, entry: Entry) -> list[str]:
 
 
 def may_take(other: Endpoint, entry: Entry, failure: Failure, refused_by: Endpoint) -> bool:
-    """Whether another endpoint may take what one has refused."""
+    """Whether another endpoint may accept a request that one has refused."""
     if other.role is not refused_by.role:
         return False
     if failure is Failure.MODALITY:

@@ -1,6 +1,6 @@
-"""What have operators stopped: of what is paused nothing is sent, of what is drained nothing new is let in.
+"""Operators' pauses (no dispatch) and drains (no new requests).
 
-Each for one model or for all. Who waits keeps its place and its time limits meanwhile. That an endpoint is drained is
+Each for one model or for all. Queued requests keep their place and their time limits. That an endpoint is drained is
 the endpoint's own matter (`Endpoint.drained`). One stop is no operator's: a scheduler that does not lead is *halted*,
 and sends nothing until it does.
 """
@@ -48,7 +48,7 @@ class OperatorPauses:
         _add(self.drained, model)
 
     def resume(self, model: str | None) -> None:
-        """Take back a pause and a drain; for None all of them, also those of single models."""
+        """End a pause and a drain; for None all of them, also those of single models."""
         for stopped in (self.paused, self.drained):
             if model is None:
                 stopped.clear()

@@ -7,7 +7,7 @@ their square root; k-1 slots have freed before. So max over k of a*t_k + 3*sqrt(
 (square-root staffing over the time to replenishment): many when the answers in flight have long to go, none when
 several are about to end, and none when no such requests come.
 
-What is reserved costs throughput, so `SHARE_MAX` bounds it.
+Reserved slots cost throughput, so `SHARE_MAX` bounds them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FREES_MAX = 8  # slots about to free that are looked ahead to
 WEIGHT_FADES_S = 30.0
 REVIEW_S = 0.05  # rates over ten seconds change by less than a hundredth in that time
 SHARE_MAX = 0.25
-MODELS_MAX = 1_000  # whose rates are remembered: an endpoint that serves any name lets callers choose them
+MODELS_MAX = 1_000  # with remembered rates: an endpoint that serves any name lets clients choose them
 
 
 def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) -> int:
@@ -39,8 +39,7 @@ def slots_reserved(arrivals_per_s: float, frees_s: Sequence[float], slots: int) 
 
 
 class ReservedSlots:
-    """Measures, per model, how often requests of flows under their share come and how often slots free; says how many
-    slots to reserve."""
+    """Measures, per model, the rates of under-share requests and of freed slots, and returns the slots to reserve."""
 
     def __init__(self, share: float | None) -> None:
         self.share = share  # None: measured

@@ -1,8 +1,8 @@
 """Which flows are under their share, and which slots are reserved for them (docs/design.md#admission)?
 
-A flow is under its share while it takes no more than that: of the slots, or of the work that was asked for and sent of
-late. When the slots that are left for a model are reserved (`reserved_slots.py` says how many), only requests of such
-flows are looked for; and where those come, others have to leave some of the room for prompts and memory.
+A flow is under its share while it takes at most that: of the slots, or of the recently requested and sent work. When
+the remaining slots of a model are reserved (`reserved_slots.py`), only requests of such flows are dispatched; and if
+these come, others have to leave some of the room for prompts and memory.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from penstock.core.queueing.quotas import Quotas
 from penstock.core.util.decaying import Decaying
 
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; arrivals are forgotten over ten seconds
-FORESEEN_SLOTS_MAX = 64  # of a pool whose leases' ends are foreseen one by one; rates are exact enough beyond
+FORESEEN_SLOTS_MAX = 64  # of a pool with individually predicted lease ends; rates are exact enough beyond
 DEMAND_WINDOW_S = 30.0  # some tens of requests of a small flow; shorter calls a burst of three a flood
-UNDER_SHARE_WAITING_MAX = 3  # requests of one flow that wait: more is a backlog, whatever it holds and asked for
+UNDER_SHARE_WAITING_MAX = 3  # queued requests of one flow: more is a backlog
 DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
 
 
 class UnderShare:
-    """Tells flows under their share from others by what they ask for and get, and says what is reserved for them."""
+    """Identifies flows under their share by their demand and service, and reserves room for them."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class UnderShare:
         self._look_again = look_again
         self._served = Decaying(DEMAND_WINDOW_S)  # work that was sent, over the same window as demands
 
-    # --- what happens -------------------------------------------------------------------------------------------
+    # --- facts --------------------------------------------------------------------------------------------------
 
     def asked(self, entry: Entry, now: float) -> None:
-        """Note what the flow of `entry`, which came, asks for."""
+        """Record the demand of the arrived `entry`."""
         node = top(entry.node_of())
         if node.parent is None:
             return  # all requests stand in one flow
@@ -80,7 +80,7 @@ class UnderShare:
             self._queues.bands[entry.request.band].note_under_share(node, model)
 
     def sent(self, entry: Entry, now: float) -> None:
-        """Add the work of `entry`, which was sent, to what fair shares are of."""
+        """Add the work of the sent `entry` to the total for fair shares."""
         self._served.add(entry.charge.work, now)
 
     def ended(self, entry: Entry, now: float) -> None:
@@ -99,7 +99,7 @@ class UnderShare:
         self._served.add(work, now)
 
     def moved(self, before: Node, after: Node) -> None:
-        """Keep what a flow recently asked for when it goes on in another tree, as `after`."""
+        """Keep a flow's recent demand when it moves to another tree as `after`."""
         if after.parent is not None and before.demand > 0.0:
             last_s = max(before.demand_s, after.demand_s)
             after.demand = sum([x.demand * math.exp((x.demand_s - last_s) / DEMAND_WINDOW_S) for x in (before, after)])
@@ -113,13 +113,13 @@ class UnderShare:
                     if self.under_share(flow, model, now):
                         band.note_under_share(flow, model)
 
-    # --- who is under its share ---------------------------------------------------------------------------------
+    # --- flows under their share --------------------------------------------------------------------------------
 
     def under_share(self, node: Node, model: str, now: float) -> bool:
-        """True if a flow recently took no more than its fair share: of the slots, or of the work.
+        """True if a flow recently took at most its fair share of the slots or of the work.
 
-        Judged by slots alone, a burst of an under-share flow would be shut out just when it needs what is reserved for
-        it; by work alone, such a flow whose few requests happened to be large. A flood exceeds both.
+        By slots alone, a burst of an under-share flow would be excluded just when it needs the reserve; by work alone,
+        such a flow with a few large requests. A flood exceeds both.
         """
         parent = node.parent
         if parent is None:
@@ -128,7 +128,7 @@ class UnderShare:
         return node.in_flight + 1 <= self._pool.slots(model) * part or self._asked_for_less(node, part, now)
 
     def asked_under_share(self, node: Node, now: float) -> bool:
-        """True if a flow recently asked for no more than its fair share of the work, give or take."""
+        """True if a flow recently asked for about its fair share of the work or less."""
         assert node.parent is not None
         return self._asked_for_less(node, self._part(node, node.parent, now), now)
 
@@ -136,7 +136,7 @@ class UnderShare:
         """True if the request's flow is over its share while requests of flows under theirs keep arriving: then the
         request may only use `over_share_room`.
 
-        What counts is what the flow asked for recently: where prompts or memory are scarce, a flood holds few slots.
+        The flow's recent demand counts, because a flood holds few slots if prompts or memory are scarce.
         """
         if not self._reserved.under_share_come(entry.model, now):
             return False
@@ -181,7 +181,7 @@ class UnderShare:
         return node.weight / total if total > node.weight else 1.0
 
     def _asked_for_less(self, node: Node, part: float, now: float) -> bool:
-        """Whether a flow asked for no more than that part of the work recently, give or take.
+        """Whether a flow recently asked for about that part of the work or less.
 
         It may be twice that part, but has to leave others at least half of theirs, if there are any: a client that asks
         again when it was answered asks for no more than it gets, and a flood of these for all but what others ask.
@@ -191,7 +191,7 @@ class UnderShare:
         asked = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S)
         return asked <= self._served.at(now) * min(DEMAND_PLAY * part, 1.0 - (1.0 - part) / DEMAND_PLAY)
 
-    # --- what is reserved for them ------------------------------------------------------------------------------
+    # --- the reserve --------------------------------------------------------------------------------------------
 
     def reserved_slots(self, model: str, now: float) -> int:
         """Returns how many slots of a model only flows under their share may use."""
@@ -215,7 +215,7 @@ class UnderShare:
     def _frees_s(self, model: str, now: float) -> list[float]:
         """In how many seconds the next slots will free: foreseen in a small pool, by their rate in a large one.
 
-        Never sooner than in an engine step: what ends, ends at its end, and all of it together.
+        Never sooner than in an engine step: requests end together, at its end.
         """
         foreseen = self._pool.slots(model) <= FORESEEN_SLOTS_MAX
         step_s, ends_s = 0.0, []

@@ -1,10 +1,10 @@
-"""Are those who say where a prefix is cached right? What they foretold, held against what engines report.
+"""Checking the sources of cached prefixes. Compares predictions with engines' reports.
 
-An engine that reports `cached_tokens` tells after each answer how much of the prompt it really had. A source that
-promises too much too often is not asked about that endpoint for a while, and then gets another try. Promising too
-little costs only the hit, so it is no fault. Nor is what a source learns from: our history can't see what an engine
-drops, so a prompt that is gone makes it believe that the engine holds less (`Router.answered`). It is at fault only
-when it can't believe in less any more: where prompts are gone at once, nothing is cached, or not by who answers.
+An engine that reports `cached_tokens` shows after each answer how much of the prompt it had. A source that promises too
+much too often is not asked about that endpoint for a while, and then gets another try. Promising too little costs only
+the hit, so it is no fault. Nor is what a source learns from: our history can't see what an engine drops, so a prompt
+that is gone makes it believe that the engine holds less (`Router.answered`). It is at fault only when it can't believe
+in less any more: where prompts are gone at once, nothing is cached, or not by who answers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from penstock.core.values.rows import SourceSnapshot
 
 WRONG_TOKENS_SHARE = 0.2  # of the prompt: promised, and not there
 WRONG_SHARE_MAX = 0.4  # of the last predictions or so
-CHECKS_MIN = 10  # fewer say nothing of a source
+CHECKS_MIN = 10  # fewer are no evidence
 LEARNING_RATE = 0.1  # about the last twenty predictions
-OFF_S = 60.0  # time for an index to be rebuilt, or for what it knew to be forgotten
+OFF_S = 60.0  # time for an index to be rebuilt, or forgotten
 
 
 class _Record:
@@ -39,7 +39,7 @@ class HitPredictions:
         self.off_until_s = -math.inf  # until then one or the other of them is not asked about some endpoint
 
     def trusted(self, source: Source, endpoint: int, now: float) -> bool:
-        """True if what `source` says about an endpoint is to be believed."""
+        """True if `source` is trusted about an endpoint."""
         if now >= self.off_until_s:
             return True
         record = self._records.get((source, endpoint))

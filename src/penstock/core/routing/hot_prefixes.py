@@ -14,8 +14,8 @@ from penstock.core.values.request import Key
 
 FADE_S = 30.0
 USES_MAX = 4.0  # per endpoint that holds it: computing it once more is then shared by that many
-LARGE_TOKENS = 4_000  # about a second's work; what takes longer has to be shared by more
-PREFIXES_MAX = 4_096  # counted at a time
+LARGE_TOKENS = 4_000  # about a second's work; longer work has to be shared by more endpoints
+PREFIXES_MAX = 4_096  # counted keys
 
 
 class HotPrefixes:
@@ -25,7 +25,7 @@ class HotPrefixes:
         self._uses: BoundedMap[Key, Decaying] = BoundedMap(PREFIXES_MAX)
 
     def used(self, key: Key, now: float) -> None:
-        """Note that a request is sent whose longest prefix that is held anywhere has this `key`."""
+        """Record the dispatch of a request; `key` is its longest prefix held anywhere."""
         self._uses.renewed_or(key, lambda: Decaying(FADE_S)).add(1.0, now)
 
     def uses(self, key: Key, now: float) -> float:

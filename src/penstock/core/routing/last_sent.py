@@ -1,7 +1,7 @@
-"""Where was a prompt that begins like this one sent last, however long ago?
+"""The last endpoint of a prompt with the same prefix, for a long time.
 
-Our history forgets what an engine can't hold any more, and with a small cache that is nearly everything at once. What
-is forgotten may still be there: an engine keeps what runs, drops what rested longest, and nobody tells. And whether it
+Our history forgets blocks beyond an engine's capacity, which with a small cache is nearly everything at once. Forgotten
+blocks may still be there: an engine keeps running ones and evicts the least recently used, unreported. And whether it
 is or not, there is no better place to look. So the last endpoint of each prompt is remembered for much longer, by a few
 of its keys (at depths that grow by a fourth), and counts for as much of the prompt as was recently found by this alone,
 where as much was sent to the endpoint since: an engine drops what rested longest, so that tells nearly all.
@@ -20,8 +20,8 @@ KEYS_MAX = 131_072  # remembered, those not used for the longest time forgotten 
 FORGOTTEN_AT_ONCE = 1_024
 DEPTH_MIN = 2  # keys: the first one is everybody's system prompt, or of no use
 DEEPEST = 1 << 20  # keys: of half a gigabyte; no body is as long
-GROWTH = 4  # each depth is a fourth deeper than the last: so well is known what two prompts share
-FOUND, LEARNING_RATE = 0.5, 0.02  # of what is looked for: a first guess, and what an answer counts for at least
+GROWTH = 4  # each depth is a fourth deeper than the last: the precision of a shared prefix
+FOUND, LEARNING_RATE = 0.5, 0.02  # of the prompt: a first guess, and the minimal weight of an answer
 AGES = 40  # in doublings of the keys that were sent to an endpoint since
 
 
@@ -36,7 +36,7 @@ DEPTHS = _depths()
 
 
 class _Place:
-    """Where a prompt went: one for all of its keys. Compiled, a tuple would be made anew for each of them."""
+    """A prompt's endpoint: one for all of its keys. Compiled, a tuple would be allocated for each of them."""
 
     __slots__ = ("endpoint", "keys")
 
@@ -51,7 +51,7 @@ class LastSent:
     def __init__(self) -> None:
         self._last: dict[Key, _Place] = {}
         self._sent: dict[int, int] = {}  # keys, in all, by endpoint
-        self.found = [FOUND] * AGES  #: by age, the share of what was looked for by this alone, and was there
+        self.found = [FOUND] * AGES  #: by age, the hit rate of predictions by this alone
         self._looks = [0] * AGES
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class LastSent:
     def last(self, prefix: Sequence[Key], *, beyond: int = 0) -> Sought | None:
         """The endpoint, how many of the leading keys went there, and how long ago.
 
-        None where no more than `beyond` of the keys are remembered.
+        None if at most `beyond` of the keys are remembered.
         """
         for depth in reversed(_within(prefix)):
             if depth <= beyond:
@@ -93,7 +93,7 @@ class LastSent:
                 del self._last[prefix[depth - 1]]
 
     def cleared(self, endpoint: int) -> None:
-        """Forget what was sent to `endpoint`: it holds nothing any more, or is gone.
+        """Forget `endpoint`: its cache is empty, or it is gone.
 
         Seldom, and some milliseconds of work.
         """

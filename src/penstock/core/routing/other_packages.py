@@ -1,9 +1,9 @@
-"""Policies of other packages: what they get wrong is made good, counted and told, and never ends the scheduler.
+"""Policies of other packages: their faults are replaced by a default, counted and reported, and never stop the
+scheduler.
 
-A policy of our own that raised would be a bug to be seen at once. One from outside is somebody else's: a request that
-it can't judge is judged by a rule of ours, and `Trouble` says how often that happened and what was raised last.
-`config/sections/policies.py` finds such policies, the conformance suite (`penstock.conformance`) tries them before they
-serve.
+A policy of our own that raised would be a bug to be seen at once. A request that such a policy can't judge is judged by
+our rule, and `Trouble` counts these and keeps the last error. `config/sections/policies.py` finds such policies, the
+conformance suite (`penstock.conformance`) tries them before they serve.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from penstock.core.routing.policies.least_loaded import LeastLoaded
 from penstock.core.values.rows import PolicyTrouble
 from penstock.core.values.settings import Prices, RoutingSettings
 
-TOLD_CHARACTERS_MAX = 200  # of what was raised
+TOLD_CHARACTERS_MAX = 200  # of an error's text
 
 
 class Counts(Protocol):
-    """Another package's fairness. What it answers is looked at here, so no more is claimed of it than is needed."""
+    """Another package's fairness. Its results are checked here."""
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> SupportsFloat: ...
 
@@ -37,7 +37,7 @@ class Routes(Protocol):
 
 
 class Trouble:
-    """What went wrong in one policy."""
+    """The faults of one policy."""
 
     def __init__(self, decision: str, name: str) -> None:
         self.decision = decision
@@ -46,7 +46,7 @@ class Trouble:
         self.last = ""
 
     def note(self, what: str) -> None:
-        """Count one more fault, and keep `what` it was for people."""
+        """Count a fault and keep its text `what`."""
         self.count += 1
         self.last = what[:TOLD_CHARACTERS_MAX]
 
@@ -56,7 +56,7 @@ class Trouble:
 
 
 class OutsideFairness(FairnessPolicy):
-    """Counts as another package says; by tokens where that is no number of at least 0."""
+    """Counts by another package's policy; by tokens if its result is not a number of at least 0."""
 
     def __init__(self, policy: Counts, prices: Prices, trouble: Trouble) -> None:
         self.uses_flows = bool(getattr(policy, "uses_flows", True))
@@ -84,7 +84,7 @@ class OutsideFairness(FairnessPolicy):
 
 
 class OutsideRouting(RoutingPolicy):
-    """Goes where another package says; to the least loaded endpoint where what it says is of no use."""
+    """Routes by another package's policy; to the least loaded endpoint if its result is invalid."""
 
     def __init__(self, policy: Routes, settings: RoutingSettings, draw: Callable[[], float], trouble: Trouble) -> None:
         super().__init__(settings, draw)
@@ -116,7 +116,7 @@ class OutsideRouting(RoutingPolicy):
         return self._instead.choose(endpoints, context)
 
     def _by_score(self, endpoints: Sequence[Endpoint], context: Context) -> Choice:
-        """The endpoint with the least of its scores. Raises whatever the policy raises, and `ValueError`."""
+        """The endpoint with the least of its scores. Raises the policy's errors, and `ValueError`."""
         assert self._score is not None
         scores = [float(score) for score in self._score(endpoints, context)]
         if len(scores) != len(endpoints) or math.isnan(sum(scores)):
@@ -133,7 +133,7 @@ class OutsideRouting(RoutingPolicy):
 
 
 def outside_order(key: Callable[[Entry, float], SupportsFloat], trouble: Trouble) -> Callable[[Entry, float], float]:
-    """Returns a key function that orders as another package says; by arrival if that raises or is no number."""
+    """Returns a key function of another package's order; by arrival if that raises or is not a number."""
 
     def guarded(entry: Entry, now: float) -> float:
         try:

@@ -4,11 +4,11 @@ A key stands for a block and all before it (a chain hash, made at the edge), so 
 by one walk over its keys, with one set of endpoints (bits of an integer) that only shrinks: the cost does not depend on
 how many endpoints there are, nor on how much each holds.
 
-Each endpoint's keys are bounded. The ones not used for the longest time go first, by generations: what is stored or
-used goes to the young one; when that is full it becomes the old one, and what was in the old one and not used since is
-dropped, a few keys with each that is stored. So no call pays for many. Memory, measured: up to 190 bytes for a key that
-one endpoint holds, 60 for each further one (`benchmarks/scheduler.py --index` fills an index). From that follows, for
-64 endpoints that hold nothing in common: at most 360 MB of history, 1.6 GB of what engines tell.
+Each endpoint's keys are bounded. Least recently used keys are dropped first, by generations: stored or used keys go to
+the young one; when that is full it becomes the old one, and unused keys of the previous old one are dropped, a few per
+stored key. So no call pays for many. Memory, measured: up to 190 bytes for a key that one endpoint holds, 60 for each
+further one (`benchmarks/scheduler.py --index` fills an index). For 64 endpoints without common blocks: at most 360 MB
+of history, 1.6 GB of events.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PrefixIndex:
         self._holders: dict[Key, int] = {}  # key -> bits
         self._held: dict[int, _Held] = {}  # endpoint -> its keys
         self._endpoint_of: dict[int, int] = {}  # number of a bit -> endpoint
-        self.bits: dict[int, int] = {}  # endpoint -> its bit in `levels`; of those it was ever told of
+        self.bits: dict[int, int] = {}  # endpoint -> its bit in `levels`; of known ones
         self.version = 0  # another one whenever `levels` may answer otherwise
 
     def __len__(self) -> int:
@@ -68,12 +68,12 @@ class PrefixIndex:
         return len(self._holders)
 
     def held(self, endpoint: int) -> int:
-        """Returns how many keys an endpoint holds; 0 for one that nothing was ever told of."""
+        """Returns the number of keys of an endpoint; 0 for an unknown one."""
         held = self._held.get(endpoint)
         return 0 if held is None else len(held)
 
     def knows(self, endpoint: int) -> bool:
-        """True if anything was ever told of an endpoint, if only that it holds nothing."""
+        """True if an endpoint is known, even with nothing held."""
         return endpoint in self._held
 
     def store(self, endpoint: int, keys: Iterable[Key]) -> None:
@@ -83,7 +83,8 @@ class PrefixIndex:
         holders, bit = self._holders, self.bits[endpoint]
         young, old, dropped = held.young, held.old, held.dropped
         for key in keys:
-            # Who holds it is asked first, for that was just looked up: each look into another table costs a cache miss.
+            # The holders are checked first, because they were just looked up: each look into another table costs a
+            # cache miss.
             bits = holders.get(key, 0)
             if not bits & bit:
                 holders[key] = bits | bit
@@ -142,7 +143,7 @@ class PrefixIndex:
         return len(held.young) + len(held.old) if key in held.old else len(held)
 
     def limit(self, endpoint: int, keys_max: int) -> None:
-        """Believe from now on that an endpoint holds no more than `keys_max` blocks."""
+        """Assume from now on that an endpoint holds at most `keys_max` blocks."""
         held = self._joined(endpoint)
         held.keys_max = max(KEYS_MIN, min(keys_max, self._keys_max))
         if not held.dropped and len(held.young) * GENERATIONS >= held.keys_max:
@@ -178,11 +179,11 @@ class PrefixIndex:
         return levels
 
     def bit(self, endpoint: int) -> int:
-        """Returns the endpoint's bit in `levels`; 0 if nothing was ever told of it."""
+        """Returns the endpoint's bit in `levels`; 0 if it is unknown."""
         return self.bits.get(endpoint, 0)
 
     def endpoint_of(self, number: int) -> int:
-        """Returns the endpoint whose bit has this number."""
+        """Returns the endpoint of this bit."""
         return self._endpoint_of[number]
 
     def _joined(self, endpoint: int) -> _Held:
@@ -202,7 +203,7 @@ class PrefixIndex:
 
     def _unhold(self, key: Key, bit: int) -> None:
         bits = self._holders[key]
-        if bits == bit:  # as mostly
+        if bits == bit:  # the usual case
             del self._holders[key]
         else:
             self._holders[key] = bits & ~bit

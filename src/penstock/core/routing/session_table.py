@@ -1,10 +1,10 @@
-"""Where does each session live: a bounded memory that forgets sessions that were not moved for a long time."""
+"""The endpoints of sessions: a bounded memory that forgets sessions not moved for a long time."""
 
 from __future__ import annotations
 
 from penstock.core.util.bounded_map import BoundedMap
 
-SESSIONS_MAX = 100_000  # about 25 MB; one that is forgotten is at home where its hash says
+SESSIONS_MAX = 100_000  # about 25 MB; a forgotten one is at its hashed home
 
 
 class SessionTable:
@@ -17,7 +17,7 @@ class SessionTable:
         return len(self._homes)
 
     def get(self, model: str, session: str) -> str | None:
-        """The name of the endpoint where the session lives; None where it is not remembered."""
+        """Returns the name of the session's endpoint, if remembered."""
         return self._homes.get((model, session))
 
     def moved(self, model: str, session: str, endpoint: str) -> None:

@@ -1,12 +1,11 @@
 """A memory that can't grow: a map that forgets keys that were not set for a long time.
 
 Keys stand in two generations. A new key, or one of the elder generation that is set again, joins the younger; when that
-has come to half the limit, it is the elder from then on, and what is left of the one before is forgotten. So as many as
-half the limit, those that were set last, are always remembered; and to read, or to renew what is young, costs one
-look-up. An exact order of age (an `OrderedDict`) cost some four times that with each set, a few microseconds of every
-request.
+reaches half the limit, it becomes the elder, and the rest of the previous one is forgotten. So the last half of the
+limit is always remembered, and reading, or renewing a young key, costs one look-up. An exact order of age (an
+`OrderedDict`) cost some four times that with each set, a few microseconds of every request.
 
-What is forgotten is let go a few keys at a time: to free 50,000 at once would hold up everybody for many milliseconds.
+Forgotten keys are freed in small steps: freeing 50,000 at once would block for many milliseconds.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ class BoundedMap(Generic[Key, Value]):
         return len(self._young) + len(self._elder)
 
     def get(self, key: Key) -> Value | None:
-        """The key's value; None where it is not remembered. The key grows no younger by it."""
+        """Returns the key's value, or None. The key grows no younger by it."""
         value = self._young.get(key)
         return value if value is not None else self._elder.get(key)
 
     def renewed(self, key: Key) -> Value | None:
-        """The key's value, which counts as set now; None where it is not remembered."""
+        """Returns the key's value, which counts as set now, or None."""
         value = self._young.get(key)
         if value is None and (value := self._elder.pop(key, None)) is not None:
             self._join(key, value)
         return value
 
     def renewed_or(self, key: Key, new: Callable[[], Value]) -> Value:
-        """The key's value, which counts as set now; a `new` one where it is not remembered."""
+        """Returns the key's value, which counts as set now, or a `new` one."""
         value = self.renewed(key)
         if value is None:
             value = new()
@@ -66,7 +65,7 @@ class BoundedMap(Generic[Key, Value]):
             self._join(key, value)
 
     def pop(self, key: Key) -> Value | None:
-        """Forget a key. Returns its value; None where it was not remembered."""
+        """Forget a key. Returns its value, or None."""
         value = self._young.pop(key, None)
         return value if value is not None else self._elder.pop(key, None)
 

@@ -1,8 +1,8 @@
-"""What was there recently: an amount that is forgotten exponentially, and the rate of such an amount.
+"""An exponentially decaying amount, and its rate.
 
-What was added `window_s` ago counts for 1/e of what it was. There is nothing to sweep, and nothing grows: one number
-and its time stand for all that was ever added. The rate is fair from its first seconds on: over a window that has only
-just begun, what was counted is compared with what has elapsed of it.
+An amount added `window_s` ago counts 1/e. There is nothing to sweep, and nothing grows: one number and its time stand
+for all that was ever added. The rate is unbiased from its first seconds on: in a window that has just begun, the amount
+is divided by the elapsed part.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ class Decaying:
         self.window_s = window_s
         self.at_s = 0.0  #: when it was last set or added to
         self._value = 0.0  # then
-        self._asked, self._asked_s = 0.0, 0.0  # what is left as of the last question: many are of one moment
+        self._asked, self._asked_s = 0.0, 0.0  # the remainder at the last query: many are of one moment
 
     def at(self, now: float) -> float:
-        """Returns what is left of the amount."""
+        """Returns the remainder."""
         if now != self._asked_s:
             self._asked = self._value * math.exp((self.at_s - now) / self.window_s)
             self._asked_s = now
         return self._asked
 
     def add(self, amount: float, now: float) -> None:
-        """Add `amount` to what is left."""
+        """Add `amount` to the remainder."""
         self.set(self.at(now) + amount, now)
 
     def set(self, value: float, now: float) -> None:
-        """Let the amount be `value` now, whatever it was."""
+        """Set the amount to `value` now."""
         self._value = self._asked = value
         self.at_s = self._asked_s = now
 

@@ -28,7 +28,7 @@ class Timers(Generic[Key]):
         return len(self._when)
 
     def set(self, key: Key, when: float) -> None:
-        """Let `key` be due at `when`, whatever it was before."""
+        """Set `key` to be due at `when`."""
         current = self._when.get(key)
         if current is not None and current[0] == when:
             return
@@ -59,7 +59,7 @@ class Timers(Generic[Key]):
         return None
 
     def due(self, now: float, *, limit: float = math.inf) -> list[Key]:
-        """Take out and return the keys whose time has come, in order, up to `limit` of them."""
+        """Remove and return up to `limit` due keys, in order."""
         keys: list[Key] = []
         while len(keys) < limit and (when := self.next()) is not None and when <= now:
             key = heapq.heappop(self._heap)[2]
@@ -68,6 +68,6 @@ class Timers(Generic[Key]):
         return keys
 
     def _stands(self, item: tuple[float, int, Key]) -> bool:
-        """Whether its key is due then: it was neither set again nor cancelled."""
+        """Whether its key is still due then: neither reset nor cancelled."""
         current = self._when.get(item[2])
         return current is not None and current[1] == item[1]

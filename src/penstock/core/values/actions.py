@@ -1,4 +1,4 @@
-"""What the scheduler asks its driver to do. Values: the core never calls anybody.
+"""The scheduler's tasks for its driver. Values: the core never calls anybody.
 
 They travel as they are from a decider to its edges (`penstock/share`), so each is an array with its name in front.
 
@@ -23,7 +23,7 @@ class Dispatch(msgspec.Struct, array_like=True, tag="dispatch", frozen=True, gc=
     queue_s: float  #: the time it spent in the queue, all visits together
     rank: int | None = None  #: for the engine's own queue, lower first; None: the engine's order is left alone
     decode: str | None = None  #: only its prompt is computed there; this endpoint is leased to answer it
-    decode_lease: int | None = None  #: and that lease, which holds from `prefilled` on unless `Decode` says otherwise
+    decode_lease: int | None = None  #: and that lease, valid from `prefilled` on unless `Decode` changes it
 
 
 class Decode(msgspec.Struct, array_like=True, tag="decode", frozen=True, gc=False):
@@ -51,7 +51,7 @@ class Reject(_End, tag="reject", frozen=True, gc=False):
     """Refuse a request that never entered the queue."""
 
     outcome = Outcome.REJECTED
-    limit: LimitReached | None = None  #: of its tenant, where that is the reason
+    limit: LimitReached | None = None  #: of its tenant, if that is the reason
 
 
 class Evict(_End, tag="evict", frozen=True, gc=False):
@@ -61,7 +61,7 @@ class Evict(_End, tag="evict", frozen=True, gc=False):
 
 
 class Fail(_End, tag="fail", frozen=True, gc=False):
-    """The request was sent and failed for good: pass on the engine's last answer, or say that there is none."""
+    """The request was sent and finally failed: pass on the engine's last answer, or report that there is none."""
 
     outcome = Outcome.FAILED
 

@@ -1,7 +1,7 @@
 """The catalogue: every code that explains something, with its one sentence and advice.
 
-A member is a row. Story, headline, error bodies, the page, the CLI and the docs read these rows and hold no sentence of
-their own, so a new cause is written here and where it is decided. A sentence is a clause with its own subject and
+A member is a row. Story, headline, error bodies, the page, the CLI and the docs read these rows and have no other
+sentences, so a new cause is written here and where it is decided. A sentence is a clause with its own subject and
 tense, so it stands alone, after a colon and in a table. The codes are on the wire: they never change.
 """
 
@@ -249,7 +249,7 @@ AFTER_ADMISSION = frozenset(
         Reason.STREAM_BROKEN,
     }
 )
-#: The caller can mend it, or an operator set it: no reason to call anybody.
+#: The client can fix it, or an operator set it: no incident.
 EXPECTED = frozenset(
     {reason for reason in Reason if reason.status < 429 or reason is Reason.HEADER_TOO_LARGE}
     | {Reason.TENANT_LIMIT, Reason.DRAINING}
@@ -285,7 +285,7 @@ class EndpointState(StrEnum):
     """What an endpoint is at one moment."""
 
     _value_: str
-    tone: str  #: ok, busy (passes by itself), bad (a fault) or hand (an operator's word)
+    tone: str  #: ok, busy (passes by itself), bad (a fault) or hand (set by an operator)
     sentence: str  #: after "the endpoint is"
     advice: str  #: for operators; `{}` stands for the endpoint
 

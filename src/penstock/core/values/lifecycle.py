@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """Where a request is in its life."""
+    """A request's state."""
 
     ARRIVED = "arrived"
     WAITING = "waiting"
@@ -19,7 +19,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """What moves a request from one state to the next."""
+    """An event that changes a request's state."""
 
     REFUSED = "refused"
     ADMITTED = "admitted"

@@ -1,4 +1,4 @@
-"""Where is a prompt cached, as far as is known, and who says so?"""
+"""The known locations of a cached prompt, and their source."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def bits_of(bits: int) -> Iterator[int]:
 
 
 class Source(StrEnum):
-    """Who says where a prefix is cached."""
+    """The source of a cached prefix."""
 
-    HISTORY = "history"  #: what we sent there
-    KV_EVENTS = "kv_events"  #: what the engine says it stores and drops
-    LMCACHE = "lmcache"  #: what LMCache's controller or coordinator answered
+    HISTORY = "history"  #: our own dispatches
+    KV_EVENTS = "kv_events"  #: the engine's KV events
+    LMCACHE = "lmcache"  #: LMCache's controller or coordinator
 
 
 class Located:
-    """Where a prompt is cached, as far as is known."""
+    """The known locations of a cached prompt."""
 
     __slots__ = ("_bits", "_tokens_per_chunk", "_uneven", "levels", "said", "told", "version")
 
     def __init__(self, bits: dict[int, int]) -> None:
         self._bits = bits  # of the endpoints that history knows, by their index; kept by the index of prefixes
         self.levels: Levels = []  # by our history
-        self.version = -1  # of our history, where that alone says all of this
+        self.version = -1  # of our history, if that is the only source
         self._tokens_per_chunk = 0.0
         self._uneven = False  # keys stand for chunks that grow
-        self.told: dict[int, int] = {}  # tokens by endpoint index, from those who know better than our history
-        self.said: dict[int, Source] = {}  # and who they are
+        self.told: dict[int, int] = {}  # tokens by endpoint index, from sources better than our history
+        self.said: dict[int, Source] = {}  # and these sources
 
     def measured(self, request: Request, prompt_tokens: int) -> None:
-        """Say how much of its prompt the request's keys stand for, if that has so many tokens."""
+        """Returns the part of the prompt that the request's keys cover, for so many tokens."""
         self._uneven = request.prefix_grows
         self._tokens_per_chunk = prompt_tokens * request.prefix_chunk_bytes / max(1, request.body_bytes)
 
@@ -80,7 +80,7 @@ class Located:
         return most
 
     def leave_out(self, doubted: int) -> None:
-        """Forget what our history says of the endpoints in `doubted` (a bit for each index)."""
+        """Forget our history of the endpoints in `doubted` (a bit for each index)."""
         self.levels = [(bits & ~doubted, depth) for bits, depth in self.levels if bits & ~doubted]
 
 
@@ -88,7 +88,7 @@ NOWHERE = Located({})
 
 
 class Sought:
-    """Where a prompt is looked for: how much of it, in keys or in tokens, and how long ago it was sent there."""
+    """A lookup's result: how much of the prompt, in keys or in tokens, and how long ago it was sent there."""
 
     __slots__ = ("age", "amount", "endpoint")
 

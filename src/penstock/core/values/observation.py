@@ -1,4 +1,4 @@
-"""What an engine tells of its load: one reading of its gauges, or a part of one."""
+"""One reading of an engine's load, or a part of one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 import msgspec
 
-REQUESTS_SANE_MAX = 1e6  # no engine holds more; what claims to is no reading
-KV_USAGE_SANE_MAX = 1.5  # rounding may carry a share past 1; what is far beyond is no share
+REQUESTS_SANE_MAX = 1e6  # no engine holds more; a higher value is discarded
+KV_USAGE_SANE_MAX = 1.5  # rounding may carry a share past 1; values far beyond are discarded
 
 
 class Observation(msgspec.Struct, frozen=True, gc=False):
@@ -24,8 +24,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     pace_tokens_total: float | None = None  #: and between how many
     first_token_s_total: float | None = None  #: counters: seconds that requests waited for their first tokens, in all,
     first_tokens_total: float | None = None  #: and of how many requests, whether they stream or not
-    in_all: float | None = None  #: requests at its door, running or not: moves at once, and may tell only a part
-    prefix_hit_ratio: float | None = None  #: of prompts found in its cache, as it counts; told on, not acted on
+    in_all: float | None = None  #: requests in its HTTP server, running or not: moves at once, and may be partial
+    prefix_hit_ratio: float | None = None  #: its own count of cached prompt tokens; only for display
 
     def sane(self) -> bool:
         """True if these can be an engine's numbers at all."""
@@ -42,7 +42,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Glimpse(msgspec.Struct, frozen=True, gc=False):
-    """A part of a reading, such as comes with an answer. None: not told."""
+    """A part of a reading, such as comes with an answer. None: not reported."""
 
     asked_s: float
     waiting: float | None = None

@@ -1,6 +1,6 @@
-"""What the scheduler knows of a request: frozen facts, made once at the edge.
+"""A request as the scheduler knows it: frozen facts, made once at the edge.
 
-The core never sees a body. It is told how large it is, and estimates from that what it will cost.
+The core never sees a body. It gets the size and estimates the cost from that.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import msgspec
 from penstock.core.values.settings import Prices
 
 PREFIX_CHUNK_BYTES = 512  # about 128 tokens: finer would cost more than a match of less is worth
-PREFIX_CHUNKS_MAX = 512  # 256 KB of prompt; what agrees so far is worth going to wherever it ends
-PREFIX_GROWTH = 16  # deep in a prompt a key stands for a sixteenth of what is before it: little, beside that
+PREFIX_CHUNKS_MAX = 512  # 256 KB of prompt; longer matches are equally good
+PREFIX_GROWTH = 16  # deep in a prompt a key stands for a sixteenth of the part before it
 
 
 def _ends() -> tuple[int, ...]:
@@ -27,22 +27,22 @@ PREFIX_ENDS = _ends()  # how many chunks of a prompt so many of its keys stand f
 PREFIX_KEYS_MAX = len(PREFIX_ENDS)
 _KEYS = tuple(sum(end <= chunks for end in PREFIX_ENDS) for chunks in range(PREFIX_CHUNKS_MAX + 1))
 
-WORK_PER_OUTPUT_TOKEN = 2.0  # what a request takes, whatever it is charged: completion tokens hold a slot longer
+WORK_PER_OUTPUT_TOKEN = 2.0  # work, independent of charges: completion tokens hold a slot longer
 
-SERVICE_S = 60.0  # over which what flows got is forgotten, where it is told: long enough for some long answers
+SERVICE_S = 60.0  # memory of reported service of flows: long enough for some long answers
 
 Key = Hashable  # of a block of a prompt: compared and looked up, never counted with
 
 
 def keys_within(chunks: int) -> int:
-    """Returns how many keys stand for no more than `chunks` chunks, where keys are as in `PREFIX_ENDS`."""
+    """Returns the number of keys, placed as in `PREFIX_ENDS`, that cover at most `chunks` chunks."""
     return _KEYS[min(chunks, PREFIX_CHUNKS_MAX)]
 
 
 class Contents(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a body holds, by kind: tokens are estimated for each kind apart."""
+    """A body's contents by kind, for estimating tokens per kind."""
 
-    text_bytes: int  #: what is left without the data of pictures, sounds and so on, and without token ids
+    text_bytes: int  #: the rest without the data of pictures, sounds and so on, and without token ids
     token_ids: int = 0  #: of prompts given as such
     pictures: int = 0
     sounds: int = 0
@@ -59,7 +59,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     model: str  #: the served model's name, aliases already resolved
     band: int  #: rank of its priority band, 0 is the highest
     tenant: str = "anonymous"
-    account: str = ""  #: whose limits hold, where it is another's than the tenant's: that of a part that many share
+    account: str = ""  #: the name for limits, if not the tenant's: that of a shared part
     flow: tuple[str, ...] = ("anonymous",)  #: path through the fairness levels
     weights: tuple[float, ...] = (1.0,)  #: one per level of the path
     body_bytes: int = 0
@@ -72,13 +72,13 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     session: str | None = None  #: requests of one session are better served by one endpoint
     prefix: tuple[int, ...] = ()  #: chain hashes of the prompt's chunks, so equal keys mean equal prompts up to there
     prefix_chunk_bytes: int = PREFIX_CHUNK_BYTES  #: of the prompt, per key
-    home: str | None = None  #: the endpoint that keeps what it refers to: goes there for as long as that one is alive
+    home: str | None = None  #: the endpoint that keeps the answer it refers to: it goes there while that one is alive
     divisible: bool = True  #: its prompt may be computed at one endpoint and its answer made at another
-    prices: Prices | None = None  #: what its tokens count; None: what those of all models do
-    locate_s: float = 0.0  #: it may wait so long for `located` or `cached` to tell where its prompt is cached
+    prices: Prices | None = None  #: its token prices; None: the common ones
+    locate_s: float = 0.0  #: it may wait so long for `located` or `cached`
     prompt_tokens_max: int | None = None  #: the longest prompt that its key may send, as estimated
-    falls_back: bool = False  #: another model is asked where this one has no endpoint: it waits for none to come
-    instead_of: str = ""  #: the model that was asked for, where this one was not
+    falls_back: bool = False  #: another model is used if this one has no endpoint: it does not wait for one
+    instead_of: str = ""  #: the requested model, if different
     prefix_grows: bool = False  #: its later keys stand for several chunks each, as in `PREFIX_ENDS`
 
     def keys_of(self, chunks: int) -> int:
@@ -91,7 +91,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Underway(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A lease that goes on, as whoever carries the request knows it."""
+    """A continuing lease, as known to its edge."""
 
     lease: int
     endpoint: str
@@ -104,12 +104,12 @@ class Underway(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class ServiceGot(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a flow got recently: sums that are forgotten over a minute."""
+    """A flow's recent service: sums that decay over a minute."""
 
     band: int
     flow: tuple[str, ...]
     weights: tuple[float, ...]
-    account: str  #: whose limits held
+    account: str  #: the name for limits
     prices: Prices | None
     requests: float
     prompt_tokens: float
@@ -125,12 +125,12 @@ class Estimate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What an answer truly cost, in tokens."""
+    """An answer's actual cost in tokens."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0  #: the part of the prompt that was in the engine's prefix cache
-    cached_told: bool = False  #: whether the engine said so: 0 may also mean that it does not tell
+    cached_told: bool = False  #: whether the engine reported it: 0 may also mean that it does not
 
     @property
     def work(self) -> float:

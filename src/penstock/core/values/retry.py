@@ -1,16 +1,14 @@
-"""What a failed dispatch means: back to the queue for free, back at the price of an attempt, or the end.
+"""The result of a failed dispatch: requeue for free, requeue at the price of an attempt, or the end.
 
 The rules of docs/design.md#failure. A refusal (429, 503) before the first byte costs nothing but time in the queue. A
-lost connection or an engine's error spends one of the request's attempts and one of a budget that all requests share:
-of those sent in the last ten seconds, or under way where these are more, a share may be tried again, and ten in any
-case (`docs/decisions/0041`), so a broken pool is not hit three times as hard.
-An endpoint that does not have the model (any more), refuses the gateway's key or is no engine costs no engine any
-work, and spends nothing either: the request is bounded by going to each endpoint but once. After the first byte nothing
-can be taken back.
-A request that is too long for an endpoint, or of a kind that it does not take, spends an attempt and nothing of the
-budget; it goes only where it may fit (`core/dispatch/fit.py`).
-A stale connection is as a rule one that a healthy engine closed while it was idle, so the same endpoint may be asked
-again at once; but the engine may have executed the request, so this costs an attempt.
+lost connection or an engine's error spends one of the request's attempts and one of a common budget: a share of the
+requests sent in the last ten seconds, or in flight if more, and ten in any case (`docs/decisions/0041`), so a broken
+pool does not get triple load. An endpoint that does not have the model (any more), refuses the gateway's key or is no
+engine costs no engine any work, and spends nothing either: the request is bounded by going to each endpoint but once.
+After the first byte there are no retries. A request that is too long for an endpoint, or of an unsupported kind, spends
+an attempt and no budget; it goes only to endpoints that it may fit (`core/dispatch/fit.py`). A stale connection is as a
+rule one that a healthy engine closed while it was idle, so the same endpoint may be asked again at once; but the engine
+may have executed the request, so this costs an attempt.
 """
 
 from __future__ import annotations
@@ -19,18 +17,20 @@ from enum import StrEnum
 
 from penstock.core.values.catalogue import Failure, Reason
 
-WINDOW_S = 10  # as in Finagle and Linkerd: long enough that a share of it says something, short enough for an outage
-RETRIES_MIN = 10  # in a window, whatever the share: a gateway with a request a second still gets past a dead engine
+WINDOW_S = 10  # as in Finagle and Linkerd: long enough for a meaningful share, short enough for an outage
+RETRIES_MIN = 10  # in a window, for any share: a gateway with a request per second still gets past a dead engine
 
 
 class Verdict(StrEnum):
-    """What to do with the request."""
+    """The next step of the request."""
 
     REQUEUE = "requeue"
     FAIL = "fail"
 
 
-REQUEST_REFUSED = frozenset({Failure.TOO_LONG, Failure.MODALITY})  # the request's own refusals, if nobody takes it
+REQUEST_REFUSED = frozenset(
+    {Failure.TOO_LONG, Failure.MODALITY}
+)  # the request's own refusals, if no endpoint accepts it
 FIRST_BYTE_TIMEOUTS_MAX = 2  # tried once more, then 504
 
 
@@ -51,7 +51,7 @@ class RetryBudget:
         self._sent[self._second % WINDOW_S] += 1
 
     def take(self, now: float, *, under_way: int) -> bool:
-        """Spend one retry; False when there is none left. `under_way`: requests that are in engines now."""
+        """Spend one retry; returns False without one left. `under_way`: requests that are in engines now."""
         if self.share <= 0:
             return False
         self._advance(now)

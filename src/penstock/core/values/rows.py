@@ -1,4 +1,4 @@
-"""What parts of the core show of themselves: flows, tenants with limits, sources of what is cached where."""
+"""Rows of the snapshot: flows, tenants with limits, sources of cached prefixes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class FlowSnapshot(msgspec.Struct, frozen=True):
     oldest_wait_s: float
     share: float  #: of the service its band got over the last minute
     share_of_all: float  #: of the service all bands got over the last minute
-    is_alone: bool  #: nobody else in its band waits, or got anything to speak of: shares of the band say nothing
-    fair_share: float | None  #: what its weight entitles it to; None: nothing of it waits, so it gets all it asks for
+    is_alone: bool  #: no other flow in its band waits or got service, so shares are meaningless
+    fair_share: float | None  #: by weight; None: none of its requests waits, so it gets all it asks for
 
 
 class TenantSnapshot(msgspec.Struct, frozen=True):
-    """One limited tenant at one moment. What is left of a rate is negative while in debt."""
+    """One limited tenant at one moment. A rate's remainder is negative while in debt."""
 
     name: str
     limits: Limits
@@ -37,19 +37,19 @@ class TenantSnapshot(msgspec.Struct, frozen=True):
 
 
 class PolicyTrouble(msgspec.Struct, frozen=True):
-    """What another package's policy got wrong, so that a rule of ours judged instead."""
+    """An error of another package's policy, which our default rule replaced."""
 
     decision: str  #: fairness, ordering or routing
     policy: str
     count: int
-    last: str  #: what was raised
+    last: str  #: the exception
 
 
 class SourceSnapshot(msgspec.Struct, frozen=True):
     """One source's record."""
 
     source: str
-    predicted_tokens: int  #: promised, of answers whose engines told
+    predicted_tokens: int  #: predicted, of answers with reported values
     hit_tokens: int  #: of these, really cached
     checks: int
     wrong: int
@@ -57,25 +57,25 @@ class SourceSnapshot(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """A tenant's tokens for one period, as those have to know it with whom it may be shared."""
+    """A tenant's tokens for one period, for sharing with other gateways."""
 
     tenant: str
     period_s: float
-    size: float  #: what a full one holds
+    size: float  #: the capacity
     left: float
-    taken: float  #: since the gateway began, here; it never is less but by what was given back
+    taken: float  #: since the gateway's start, here; only refunds decrease it
 
 
 class LimitReached(msgspec.Struct, frozen=True, gc=False):
-    """Why a tenant gets no more for now."""
+    """The limit that a tenant has reached."""
 
     limit: str  #: the setting's name, in the tenant's `limits`
-    most: int  #: what it is set to
-    retry_after_s: float | None = None  #: when there will be enough again, if nothing else comes; None: not known
+    most: int  #: its value
+    retry_after_s: float | None = None  #: when there will be enough again without further requests; None: unknown
 
 
 class Left(msgspec.Struct, array_like=True, frozen=True):
-    """What is left of one rate: of a minute's worth, or of a day's."""
+    """The remainder of a rate per minute or day."""
 
     limit: int
     remaining: int  #: whole ones, 0 while in debt
@@ -83,7 +83,7 @@ class Left(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Allowance(msgspec.Struct, array_like=True, frozen=True):
-    """What one tenant may still send; None: no limit of that kind."""
+    """A tenant's remainders; None: no such limit."""
 
     requests: Left | None
     tokens: Left | None
@@ -91,9 +91,9 @@ class Allowance(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Serving(msgspec.Struct, frozen=True):
-    """What one endpoint serves, and whether it may be sent what needs no turn."""
+    """An endpoint's models, and whether it accepts requests without a turn."""
 
     name: str
-    models: frozenset[str] | None  #: None: it has not told yet
+    models: frozenset[str] | None  #: None: not reported yet
     serves_any: bool
     load: float | None  #: for its size; None: nothing may go there

@@ -1,4 +1,4 @@
-"""What the core has to know of the configuration, and what holds where nothing is said. Durations in seconds."""
+"""The core's part of the configuration, with defaults. Durations in seconds."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class EndpointLimits(msgspec.Struct, frozen=True):
-    """An endpoint's own thresholds, beside its slots. None: what holds for all."""
+    """An endpoint's own thresholds, beside its slots. None: the common value."""
 
     kv_usage_max: float | None = None
     prefill_tokens_max: int | None = None
-    time_per_output_token_s_max: float | None = None  #: where a band has one, too, the shorter holds
-    engine_waiting_max: int | None = None  #: or as the band says, where that is less
+    time_per_output_token_s_max: float | None = None  #: if a band has one too, the shorter applies
+    engine_waiting_max: int | None = None  #: or the band's, if lower
 
 
 class EndpointSpec(msgspec.Struct, frozen=True):
-    """What is known of an endpoint before it was ever asked."""
+    """An endpoint's configuration."""
 
     name: str
     slots: int
-    models: frozenset[str] | None = None  #: None: it has to tell
+    models: frozenset[str] | None = None  #: None: to be reported by it
     labels: Mapping[str, str] = {}
-    adaptive_slots: bool = False  #: nobody says how many: start from `slots` and find out
+    adaptive_slots: bool = False  #: unknown number: start from `slots` and learn it
     price: float = 1.0  #: of its work, compared with other endpoints'
     weight: float = 1.0  #: its share of the requests, compared with other endpoints'
     limits: EndpointLimits = EndpointLimits()
-    vouched: bool = True  #: something says that it is an engine: it need not prove it
+    vouched: bool = True  #: known to be an engine, without further proof
     by_word: bool = False  #: and that is the operator alone
 
 
@@ -41,11 +41,11 @@ class BandSettings(msgspec.Struct, frozen=True):
     name: str
     engine_waiting_max: int = 2  #: it may send while fewer than that wait inside the engine; 0: only when none does
     ceiling: float = 1.0  #: share of an endpoint's slots up to which it may send
-    min_share: float = 0.0  #: share of the service it gets while it has work, whatever waits above it
-    wait_s_max: float | None = None  #: else the queue's
+    min_share: float = 0.0  #: its share of service while it has work, even under load from higher bands
+    wait_s_max: float | None = None  #: otherwise the queue's
     deadline_s: float | None = None  #: for the first token, from arrival
-    time_per_output_token_s_max: float | None = None  #: else admission's
-    requests_max: int | None = None  #: how much may wait; else only the queue's bounds hold
+    time_per_output_token_s_max: float | None = None  #: otherwise admission's
+    requests_max: int | None = None  #: its own bounds, within the queue's
     bytes_max: int | None = None
     tokens_max: int | None = None
     shed_target_s: float | None = None  #: the wait that a flow may stand at; None: nothing is shed
@@ -63,7 +63,7 @@ class QueueBounds(msgspec.Struct, frozen=True):
 
 
 class Prices(msgspec.Struct, array_like=True, frozen=True):
-    """What a token counts, by kind."""
+    """Token prices by kind."""
 
     prompt: float = 1.0
     cached_prompt: float = 0.0
@@ -71,7 +71,7 @@ class Prices(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AdmissionSettings(msgspec.Struct, frozen=True):
-    """The conditions' limits, the same for all bands but where a band has its own."""
+    """The limits of admission, unless a band has its own."""
 
     kv_usage_max: float = 0.95
     prefill_tokens_max: int = 16384
@@ -89,10 +89,10 @@ class HealthSettings(msgspec.Struct, frozen=True):
 
 
 class RoutingSettings(msgspec.Struct, frozen=True):
-    """What the policies have to be told, and how long a request waits for the endpoint it prefers."""
+    """The policies' settings, and how long a request waits for its preferred endpoint."""
 
     affinity_escape_s: float = 2.0
-    affinity_wait_s: float | None = None  #: None: as long as it is worth, where the policy can tell, else not at all
+    affinity_wait_s: float | None = None  #: None: as long as the policy finds it worthwhile
     imbalance_threshold: float = math.inf
     price_weight_s: float = (
         math.inf
@@ -101,7 +101,7 @@ class RoutingSettings(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What a tenant may have at most; None: no limit of that kind."""
+    """A tenant's limits; None: no such limit."""
 
     running: int | None = None
     queued: int | None = None
@@ -113,7 +113,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True):
-    """What the scheduler has to know of the configuration. Durations in seconds."""
+    """The scheduler's configuration. Durations in seconds."""
 
     bands: tuple[BandSettings, ...] = (BandSettings("standard"),)
     queue_enabled: bool = True
@@ -121,7 +121,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     wait_s_max: float = 60.0
     fairness: str = "weighted_tokens"
     prices: Prices = Prices()
-    levels: tuple[str, ...] = ("tenant",)  #: what the elements of a flow's path stand for
+    levels: tuple[str, ...] = ("tenant",)  #: the meaning of the elements of a flow's path
     tenant_level: int | None = 0  #: which element of a flow's path is the tenant's own; None: none is
     ordering: str = "fcfs"
     admission: AdmissionSettings = AdmissionSettings()
@@ -147,9 +147,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
 
 
 def part_of(settings: SchedulerSettings, gateways: int) -> SchedulerSettings:
-    """Returns what one of several gateways decides by where each decides for itself: its part of bounds and limits.
+    """Returns one gateway's part of bounds and limits, when each gateway decides alone.
 
-    Nothing becomes 0 by it, for what is 0 lets nothing through. Times, shares and weights stay.
+    Nothing becomes 0, because 0 would block everything. Times, shares and weights stay.
     """
     if gateways <= 1:
         return settings

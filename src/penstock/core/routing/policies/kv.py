@@ -1,7 +1,7 @@
 """Routing: the endpoint whose KV cache holds the longest prefix of the prompt, by the configured source.
 
-The same choice as `prefix`; what differs is who says what is held (`routing.locality`): the engines' own KV events,
-LMCache's look-ups, or our history where nothing better is configured or known.
+The same choice as `prefix`, but from another source (`routing.locality`): the engines' KV events, LMCache's look-ups,
+or our history if nothing better is configured or known.
 """
 
 from __future__ import annotations

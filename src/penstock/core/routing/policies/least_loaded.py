@@ -14,7 +14,7 @@ from penstock.core.routing.policies.base import LOAD, Context, RoutingPolicy
 
 
 class LeastLoaded(RoutingPolicy):
-    """Least load per slot, and per weight where weights differ."""
+    """Least load per slot, and per weight if weights differ."""
 
     minds_size = True
     scored_by: str | None = LOAD

@@ -1,7 +1,7 @@
 """Routing: new prompt tokens times batch size, the least of it (LMetric, arXiv 2603.15202).
 
 One product stands for both pressures on an engine, its prefill queue and its decoding batch; there is nothing to tune.
-Both factors are taken plus one, so that neither an idle endpoint nor a wholly cached prompt makes the other one moot.
+Both factors are taken plus one, so that an idle endpoint or a fully cached prompt does not cancel the other factor.
 """
 
 from __future__ import annotations

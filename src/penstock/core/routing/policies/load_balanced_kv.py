@@ -1,9 +1,10 @@
-"""Routing: by KV cache while endpoints are about equally loaded, else by load (production-stack's pull request 884).
+"""Routing: by KV cache while endpoints are about equally loaded, otherwise by load (production-stack's pull request
+884).
 
 If the longest queue over all replicas (running and waiting requests) exceeds the shortest by `imbalance_threshold` or
-more, the least loaded one; else the one with the longest cached prefix. With the default threshold, infinity, this is
-plain `kv`. The loads compared are the ledger's, so what was sent since the last reading counts, and routers that all
-see the same old reading do not herd.
+more, the least loaded one; otherwise the one with the longest cached prefix. With the default threshold, infinity, this
+is plain `kv`. The loads are the ledger's, so dispatches since the last reading count, and routers with the same old
+reading do not herd.
 """
 
 from __future__ import annotations

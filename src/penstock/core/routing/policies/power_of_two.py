@@ -1,7 +1,7 @@
 """Routing: of two endpoints drawn by lot, the less loaded one.
 
 With news of load that is old, all routers that pick the least loaded endpoint pick the same one; two drawn by lot keep
-nearly the same balance and cannot herd (Mitzenmacher 2000). Worth it where several gateways share endpoints.
+nearly the same balance and cannot herd (Mitzenmacher 2000). Useful if several gateways share endpoints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Routing: the endpoint that holds the longest prefix of the prompt, as far as we sent it there.
 
-Among those that hold equally much, the least loaded one. Where none holds anything, the session's home, and then the
-least loaded one. Load matters only there: `load_balanced_kv` and `predicted_ttft` weigh it against the cache.
+Among those that hold equally much, the least loaded one. If none holds anything, the session's home, or the least
+loaded one. Load matters only there: `load_balanced_kv` and `predicted_ttft` weigh it against the cache.
 """
 
 from __future__ import annotations

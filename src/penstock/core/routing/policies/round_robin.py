@@ -1,4 +1,4 @@
-"""Routing: take turns, per model; where weights differ, as many turns as each endpoint's weight says."""
+"""Routing: take turns, per model, in proportion to the endpoints' weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.core.routing.policies.base import Context, RoutingPolicy
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.settings import RoutingSettings
 
-MODELS_MAX = 1024  # whose turns are remembered; one that is forgotten starts again, which costs one uneven turn
+MODELS_MAX = 1024  # with remembered turns; a forgotten one restarts, which costs one uneven turn
 ROUND = 1e9  # endpoints: past all there are
 
 
@@ -23,7 +23,7 @@ class RoundRobin(RoutingPolicy):
         self._last: BoundedMap[str, int] = BoundedMap(MODELS_MAX)
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-        """Returns how many turns remain until each endpoint's own; where weights differ, how far its turns came."""
+        """Returns the turns left until each endpoint's own; if weights differ, the progress of its turns."""
         if endpoints[0].weighted:
             return [endpoint.turn for endpoint in endpoints]
         found = self._last.get(context.request.model)

@@ -3,7 +3,7 @@
 A session that is new is given a home by consistent hashing with bounded load (Mirrokni et al. 2018): of the endpoints
 in an order that depends on the session alone (the highest random weight first), the first that is open and would not
 exceed the average load by more than a quarter. From then on it stays there; when it has to move, because its home
-failed or `affinity_wait` passed, it stays where it moved to, for that is where its cache is. So an endpoint that leaves
+failed or `affinity_wait` passed, it stays at the new endpoint, which then has its cache. So an endpoint that leaves
 moves only its own sessions, and one that comes back is given new ones, not a stampede of its old ones.
 """
 
@@ -17,7 +17,7 @@ from penstock.core.routing.policies.base import Context, RoutingPolicy
 from penstock.core.routing.policies.least_loaded import LeastLoaded
 from penstock.core.values.settings import RoutingSettings
 
-LOAD_BOUND = 1.25  # times the average; less moves more new sessions away from the home their hash says
+LOAD_BOUND = 1.25  # times the average; less moves more new sessions away from their hashed home
 _PRIME = (1 << 61) - 1
 _MASK = (1 << 64) - 1
 
@@ -33,7 +33,7 @@ class SessionAffinity(RoutingPolicy):
         self.by_load = LeastLoaded(settings, draw)
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-        """Home before all; without one the lot that session and endpoint draw together, infinity where load forbids."""
+        """Home first; otherwise the pair's hash, or infinity if the load is too high."""
         home, session = context.home, context.request.session
         if session is None:
             return self.by_load.score(endpoints, context)
@@ -56,7 +56,7 @@ def _number(text: str) -> int:
 
 
 def _lot(key: int, endpoint: Endpoint) -> float:
-    """What a session draws at an endpoint: the least is its home.
+    """Returns the hash of a session and an endpoint: the least is its home.
 
     With weights w the chance to draw the least is w / sum of w, if a draw u in (0, 1) counts as w / ln u.
     """
