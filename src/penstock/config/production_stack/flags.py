@@ -7,6 +7,7 @@ their parser, chart and proposals.
 from __future__ import annotations
 
 from enum import Enum
+from itertools import groupby
 
 import msgspec
 
@@ -224,12 +225,12 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 def page() -> str:
     """The table as docs/coming-from-production-stack.md has it."""
     lines = ["| flag | becomes | |", "|---|---|---|"]
-    for flag in FLAGS:
-        becomes = {
-            Fate.SETTING: f"`{flag.becomes}`" if flag.becomes else "–",
+    for (fate, becomes, why), flags in groupby(FLAGS, key=lambda flag: (flag.fate, flag.becomes, flag.why)):
+        shown = {
+            Fate.SETTING: f"`{becomes}`" if becomes else "–",
             Fate.COMMAND: "–",
             Fate.NOTHING: "nothing, with a warning",
             Fate.REFUSED: "**refused**",
-        }[flag.fate]
-        lines.append(f"| `{flag.name}` | {becomes} | {flag.why} |")
+        }[fate]
+        lines.append(f"| {', '.join(f'`{flag.name}`' for flag in flags)} | {shown} | {why} |")
     return "\n".join(lines) + "\n"
