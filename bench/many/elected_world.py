@@ -52,7 +52,7 @@ class Harm:
     gateway: int | None = None  #: None: whoever decides then
 
 
-class Member(SimulatedGateway):
+class Voter(SimulatedGateway):
     """A gateway that may be elected."""
 
     deciding: Deciding
@@ -94,7 +94,7 @@ class ElectedWorld(ManyWorld):
         super().__init__(settings, sources, fleet=fleet, sink=sink, watch=watch, progress=progress)
         self.store = ElectionStore()
         self.harms = tuple(harms)
-        self.members = [Member(number, self) for number in range(fleet.gateways)]
+        self.members = [Voter(number, self) for number in range(fleet.gateways)]
         self.gateways = list(self.members)
         self.begun_twice = 0  #: answers that a client had begun to read, and that began again
         self.elections: list[tuple[float, int, int]] = []  #: when, who, epoch
@@ -113,7 +113,7 @@ class ElectedWorld(ManyWorld):
         for harm in self.harms:
             self.at(harm.at_s, partial(self._harm, harm))
 
-    def _come(self, member: Member) -> None:
+    def _come(self, member: Voter) -> None:
         """A new process: it has forgotten what it decided, and whom it followed."""
         member.start_again()
         member.lives += 1
@@ -129,20 +129,20 @@ class ElectedWorld(ManyWorld):
 
     # --- the election -------------------------------------------------------------------------------------------------
 
-    def _lives(self, member: Member, life: int) -> bool:
+    def _lives(self, member: Voter, life: int) -> bool:
         return member.alive and member.lives == life
 
-    def _store_answers(self, member: Member) -> bool:
+    def _store_answers(self, member: Voter) -> bool:
         return self.store.up and not member.cut_off
 
-    def _ask_store(self, member: Member, life: int, asked: int) -> None:
+    def _ask_store(self, member: Voter, life: int, asked: int) -> None:
         if not self._lives(member, life) or member.asked != asked:
             return
         member.asked += 1
         member.contender.asks(member.now())
         self._step_store(member, life, member.asked, self._read)
 
-    def _step_store(self, member: Member, life: int, asked: int, step: Callable[[Member, int, int], None]) -> None:
+    def _step_store(self, member: Voter, life: int, asked: int, step: Callable[[Voter, int, int], None]) -> None:
         """One trip to the store and back, unless there is no way."""
 
         def came() -> None:
@@ -160,7 +160,7 @@ class ElectedWorld(ManyWorld):
 
         self.at(self.now + STORE_WAY_S, came)
 
-    def _read(self, member: Member, life: int, asked: int) -> None:
+    def _read(self, member: Voter, life: int, asked: int) -> None:
         contender, now = member.contender, member.now()
         contender.saw(self.store.record, now)
         claim = contender.claim(now)
@@ -170,7 +170,7 @@ class ElectedWorld(ManyWorld):
             return
         seen = self.store.record
 
-        def write(member: Member, life: int, asked: int) -> None:
+        def write(member: Voter, life: int, asked: int) -> None:
             written = self.store.write(seen, claim)
             if written is None:
                 contender.saw(self.store.record, member.now())
@@ -181,31 +181,31 @@ class ElectedWorld(ManyWorld):
 
         self._step_store(member, life, asked, write)
 
-    def _ask_again(self, member: Member, life: int, asked: int) -> None:
+    def _ask_again(self, member: Voter, life: int, asked: int) -> None:
         again_s = member.contender.asks_again_s() - member.skew_s
         self.at(max(again_s, self.now + STORE_WAY_S), partial(self._ask_store, member, life, asked))
 
     # --- who decides, and who follows whom --------------------------------------------------------------------------
 
-    def _tick(self, member: Member, life: int) -> None:
+    def _tick(self, member: Voter, life: int) -> None:
         if self._lives(member, life):
             self._note_signs_of_life(member)
             self._look(member)
             self.at(self.now + TICK_S, partial(self._tick, member, life))
 
-    def _may_it_still(self, member: Member) -> None:
+    def _may_it_still(self, member: Voter) -> None:
         """Asked before each decision: a process that was out of reach learns of it here first."""
         decider = member.deciding.decider
         leads = decider.phase in ("gathering", "deciding") and not decider.alone
         if leads and member.contender.leads(member.now()) is None:
             decider.hold()
 
-    def _look(self, member: Member) -> None:
+    def _look(self, member: Voter) -> None:
         """Lead if elected; else follow who was; without anybody for too long, decide alone."""
         contender, decider, now = member.contender, member.deciding.decider, member.now()
         epoch = contender.leads(now)
         standing = contender.at(now)
-        target: Member | None = None
+        target: Voter | None = None
         if epoch is not None:
             target = member
             if decider.phase == "idle" or decider.alone or decider.epoch != epoch:
@@ -227,7 +227,7 @@ class ElectedWorld(ManyWorld):
         elif self.now > member.unled_s + ALONE_AFTER_S and not member.alone and epoch is None:
             self._alone(member)
 
-    def _led(self, member: Member) -> bool:
+    def _led(self, member: Voter) -> bool:
         """Whether it hears somebody who decides."""
         link = member.link
         if link is None or link.closed:
@@ -237,7 +237,7 @@ class ElectedWorld(ManyWorld):
         leader = self._member_of(link.to)
         return leader is not None and self._reach(member, leader)
 
-    def _lead(self, member: Member, epoch: int) -> None:
+    def _lead(self, member: Voter, epoch: int) -> None:
         self.elections.append((self.now, member.number, epoch))
         decider = member.deciding.decider
         if decider.phase == "idle" or decider.alone:
@@ -245,7 +245,7 @@ class ElectedWorld(ManyWorld):
             member.alone, member.heard_s = False, {}
         decider.lead(epoch, expected=(member.edge_name,))
 
-    def _stop(self, member: Member) -> None:
+    def _stop(self, member: Voter) -> None:
         """It decides no more: what its edges hold is theirs to announce."""
         links, member.deciding.links = member.deciding.links, []
         if member.deciding.decider.phase != "idle":
@@ -253,7 +253,7 @@ class ElectedWorld(ManyWorld):
         for link in links:
             self._end_link(link)
 
-    def _alone(self, member: Member) -> None:
+    def _alone(self, member: Voter) -> None:
         self.alone_s.append((self.now, member.number))
         self._stop(member)
         if member.link is not None:
@@ -265,10 +265,10 @@ class ElectedWorld(ManyWorld):
 
     # --- links --------------------------------------------------------------------------------------------------------
 
-    def _reach(self, one: Member, other: Member) -> bool:
+    def _reach(self, one: Voter, other: Voter) -> bool:
         return one is other or not (one.cut_off or other.cut_off)
 
-    def _dial_member(self, member: Member, target: Member) -> None:
+    def _dial_member(self, member: Voter, target: Voter) -> None:
         if member.dials is not None:
             member.dials.close()
         wire = IN_PROCESS if member is target else self.fleet.wire
@@ -278,7 +278,7 @@ class ElectedWorld(ManyWorld):
             link.up.cut()
         self.at(self.now + DIAL_S, partial(self._give_up_dialling, member, link))
 
-    def _give_up_dialling(self, member: Member, link: EdgeLink) -> None:
+    def _give_up_dialling(self, member: Voter, link: EdgeLink) -> None:
         if member.dials is link:
             self._refused(link)
 
@@ -305,7 +305,7 @@ class ElectedWorld(ManyWorld):
             return "that epoch was followed under another decider"
         return None
 
-    def end_alone(self, member: Member) -> None:
+    def end_alone(self, member: Voter) -> None:
         """It was taken by the one that decides for all: what it decided alone is announced there."""
         member.alone = False
         self._stop(member)
@@ -333,7 +333,7 @@ class ElectedWorld(ManyWorld):
         if member.dials is link:
             member.dials = None
 
-    def _note_signs_of_life(self, member: Member) -> None:
+    def _note_signs_of_life(self, member: Voter) -> None:
         link = member.link
         if link is not None and not link.closed and link.to is not member.deciding:
             leader = self._member_of(link.to)
@@ -346,7 +346,7 @@ class ElectedWorld(ManyWorld):
             member.heard_s = known
             member.contender.followed(min(known.values(), default=self.now) + member.skew_s, member.now())
 
-    def _member_of(self, deciding: Deciding) -> Member | None:
+    def _member_of(self, deciding: Deciding) -> Voter | None:
         return next((each for each in self.members if each.deciding is deciding), None)
 
     # --- what goes wrong ----------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class ElectedWorld(ManyWorld):
                 self.store.up = False
                 self.at(self.now + harm.for_s, partial(self._store_back, forgets=harm.what is What.STORE_FORGETS))
 
-    def decides(self) -> Member:
+    def decides(self) -> Voter:
         """The gateway that decides for all, as far as any does."""
         leads = [each for each in self.members if each.alive and each.deciding.decider.phase != "idle"]
         return max(leads or self.members, key=lambda each: (not each.alone, each.deciding.decider.epoch))
@@ -376,7 +376,7 @@ class ElectedWorld(ManyWorld):
             self.store.forget()
             self.forgot_s = self.now
 
-    def _process_dies(self, member: Member) -> None:
+    def _process_dies(self, member: Voter) -> None:
         link = member.link
         self._clients_lost(member)
         member.deciding.over = True
@@ -389,16 +389,16 @@ class ElectedWorld(ManyWorld):
         if member.dials is not None:
             member.dials.close()
 
-    def _dialling(self, target: Member) -> list[EdgeLink]:
+    def _dialling(self, target: Voter) -> list[EdgeLink]:
         return [each.dials for each in self.members if each.dials is not None and each.dials.to is target.deciding]
 
-    def _lines(self, member: Member) -> list[EdgeLink]:
+    def _lines(self, member: Voter) -> list[EdgeLink]:
         """Its open links to other gateways, in either role."""
         own = [member.link] if member.link is not None and member.link.to is not member.deciding else []
         others = [link for link in member.deciding.links if link.gateway is not member]
         return [link for link in (*own, *others) if not link.closed]
 
-    def _cut_off(self, member: Member, for_s: float) -> None:
+    def _cut_off(self, member: Voter, for_s: float) -> None:
         member.cut_off = True
         self.were_cut_off.add(member.number)
         lines = self._lines(member)
@@ -421,7 +421,7 @@ class ElectedWorld(ManyWorld):
                 link.up.mend()
                 link.down.mend()
 
-    def _mend(self, member: Member) -> None:
+    def _mend(self, member: Voter) -> None:
         member.cut_off = False
 
     # --- what is counted ----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from penstock.share.messages import (
     Up,
     Welcome,
 )
-from penstock.share.seats import Remote, Seat
+from penstock.share.peer import Peer, Remote
 from penstock.sim.world.world_values import SimulatedJourney
 
 if TYPE_CHECKING:
@@ -139,28 +139,28 @@ class Deciding:
 
     def welcome(self, link: EdgeLink) -> None:
         """Take an edge: it is told what there is, and announces what it holds."""
-        seat = link.seat = Seat(link.gateway.edge_name, link.down.say, self.decider.bands)
+        peer = link.peer = Peer(link.gateway.edge_name, link.down.say, self.decider.bands)
         self.links.append(link)
-        seat.send(Welcome("simulated", ""))
-        seat.send(Endpoints(self._rows))
-        seat.send(Loads([0.0] * len(self._rows)))
-        self.decider.opened(seat)
+        peer.send(Welcome("simulated", ""))
+        peer.send(Endpoints(self._rows))
+        peer.send(Loads([0.0] * len(self._rows)))
+        self.decider.opened(peer)
 
     def heard(self, link: EdgeLink, messages: Sequence[Up]) -> None:
         """An edge said this."""
         for message in messages:
-            if link.seat is None or link.seat.gone or self.over:
+            if link.peer is None or link.peer.gone or self.over:
                 return
             self.asks()
-            self.tell(self.decider.take(link.seat, message))  # type: ignore[arg-type]
+            self.tell(self.decider.take(link.peer, message))  # type: ignore[arg-type]
 
     def left(self, link: EdgeLink, *, dead: bool) -> None:
         """An edge's link is over. `dead`: its process is known to have ended, and its clients with it."""
         if link in self.links:
             self.links.remove(link)
-        if link.seat is not None and not link.seat.gone and not self.over:
+        if link.peer is not None and not link.peer.gone and not self.over:
             self.asks()
-            self.tell(self.decider.lost(link.seat) if dead else self.decider.cut(link.seat))
+            self.tell(self.decider.lost(link.peer) if dead else self.decider.cut(link.peer))
 
 
 ROUNDING_S = 1e-9  # what a clock that is days apart loses of a time
@@ -183,7 +183,7 @@ class EdgeLink:
         """`greeted` says why a decider does not take the edge, or None; `refused` hears of it at the edge."""
         self.to = to
         self.gateway = gateway
-        self.seat: Seat | None = None  #: at the decider, once it is welcome
+        self.peer: Peer | None = None  #: at the decider, once it is welcome
         self.led = False  #: the edge follows it
         self.closed = False
         self._greeted = greeted

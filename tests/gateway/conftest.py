@@ -21,8 +21,8 @@ import uvloop
 from penstock import clock
 from penstock.config.load import Settings, from_mapping
 from penstock.core.explain.snapshot import Snapshot
+from penstock.gateway.cluster import supervisor, worker
 from penstock.gateway.serve import Gateway
-from penstock.gateway.workers import office, worker
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.log import Fault, LogEntry
 from penstock.sim.fake_engine.server import EngineServer
@@ -235,7 +235,7 @@ class World:
             **settings,
         }
         if WORKERS and self.document.setdefault("workers", WORKERS) != 1:
-            vars(office)["WorkerProcess"] = WorkerBeside
+            vars(supervisor)["WorkerProcess"] = WorkerBeside
             worker.TICK_S, worker.TICKS_PER_STANDING = 0.02, 1
         self._gateway = gate = Gateway(self.settings(), self.settings)
         await gate.start()

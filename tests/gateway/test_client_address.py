@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.workers import office, worker
+from penstock.gateway.cluster import supervisor, worker
 from penstock.logs import FIELDS
 from tests.gateway.conftest import CHAT, World, chat, request
 from tests.gateway.workers.beside import WorkerBeside
@@ -22,7 +22,7 @@ TOLD = {"proxies": ["127.0.0.0/8"]}
 
 @pytest.fixture(params=[1, 2], ids=["alone", "with workers"])
 def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(office, "WorkerProcess", WorkerBeside)
+    monkeypatch.setattr(supervisor, "WorkerProcess", WorkerBeside)
     monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
     monkeypatch.setattr(worker, "TICK_S", 0.02)
     return int(request.param)
@@ -73,8 +73,8 @@ async def test_balancers_are_known_from_the_next_connection_after_a_reload(world
     world.document["client_address"] = BROUGHT
     await world.gate.reload()
     if workers > 1:
-        assert world.gate.office is not None
-        lives = [one.process.life for one in world.gate.office._workers]  # type: ignore[union-attr]
+        assert world.gate.cluster is not None
+        lives = [one.process.life for one in world.gate.cluster.table.workers]  # type: ignore[union-attr]
         await world.until(lambda: all(life._worker._settings.client_address.proxy_protocol for life in lives))
     assert (await (await world.client(V1 + request(body=chat()))).answer()).status == 200
 

@@ -14,8 +14,8 @@ import pytest
 
 from penstock.config.load import ConfigError, from_mapping
 from penstock.gateway.admin import own_token
+from penstock.gateway.cluster import supervisor, worker
 from penstock.gateway.serve import StartError
-from penstock.gateway.workers import office, worker
 from tests.gateway.conftest import Answer, Client, World, chat, request
 from tests.gateway.test_reload import make_certificate
 from tests.gateway.workers.beside import WorkerBeside
@@ -30,7 +30,7 @@ CALLERS = ("/v1/chat/completions", "/v1/models", "/queue", "/engines", "/is_slee
 
 @pytest.fixture(params=[1, 2], ids=["alone", "with workers"])
 def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(office, "WorkerProcess", WorkerBeside)
+    monkeypatch.setattr(supervisor, "WorkerProcess", WorkerBeside)
     monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
     monkeypatch.setattr(worker, "TICK_S", 0.02)
     return int(request.param)

@@ -328,9 +328,9 @@ class Gateways(SharedWorld):
         """Whatever runs at an edge has a lease of the decider that the edge has announced it to."""
         for process in self.edges.values():
             line = process.line
-            if line is None or line.broken or not line.seat.announced or line.seat.gone or not line.parent.alive:
+            if line is None or line.broken or not line.peer.announced or line.peer.gone or not line.parent.alive:
                 continue
-            known = {remote.told for remote in line.seat.requests.values() if remote.lease is not None}
+            known = {remote.told for remote in line.peer.requests.values() if remote.lease is not None}
             for client in process.clients.values():
                 if client.engine is not None:
                     assert client.lease in known, f"{client.request.id} runs at {process.name}, and has no lease"

@@ -26,7 +26,7 @@ from penstock.share.messages import (
     Told,
     WherePlaced,
 )
-from penstock.share.seats import Seat
+from penstock.share.peer import Peer
 from tests.share.virtual import BANDS, Chances, SharedWorld
 
 
@@ -39,17 +39,17 @@ class Office:
         self.world = SharedWorld(seed=1, edges=0, engines={"e": 2}, chances=Chances(), settings=made)
         self.decider = self.world.decider
         self.told: dict[str, list[Down]] = {"a": [], "b": []}
-        self.seats = {name: Seat(name, told.append, self.decider.bands) for name, told in self.told.items()}
-        for seat in self.seats.values():
-            self.decider.opened(seat)
-            self.world.tell(self.decider.take(seat, Announcing([])))
-            self.world.tell(self.decider.take(seat, Announced([], 1)))
+        self.peers = {name: Peer(name, told.append, self.decider.bands) for name, told in self.told.items()}
+        for peer in self.peers.values():
+            self.decider.opened(peer)
+            self.world.tell(self.decider.take(peer, Announcing([])))
+            self.world.tell(self.decider.take(peer, Announced([], 1)))
 
     def says(self, name: str, *facts: Fact) -> list[Down]:
         """Returns what that edge is told of it."""
         self.told[name].clear()
         for fact in facts:
-            self.world.tell(self.decider.take(self.seats[name], fact))
+            self.world.tell(self.decider.take(self.peers[name], fact))
         return self.told[name]
 
     def running(self) -> int:
@@ -92,22 +92,22 @@ def test_a_dead_edges_leases_come_back_and_what_waited_there_is_dropped() -> Non
     office.says("a", *(Arrived(n, _request(f"a{n}")) for n in range(1, 6)))
     office.says("b", Arrived(1, _request("b")))
     office.told["b"].clear()
-    office.world.tell(office.decider.lost(office.seats["a"]))
+    office.world.tell(office.decider.lost(office.peers["a"]))
     assert [type(m.action) for m in office.told["b"] if isinstance(m, Told)] == [Dispatch]
     assert office.running() == 1
     assert office.world.scheduler.snapshot(now=0.0).waiting == 0
-    assert [seat.name for seat in office.decider.seats] == ["b"]
+    assert [peer.name for peer in office.decider.peers] == ["b"]
 
 
 def test_an_answer_that_is_complete_ends_the_request_though_its_lease_was_taken_back() -> None:
     office = Office()
     lease = _lease(office.says("a", Arrived(1, _request())))
-    remote = office.seats["a"].requests[1]
+    remote = office.peers["a"].requests[1]
     # as a requeue for an engine that stands still would, while `finished` is on its way:
     office.world.tell(office.world.scheduler.failed(lease, Failure.BUSY, now=0.0))
     assert remote.lease != lease
     office.says("a", Finished(1, lease, Usage(1, 1)))
-    assert not office.seats["a"].requests
+    assert not office.peers["a"].requests
     assert office.running() == 0
     assert not office.world.journeys
 
@@ -117,15 +117,15 @@ def test_a_fact_about_another_lease_changes_nothing(fact: Fact) -> None:
     office = Office()
     lease = _lease(office.says("a", Arrived(1, _request(streamed=True))))
     assert office.says("a", fact) == []
-    assert office.seats["a"].stale == 1
-    assert office.seats["a"].requests[1].lease == lease
+    assert office.peers["a"].stale == 1
+    assert office.peers["a"].requests[1].lease == lease
 
 
 def test_a_request_that_is_over_is_not_over_twice() -> None:
     office = Office()
     lease = _lease(office.says("a", Arrived(1, _request())))
     assert office.says("a", Cancelled(1), Cancelled(1), Finished(1, lease)) == []
-    assert office.seats["a"].stale == 2
+    assert office.peers["a"].stale == 2
     assert office.running() == 0
 
 
@@ -133,17 +133,17 @@ def test_a_deadline_counts_from_when_it_is_heard() -> None:
     office = Office()
     office.world.now = 500.0
     office.says("a", Arrived(1, _request(deadline_s=2.0)))
-    assert office.seats["a"].requests[1].request.deadline_s == 502.0
+    assert office.peers["a"].requests[1].request.deadline_s == 502.0
 
 
 def test_a_band_means_what_the_edge_knew_it_as() -> None:
     office = Office()
     office.decider.bands = ("first", "standard", "interactive", "batch")
-    assert office.decider._checked(office.seats["a"], _request()).band == 2  # `interactive`, the edge's highest
+    assert office.decider._checked(office.peers["a"], _request()).band == 2  # `interactive`, the edge's highest
     lowest = msgspec.structs.replace(_request(), band=2)
-    assert office.decider._checked(office.seats["a"], lowest).band == 3
+    assert office.decider._checked(office.peers["a"], lowest).band == 3
     office.decider.bands = ("first",)
-    assert office.decider._checked(office.seats["a"], lowest).band == 0
+    assert office.decider._checked(office.peers["a"], lowest).band == 0
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_places_are_told_of_those_who_wait() -> None:
 def test_an_action_is_told_after_its_endpoint() -> None:
     office = Office()
     asked: list[tuple[str, str]] = []
-    office.decider.before_dispatch = lambda seat, endpoint: asked.append((seat.name, endpoint))
-    actions: list[Action] = office.decider.take(office.seats["a"], Arrived(1, _request()))
+    office.decider.before_dispatch = lambda peer, endpoint: asked.append((peer.name, endpoint))
+    actions: list[Action] = office.decider.take(office.peers["a"], Arrived(1, _request()))
     assert asked == []
     office.world.tell(actions)
     assert asked == [("a", "e")]

@@ -32,7 +32,7 @@ from penstock.share.messages import (
     Up,
     WaitsHere,
 )
-from penstock.share.seats import Seat
+from penstock.share.peer import Peer
 from tests.share.virtual import BANDS, Chances, Parent, SharedWorld
 
 CUT_S = 3.0
@@ -47,7 +47,7 @@ class House:
         self.one = self.world.parent
         self.two = Parent(self.world, "two", leads=False)
         self.edges = {name: Edge() for name in edges}
-        self.seats: dict[str, Seat] = {}
+        self.peers: dict[str, Peer] = {}
         self.up: dict[str, list[Up]] = {name: [] for name in edges}
         self.down: dict[str, list[Down]] = {name: [] for name in edges}
         self.did: dict[str, list[Action]] = {name: [] for name in edges}
@@ -62,8 +62,8 @@ class House:
     def link(self, name: str, to: Parent, *, deliver: bool = True) -> None:
         """A link to a parent begins, and the edge has said all on it."""
         self.up[name], self.down[name] = [], []
-        self.seats[name] = seat = Seat(name, self.down[name].append, BANDS)
-        to.decider.opened(seat)
+        self.peers[name] = peer = Peer(name, self.down[name].append, BANDS)
+        to.decider.opened(peer)
         done = self.edges[name].linked(self.up[name].append, to.decider.epoch, now=self.now)
         rows = Endpoints([EndpointRow("e", "http://e", "vllm", models=["m"])])
         self.edges[name].take(Frame(to.decider.epoch, [rows]), now=self.now)
@@ -75,7 +75,7 @@ class House:
         """What the edge said arrives."""
         said, self.up[name][:] = list(self.up[name]), []
         for message in said:
-            parent.fact(self.seats[name], message)
+            parent.fact(self.peers[name], message)
 
     def tell(self, name: str, parent: Parent) -> list[Action]:
         """What the parent said arrives. Returns what the edge does."""
@@ -151,7 +151,7 @@ def test_a_stream_goes_on_and_its_end_is_booked_by_the_number_that_the_edge_know
     house.edges["a"].finished(lease, Usage(10, 201), now=3.0)
     house.hear("a", house.two)
     assert house.running(house.two) == 0
-    assert house.seats["a"].stale == 0
+    assert house.peers["a"].stale == 0
 
 
 def test_an_end_that_was_never_received_leaves_nothing() -> None:
@@ -216,7 +216,7 @@ def test_a_link_that_breaks_and_comes_back_costs_nothing() -> None:
     for name in ("w1", "w2"):
         house.arrives("a", name)
     house.hear("a", house.one)
-    house.one.tell(house.one.decider.cut(house.seats["a"]))
+    house.one.tell(house.one.decider.cut(house.peers["a"]))
     assert (house.running(house.one), house.waiting(house.one)) == (2, 0)
     house.edges["a"].unlinked(now=1.0)
     house.world.now = 1.0
@@ -233,7 +233,7 @@ def test_leases_of_a_link_that_does_not_come_back_are_given_to_others_after_a_wh
     house.sent("a", "r2")
     house.arrives("b", "w")
     house.hear("b", house.one)
-    house.one.tell(house.one.decider.cut(house.seats["a"]))
+    house.one.tell(house.one.decider.cut(house.peers["a"]))
     assert house.one.decider.next_deadline() == CUT_S
     house.world.now = CUT_S - 0.1
     house.one.let_time_pass()
@@ -246,14 +246,14 @@ def test_leases_of_a_link_that_does_not_come_back_are_given_to_others_after_a_wh
 def test_an_edge_that_is_back_before_its_broken_link_is_noticed_replaces_it() -> None:
     house = House()
     house.sent("a", "r")
-    before = house.seats["a"]
+    before = house.peers["a"]
     house.edges["a"].unlinked(now=0.0)
     house.link("a", house.one)
     assert before.gone
     assert house.running(house.one) == 1
     assert house.one.decider.cut(before) == house.one.decider.lost(before) == []
     assert house.running(house.one) == 1
-    assert [seat.name for seat in house.one.decider.seats] == ["a"]
+    assert [peer.name for peer in house.one.decider.peers] == ["a"]
 
 
 def test_an_edge_that_is_started_again_under_its_name_frees_what_the_dead_one_held() -> None:
@@ -262,7 +262,7 @@ def test_an_edge_that_is_started_again_under_its_name_frees_what_the_dead_one_he
     house.sent("a", "r2")
     house.arrives("b", "w")
     house.hear("b", house.one)
-    house.one.tell(house.one.decider.cut(house.seats["a"]))
+    house.one.tell(house.one.decider.cut(house.peers["a"]))
     house.edges["a"] = Edge()
     house.link("a", house.one)
     house.world.now = 0.2  # the engine ends what was abandoned with its next step
@@ -332,7 +332,7 @@ def test_facts_while_it_gathers_are_told_when_it_begins_and_in_their_order() -> 
     house.link("b", house.two)
     assert _dispatched(house.tell("b", house.two)) == ["w"]
     assert house.waiting(house.two) == 1
-    assert {remote.request.id for remote in house.seats["a"].requests.values()} == {"new"}
+    assert {remote.request.id for remote in house.peers["a"].requests.values()} == {"new"}
 
 
 def test_who_could_not_renew_sends_nothing_and_puts_newcomers_off() -> None:
@@ -384,7 +384,7 @@ def test_members_are_told_when_they_come_and_go() -> None:
     house = House("ab")
     house.tell("a", house.one)
     assert list(house.edges["a"].edges) == ["a", "b"]
-    house.one.tell(house.one.decider.lost(house.seats["b"]))
+    house.one.tell(house.one.decider.lost(house.peers["b"]))
     house.tell("a", house.one)
     assert list(house.edges["a"].edges) == ["a"]
 
@@ -412,16 +412,16 @@ RUNS = RunsHere(1, Request("r", "m", 0), 1.0, 0.0, Underway(5, "e", 1.0))
 )
 def test_what_no_edge_announces_ends_the_link_and_books_nothing(messages: list[Up]) -> None:
     house = House("")
-    seat = Seat("x", lambda _message: None, BANDS)
-    house.one.decider.opened(seat)
+    peer = Peer("x", lambda _message: None, BANDS)
+    house.one.decider.opened(peer)
 
     def say_all() -> None:
         for message in messages:
-            house.one.fact(seat, message)
+            house.one.fact(peer, message)
 
     with pytest.raises(LinkError):
         say_all()
-    house.one.tell(house.one.decider.cut(seat))
+    house.one.tell(house.one.decider.cut(peer))
     house.world.now = CUT_S
     house.one.let_time_pass()
     assert (house.running(house.one), house.waiting(house.one)) == (0, 0)

@@ -27,7 +27,7 @@ from penstock.share.decider import Decider, Phase
 from penstock.share.edge import Edge
 from penstock.share.frames import decider_reader, edge_reader, written
 from penstock.share.messages import Down, EndpointRow, Endpoints, Loads, Up, Welcome
-from penstock.share.seats import Remote, Seat
+from penstock.share.peer import Peer, Remote
 
 BANDS = ("interactive", "standard", "batch")
 
@@ -77,7 +77,7 @@ class Line:
         self.world = world
         self.process = process
         self.parent = parent
-        self.seat = Seat(process.name, self._hear, BANDS)
+        self.peer = Peer(process.name, self._hear, BANDS)
         self.broken = False  # whatever is on its way is lost
         self.welcomed = False
         self._up: list[Up] = []
@@ -90,10 +90,10 @@ class Line:
         """The parent welcomes the edge."""
         parent, world = self.parent, self.world
         parent.lines[self.process.name] = self
-        parent.decider.opened(self.seat)
+        parent.decider.opened(self.peer)
         rows = [EndpointRow(engine.name, "http://x", "vllm", models=["m"]) for engine in world.engines.values()]
         for word in (Welcome("", ""), Endpoints(rows), Loads([0.0] * len(rows))):
-            self.seat.send(word)
+            self.peer.send(word)
 
     def _say(self, fact: object) -> None:
         if not self._up:
@@ -106,11 +106,11 @@ class Line:
         self.world.at(self._up_s, partial(self._arrive_up, data))
 
     def _arrive_up(self, data: bytes) -> None:
-        if self.broken or self.seat.gone or not self.parent.alive:
+        if self.broken or self.peer.gone or not self.parent.alive:
             return
         for frame in self._reads_up.feed(data):
             for message in frame.messages:
-                self.parent.fact(self.seat, message)
+                self.parent.fact(self.peer, message)
 
     def _hear(self, message: Down) -> None:
         if not self._down:
@@ -201,8 +201,8 @@ class Parent:
     def knows(self, request_id: str) -> bool:
         return request_id in self.journeys
 
-    def fact(self, seat: Seat, message: Up) -> None:
-        self.tell(self.decider.take(seat, message))  # type: ignore[arg-type]
+    def fact(self, peer: Peer, message: Up) -> None:
+        self.tell(self.decider.take(peer, message))  # type: ignore[arg-type]
 
     def tell(self, actions: list[Action]) -> None:
         for action in actions:
@@ -346,10 +346,10 @@ class SharedWorld:
 
     def noticed(self, line: Line, *, dead: bool) -> None:
         """A parent finds out that a link is no more."""
-        parent, seat = line.parent, line.seat
+        parent, peer = line.parent, line.peer
         line.broken = True
-        if parent.alive and not seat.gone and seat in parent.decider.seats:
-            parent.tell(parent.decider.lost(seat) if dead else parent.decider.cut(seat))
+        if parent.alive and not peer.gone and peer in parent.decider.peers:
+            parent.tell(parent.decider.lost(peer) if dead else parent.decider.cut(peer))
 
     def _somebody_dies(self) -> None:
         self.die(self.random.choice(list(self.edges)))
@@ -521,8 +521,8 @@ class SharedWorld:
             picture = parent.scheduler.snapshot(now=self.now)
             assert (picture.running, picture.waiting) == (0, 0), parent.name
             assert not isinstance(parent.scheduler, CheckedScheduler) or not parent.scheduler.books.requests
-            for seat in parent.decider.seats:
-                assert not seat.requests, seat.name
+            for peer in parent.decider.peers:
+                assert not peer.requests, peer.name
         for process in self.edges.values():
             assert not process.edge.requests, process.name
             assert not process.edge._leases, process.name

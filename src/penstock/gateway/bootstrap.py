@@ -56,15 +56,13 @@ from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import Handler, HttpServer
 
 if TYPE_CHECKING:
-    from penstock.gateway.share.sharing import Sharing
-    from penstock.gateway.workers.office import Office
+    from penstock.gateway.cluster.cluster import GatewayCluster
 
 
 class Parts:
     """Everything that `penstock serve` runs, in the order in which it is built. Nothing is started."""
 
-    office: Office | None = None  #: None: this one process carries all requests
-    sharing: Sharing | None = None  #: None: this gateway decides for itself
+    cluster: GatewayCluster | None = None  #: None: this one process carries all requests
     batch: BatchService | None = None  #: None: no files and batches
     book: KeyBook | None = None  #: None: no keys are issued
     store: StoreThread | None = None  #: of batches and issued keys
@@ -114,7 +112,7 @@ class Parts:
                 room=lambda caller, model: scheduler.room(model, caller.account, caller.band, now=driver.now()),
                 knows=lambda model: scheduler.knows(model, now=driver.now()),
                 aliases=lambda: catalog.aliases,
-                decides=lambda: self.sharing is None or self.sharing.roles.decides,
+                decides=lambda: self.cluster is None or self.cluster.decides,
             )
             self.batch = batch_service(
                 settings.batch, self.store, port=port, driver=driver, callers=callers, metrics=metrics
@@ -148,11 +146,12 @@ class Parts:
         self.operators_app = OperatorsApp(for_operators, routes, admin_origins, app.refusals)
         handlers: tuple[Handler, Handler] = app, self.operators_app
         if several:
-            from penstock.gateway.several import several_processes  # noqa: PLC0415 - one process needs none of it
+            from penstock.gateway.cluster.cluster import GatewayCluster  # noqa: PLC0415 - one process needs none of it
 
-            self.office, self.sharing, handlers = several_processes(settings, self)
+            self.cluster = cluster = GatewayCluster(settings, self)
+            handlers = cluster.handlers
             if self.book is not None:
-                self.book.tell_workers(self.office.know_keys)
+                self.book.tell_workers(cluster.table.know_keys)
         self.server, operators = (
             HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall) for handler in handlers
         )
@@ -168,11 +167,10 @@ class Parts:
             settings_map.ToLog(),
         )
         decides = (orders, settings_map.ToScheduler(driver, orders.limits), endpoints)
-        others = tuple(part for part in (self.office, self.sharing) if part is not None)
         self.reload = Reload(
             settings,
             read or (lambda: settings),
-            (*reads_requests, *reports, *decides, *others),
+            (*reads_requests, *reports, *decides, *(() if self.cluster is None else (self.cluster,))),
             certificate=self.certificate,
             discovery=SettingsSources(self.discovery, os.environ),
             metrics=metrics,
@@ -187,7 +185,7 @@ class Parts:
 
     def _facts(self, requests: RequestVerbs) -> GatewayFacts:
         """What the page shows beside the scheduler's snapshot."""
-        batch, book, office = self.batch, self.book, self.office
+        batch, book, cluster = self.batch, self.book, self.cluster
         return GatewayFacts(
             version=penstock.__version__,
             config_hash=lambda: self.reload.hash,
@@ -196,8 +194,8 @@ class Parts:
             batches=tuple if batch is None else lambda: batch.manager.outlook,
             batch_store=lambda: None if batch is None else batch.manager.trouble,
             key_store=lambda: None if book is None else book.trouble,
-            edges=tuple if office is None else office.edges,
-            share=lambda: None if self.sharing is None else self.sharing.roles.now(),
+            edges=tuple if cluster is None else cluster.table.edges,
+            share=lambda: None if cluster is None else cluster.group_now(),
             failures=self.metrics.failures,
             stops=requests.stops,
         )
@@ -207,7 +205,7 @@ def _prefix_seed(settings: Settings) -> int:
     """Return the seed of prompts' keys: the group's if this gateway shares, otherwise a random one."""
     if not settings.share.enabled:
         return secrets.randbits(64)
-    from penstock.gateway.share.dial import prefix_seed  # noqa: PLC0415
+    from penstock.gateway.cluster.listener import prefix_seed  # noqa: PLC0415
 
     return prefix_seed(settings.share)
 
@@ -216,6 +214,6 @@ def _own_token(settings: Settings) -> str | None:
     """Return the admin token that the group of this gateway shares; None: the gateway makes its own."""
     if not settings.share.enabled:
         return None
-    from penstock.gateway.share.dial import own_token  # noqa: PLC0415
+    from penstock.gateway.cluster.listener import own_token  # noqa: PLC0415
 
     return own_token(settings.share)

@@ -59,7 +59,7 @@ def _data_folder(settings: Settings) -> None:
 
 def _share(settings: Settings) -> None:
     if settings.share.tls.given:
-        from penstock.gateway.share.dial import context  # noqa: PLC0415 - one gateway alone needs none of it
+        from penstock.gateway.cluster.listener import context  # noqa: PLC0415 - one gateway alone needs none of it
 
         context(settings.share.tls, server=True)
 

@@ -21,8 +21,7 @@ from penstock.http.server.server import BACKLOG, HttpServer
 if TYPE_CHECKING:
     import ssl
 
-    from penstock.gateway.share.sharing import Sharing
-    from penstock.gateway.workers.office import Office
+    from penstock.gateway.cluster.cluster import GatewayCluster
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +29,6 @@ LAG_INTERVAL_S = 0.5
 FIRST_LOOK_S = 1.0  # for the first probe of engines at the start: those that run answer within milliseconds
 OTHER_FILES = 256  # open beside connections: probes, stores, libraries, the log
 GARBAGE_OBJECTS = 20_000  # allocated since the last collection: those of some hundred requests
-WORKERS_TIMEOUT_S = 2.0  # for workers to end, beyond the time of their clients
 CLOSE_TIMEOUT_S = 5.0  # for clients to read the end of their answers
 
 
@@ -64,11 +62,10 @@ class Gateway(Parts):
         settings = self.reload.settings
         host, port = settings.listen_address
         context = self.certificate.context(settings)
-        if self.office is None:
+        if self.cluster is None:
             await self.server.bind(host, port, ssl=context)
         else:
-            await self.office.bind(host, port, BACKLOG)
-            self.server.start_at(self.office.relay)
+            self.server.start_at(await self.cluster.bind(host, port, BACKLOG))
         if self.operators is not None:
             await self._serve_operators(self.operators, context)
         _look_at_open_files(settings.limits)
@@ -83,10 +80,8 @@ class Gateway(Parts):
         forever = (self._measure_lag(), self.watch.run(), self.autoscale.run())
         self._tasks = [loop.create_task(work) for work in forever]
         await asyncio.gather(self.callers.tokens.start(), self.endpoints.looked_at(FIRST_LOOK_S))
-        if self.sharing is not None:
-            await self._start_sharing(self.sharing)
-        if self.office is not None:
-            await self._start_workers(self.office)
+        if self.cluster is not None:
+            await self._start_cluster(self.cluster)
         else:
             self.server.accept()
         if self.operators is not None:
@@ -100,7 +95,7 @@ class Gateway(Parts):
     @property
     def port(self) -> int:
         """The port that callers know."""
-        return self.server.port if self.office is None else self.office.port
+        return self.server.port if self.cluster is None else self.cluster.port
 
     @property
     def admin_port(self) -> int:
@@ -117,16 +112,9 @@ class Gateway(Parts):
             raise StartError(cannot_listen(at_operators(self.reload.settings), error)) from None
         logger.info("/admin and /metrics are at %s", _url(address[0], server.port, secure=context is not None))
 
-    async def _start_sharing(self, sharing: Sharing) -> None:
+    async def _start_cluster(self, cluster: GatewayCluster) -> None:
         try:
-            await sharing.start()
-        except OSError as error:
-            await self.close()
-            raise StartError(f"share.listen: {error.strerror or error}") from None
-
-    async def _start_workers(self, office: Office) -> None:
-        try:
-            await office.start()
+            await cluster.start()
         except OSError as error:
             await self.close()
             raise StartError(error.strerror or str(error)) from None
@@ -152,15 +140,14 @@ class Gateway(Parts):
             self.batch.drain()
         logger.info("draining: no new requests; queued ones are served for %g s", queue.drain_timeout)
         run_s = max(queue.drain_timeout, queue.stop_timeout)
-        if self.sharing is not None and self.office is not None:
+        if (cluster := self.cluster) is not None:
+            cluster.drain(queue.drain_timeout)
+        in_group = cluster is not None and cluster.group is not None
+        if cluster is not None and in_group:
             # The leader may go on with other gateways' requests: only those served here end.
             self.driver.draining = True
-            self.sharing.roles.drain()
-            self.office.drain(queue.drain_timeout)
-            idle = asyncio.ensure_future(asyncio.wait_for(self._served(self.office), run_s))
+            idle = asyncio.ensure_future(asyncio.wait_for(self._served(cluster), run_s))
         else:
-            if self.office is not None:
-                self.office.drain()
             self.driver.drain(queue_s=queue.drain_timeout, run_s=run_s)
             idle = asyncio.ensure_future(self.driver.idle())
         forced = asyncio.ensure_future(self._force.wait())
@@ -170,12 +157,12 @@ class Gateway(Parts):
         await asyncio.gather(idle, forced, return_exceptions=True)
         if self._force.is_set():
             logger.warning("forced: queued and running requests end now")
-            if self.sharing is None:  # otherwise running requests end with the workers
+            if not in_group:  # otherwise running requests end with the workers
                 self.driver.drain(queue_s=0.0, run_s=0.0)
 
-    async def _served(self, office: Office) -> None:
+    async def _served(self, cluster: GatewayCluster) -> None:
         """Wait until this gateway's own requests have ended: those of its workers, and items of batches."""
-        await office.drained()
+        await cluster.table.idle.wait()
         if self.batch is not None:
             await self.batch.drained()
 
@@ -191,10 +178,8 @@ class Gateway(Parts):
             await self.batch.close()
         if self.store is not None:
             await self.store.close()
-        if self.office is not None:
-            await self.office.close(CLOSE_TIMEOUT_S + WORKERS_TIMEOUT_S)
-        if self.sharing is not None:
-            await self.sharing.close()
+        if self.cluster is not None:
+            await self.cluster.close(CLOSE_TIMEOUT_S)
         self.callers.tokens.close()
         await self.discovery.close()
         await self.endpoints.close()

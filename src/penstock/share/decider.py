@@ -55,7 +55,7 @@ from penstock.share.messages import (
     WaitsHere,
     WherePlaced,
 )
-from penstock.share.seats import Journeys, Remote, Seat
+from penstock.share.peer import Journeys, Peer, Remote
 
 CUT_S: Final = 3.0  # that leases outlive their link: as long as a machine that died is not known to be dead
 LATER_MAX: Final = 100_000  # facts: those of seconds at full load
@@ -82,7 +82,7 @@ class Decider:
         now: Callable[[], float],
         bands: Sequence[str],
         levels: int,
-        before_dispatch: Callable[[Seat, str], None] = lambda _seat, _endpoint: None,
+        before_dispatch: Callable[[Peer, str], None] = lambda _seat, _endpoint: None,
         leads: bool = True,
     ) -> None:
         self._scheduler = scheduler
@@ -91,18 +91,18 @@ class Decider:
         self.bands = bands  #: as of the settings in force, highest first
         self._levels = levels
         self.before_dispatch = before_dispatch  #: the edge has to know the endpoint before it is sent there
-        self.seats: list[Seat] = []
+        self.peers: list[Peer] = []
         self._serial = 0
         self.epoch = 1 if leads else 0
         self.alone = False  #: it decides for its own edges only, with its part of all
         self.gateways = 1  #: as announcers were told last
         self._phase = Phase.DECIDING if leads else Phase.IDLE
         self._holds = False
-        self._cut: dict[str, Seat] = {}  # by name: links that broke lately, with the leases they left
+        self._cut: dict[str, Peer] = {}  # by name: links that broke lately, with the leases they left
         self._expected: set[str] = set()  # edges that may hold something
         self._begins_s = math.inf
         self._credited: set[str] = set()  # edges whose flows' service is counted
-        self._later: list[tuple[Seat, Fact, float]] = []  # facts put off, and when they came
+        self._later: list[tuple[Peer, Fact, float]] = []  # facts put off, and when they came
         self._taken_on = 0
         if not leads:
             scheduler.halted(afresh=True, now=now())
@@ -148,10 +148,10 @@ class Decider:
         """Another one leads: forget what edges hold. They keep it, and say it there."""
         now = self._now()
         self._scheduler.halted(now=now)
-        for seat in [*self.seats, *self._cut.values()]:
-            seat.gone = True
-            self.drop(list(seat.requests.values()))
-        self.seats.clear()
+        for peer in [*self.peers, *self._cut.values()]:
+            peer.gone = True
+            self.drop(list(peer.requests.values()))
+        self.peers.clear()
         self._cut.clear()
         self._later.clear()
         self._credited.clear()
@@ -162,7 +162,7 @@ class Decider:
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do; None: never."""
-        due_s = min([self._begins_s, *[seat.cut_until_s for seat in self._cut.values()]])
+        due_s = min([self._begins_s, *[peer.cut_until_s for peer in self._cut.values()]])
         return None if due_s == math.inf else due_s
 
     def expire(self) -> None:
@@ -171,9 +171,9 @@ class Decider:
         if now >= self._begins_s:
             self._expected.clear()
             self._begin_if_ready()
-        for seat in [seat for seat in self._cut.values() if now >= seat.cut_until_s]:
-            del self._cut[seat.name]
-            self._journeys.tell(self._given_back(seat))
+        for peer in [peer for peer in self._cut.values() if now >= peer.cut_until_s]:
+            del self._cut[peer.name]
+            self._journeys.tell(self._given_back(peer))
 
     @property
     def _lease_from(self) -> int:
@@ -182,12 +182,12 @@ class Decider:
     def _begin_if_ready(self) -> None:
         """Begin, if all have announced who are known, or the time is over."""
         now = self._now()
-        announced = {seat.name for seat in self.seats if seat.pieces is not None and seat.pieces.end is not None}
+        announced = {peer.name for peer in self.peers if peer.pieces is not None and peer.pieces.end is not None}
         over = now >= self._begins_s
         if self._holds or not (over or (self._expected and self._expected <= announced)):
             return
         self._phase, self._begins_s = Phase.DECIDING, math.inf
-        self._book([seat for seat in self.seats if seat.name in announced], now)
+        self._book([peer for peer in self.peers if peer.name in announced], now)
         if self.alone:
             self._scheduler.apportioned(self.gateways, now=now)
         self._journeys.tell(self._scheduler.begun(lease_from=self._lease_from, afresh=True, now=now))
@@ -196,46 +196,46 @@ class Decider:
     def _catch_up(self) -> None:
         """Tell what was put off. Each fact is carried out before the next."""
         later, self._later = self._later, []
-        for seat, fact, came_s in later:
-            if not seat.gone:
-                self._journeys.tell(self._take(seat, fact, came_s))
+        for peer, fact, came_s in later:
+            if not peer.gone:
+                self._journeys.tell(self._take(peer, fact, came_s))
 
     # --- edges come and go ----------------------------------------------------------------------------------------
 
-    def opened(self, seat: Seat) -> None:
+    def opened(self, peer: Peer) -> None:
         """An edge's link holds. It announces what it holds, before anything else."""
-        self.seats.append(seat)
+        self.peers.append(peer)
 
-    def lost(self, seat: Seat) -> list[Action]:
+    def lost(self, peer: Peer) -> list[Action]:
         """An edge is gone, and with it its clients: its leases come back, what waited there is dropped."""
-        if seat.gone:
+        if peer.gone:
             return []  # another link of it took over, or this one leads no more
-        self._leaves(seat)
-        self._expected.discard(seat.name)
-        return self._given_back(seat)
+        self._leaves(peer)
+        self._expected.discard(peer.name)
+        return self._given_back(peer)
 
-    def cut(self, seat: Seat) -> list[Action]:
+    def cut(self, peer: Peer) -> list[Action]:
         """A link broke, and its edge may live: its leases are kept for a while, in which it may announce them again."""
-        if seat.gone:
+        if peer.gone:
             return []
-        self._leaves(seat)
-        self.drop([remote for remote in seat.requests.values() if remote.waits])
-        actions = self._given_back(self._cut.pop(seat.name)) if seat.name in self._cut else []
-        if seat.requests:
-            seat.cut_until_s = self._now() + CUT_S
-            self._cut[seat.name] = seat
+        self._leaves(peer)
+        self.drop([remote for remote in peer.requests.values() if remote.waits])
+        actions = self._given_back(self._cut.pop(peer.name)) if peer.name in self._cut else []
+        if peer.requests:
+            peer.cut_until_s = self._now() + CUT_S
+            self._cut[peer.name] = peer
         return actions
 
-    def _leaves(self, seat: Seat) -> None:
-        seat.gone = True
-        self.seats.remove(seat)
+    def _leaves(self, peer: Peer) -> None:
+        peer.gone = True
+        self.peers.remove(peer)
         self._tell_members()
 
-    def _given_back(self, seat: Seat) -> list[Action]:
+    def _given_back(self, peer: Peer) -> list[Action]:
         actions: list[Action] = []
         now = self._now()
         # Those that wait first: else leases that come back would be given to them.
-        for remote in sorted(seat.requests.values(), key=lambda remote: not remote.waits):
+        for remote in sorted(peer.requests.values(), key=lambda remote: not remote.waits):
             self.forget(remote)
             actions += self._scheduler.cancelled(remote.request.id, now=now)
         return actions
@@ -250,100 +250,100 @@ class Decider:
         """Whether any edge has a request there."""
         return any(
             remote.lease is not None and remote.endpoint == endpoint
-            for seat in (*self.seats, *self._cut.values())
-            for remote in seat.requests.values()
+            for peer in (*self.peers, *self._cut.values())
+            for remote in peer.requests.values()
         )
 
     def _tell_members(self) -> None:
-        names = sorted({seat.name for seat in self.seats if seat.announced})
+        names = sorted({peer.name for peer in self.peers if peer.announced})
         told = Members(names, len({name.rpartition("/")[0] for name in names}))
-        for seat in self.seats:
-            if seat.announced:
-                seat.send(told)
+        for peer in self.peers:
+            if peer.announced:
+                peer.send(told)
 
     # --- announcements --------------------------------------------------------------------------------------------
 
-    def _announces(self, seat: Seat, message: Announcement) -> list[Action]:
-        if seat.announced or (seat.pieces is not None and seat.pieces.end is not None):
+    def _announces(self, peer: Peer, message: Announcement) -> list[Action]:
+        if peer.announced or (peer.pieces is not None and peer.pieces.end is not None):
             raise LinkError("an announcement where facts are due")
-        if seat.pieces is None:
+        if peer.pieces is None:
             if not isinstance(message, Announcing):
                 raise LinkError("a link begins with an announcement")
             if message.bands:
-                seat.bands = self.bands if list(self.bands) == message.bands else tuple(message.bands)
-            seat.pieces = Pieces(
-                lambda request: self._checked(seat, request), lambda band: band_here(band, seat.bands, self.bands)
+                peer.bands = self.bands if list(self.bands) == message.bands else tuple(message.bands)
+            peer.pieces = Pieces(
+                lambda request: self._checked(peer, request), lambda band: band_here(band, peer.bands, self.bands)
             )
             return []
-        seat.pieces.add(message)
+        peer.pieces.add(message)
         if not isinstance(message, Announced):
             return []
-        seat.last_number = max(seat.pieces.requests, default=0)
+        peer.last_number = max(peer.pieces.requests, default=0)
         self.gateways = max(1, message.gateways)
         if not self.alone:
             self._expected.update(message.edges)
         if self._phase is Phase.GATHERING:
             self._begin_if_ready()
             return []
-        return self._late(seat)
+        return self._late(peer)
 
-    def _late(self, seat: Seat) -> list[Action]:
+    def _late(self, peer: Peer) -> list[Action]:
         """It announces where all is decided already: an edge that comes late, or again, or is new."""
-        assert seat.pieces is not None
+        assert peer.pieces is not None
         now = self._now()
-        if seat.name not in self._cut and not seat.pieces.requests and not seat.pieces.services:
-            self._book([seat], now)
+        if peer.name not in self._cut and not peer.pieces.requests and not peer.pieces.services:
+            self._book([peer], now)
             return []
         self._scheduler.halted(now=now)
-        self._book([seat], now)
+        self._book([peer], now)
         if not self._holds:
             self._journeys.tell(self._scheduler.begun(now=now))
             self._catch_up()
         return []
 
-    def _book(self, seats: Sequence[Seat], now: float) -> None:
+    def _book(self, peers: Sequence[Peer], now: float) -> None:
         """Take over what these edges hold: what runs as it was sent, then what waits as it came."""
-        runs: list[tuple[Seat, RunsHere]] = []
-        waits: list[tuple[Seat, WaitsHere]] = []
-        for seat in seats:
-            before = [other for other in self.seats if other.name == seat.name and other is not seat]
+        runs: list[tuple[Peer, RunsHere]] = []
+        waits: list[tuple[Peer, WaitsHere]] = []
+        for peer in peers:
+            before = [other for other in self.peers if other.name == peer.name and other is not peer]
             for other in before:  # nobody has noticed yet that its link broke
                 self._leaves(other)
-            before += [self._cut.pop(seat.name)] if seat.name in self._cut else []
+            before += [self._cut.pop(peer.name)] if peer.name in self._cut else []
             for other in before:
-                self._replaced(other, seat)
-        for seat in seats:
-            pieces, seat.pieces, seat.announced = seat.pieces, None, True
+                self._replaced(other, peer)
+        for peer in peers:
+            pieces, peer.pieces, peer.announced = peer.pieces, None, True
             assert pieces is not None
             for its in pieces.requests.values():
                 if isinstance(its, RunsHere):
-                    runs.append((seat, its))
+                    runs.append((peer, its))
                 else:
-                    waits.append((seat, its))
-            if seat.name not in self._credited:
-                self._credited.add(seat.name)
+                    waits.append((peer, its))
+            if peer.name not in self._credited:
+                self._credited.add(peer.name)
                 self._scheduler.credited(pieces.services, now=now)
                 self._scheduler.remembered(pieces.sessions, pieces.prefixes, now=now)
-        for seat, run in sorted(runs, key=lambda row: -row[1].underway.running_s):
-            self._take_on(seat, run, now)
-        for seat, wait in sorted(waits, key=lambda row: -row[1].came_s):
+        for peer, run in sorted(runs, key=lambda row: -row[1].underway.running_s):
+            self._take_on(peer, run, now)
+        for peer, wait in sorted(waits, key=lambda row: -row[1].came_s):
             if wait.request.pinned is not None:  # which never waits: it was never decided about
-                self._later.append((seat, Arrived(wait.number, wait.request), now))
+                self._later.append((peer, Arrived(wait.number, wait.request), now))
                 continue
-            remote = self._joins(seat, wait.number, wait.request, now)
+            remote = self._joins(peer, wait.number, wait.request, now)
             self._scheduler.adopted(remote.request, came_s=wait.came_s, waited_s=wait.waited_s, now=now)
         self._tell_members()
 
-    def _replaced(self, before: Seat, seat: Seat) -> None:
+    def _replaced(self, before: Peer, peer: Peer) -> None:
         """An edge whose link broke is here again: what it still holds is announced anew, the rest is over."""
-        assert seat.pieces is not None
-        goes_on = [remote for number, remote in before.requests.items() if number in seat.pieces.requests]
+        assert peer.pieces is not None
+        goes_on = [remote for number, remote in before.requests.items() if number in peer.pieces.requests]
         self.drop(goes_on)
         self._journeys.tell(self._given_back(before))
 
-    def _take_on(self, seat: Seat, run: RunsHere, now: float) -> None:
+    def _take_on(self, peer: Peer, run: RunsHere, now: float) -> None:
         """A lease that another decider granted, or this one over another link. Its edge calls it what it did."""
-        remote = self._joins(seat, run.number, run.request, now)
+        remote = self._joins(peer, run.number, run.request, now)
         its = run.underway
         remote.lease, remote.told, remote.endpoint = self._next_taken_on(), its.lease, its.endpoint
         decode_lease = None
@@ -360,44 +360,44 @@ class Decider:
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
-    def take(self, seat: Seat, fact: Fact | Announcement) -> list[Action]:
+    def take(self, peer: Peer, fact: Fact | Announcement) -> list[Action]:
         """Tell the scheduler one fact. What it returns has to be carried out before the next. `LinkError`: nonsense."""
         if isinstance(fact, Piece):
-            return self._announces(seat, fact)
-        if not seat.announced and (seat.pieces is None or seat.pieces.end is None):
+            return self._announces(peer, fact)
+        if not peer.announced and (peer.pieces is None or peer.pieces.end is None):
             raise LinkError("a fact before the announcement is over")
         if isinstance(fact, Arrived):
-            fact = self._valid(seat, fact)
-        if (self._holds or self._phase is not Phase.DECIDING) and self._puts_off(seat, fact):
+            fact = self._valid(peer, fact)
+        if (self._holds or self._phase is not Phase.DECIDING) and self._puts_off(peer, fact):
             if len(self._later) >= LATER_MAX:
                 raise LinkError(f"more than {LATER_MAX} facts while nothing is decided")
-            self._later.append((seat, fact, self._now()))
+            self._later.append((peer, fact, self._now()))
             return []
-        return self._take(seat, fact, self._now())
+        return self._take(peer, fact, self._now())
 
-    def _puts_off(self, seat: Seat, fact: Fact) -> bool:
+    def _puts_off(self, peer: Peer, fact: Fact) -> bool:
         """Whether a fact is for later: while edges are heard all are; while it holds, those about newcomers."""
         if self._phase is not Phase.DECIDING or isinstance(fact, Arrived):
             return True
-        return isinstance(fact, OfLease | OfRequest) and fact.number not in seat.requests
+        return isinstance(fact, OfLease | OfRequest) and fact.number not in peer.requests
 
-    def _take(self, seat: Seat, fact: Fact, came_s: float) -> list[Action]:
+    def _take(self, peer: Peer, fact: Fact, came_s: float) -> list[Action]:
         now = self._now()
         if isinstance(fact, Arrived):
-            return self._arrived(seat, fact, came_s, now)
+            return self._arrived(peer, fact, came_s, now)
         if isinstance(fact, Moved):
             return self._scheduler.moved(fact.endpoints, now=now)
         if isinstance(fact, WherePlaced):
-            self._tell_places(seat, fact, now)
+            self._tell_places(peer, fact, now)
             return []
-        remote = seat.requests.get(fact.number)
+        remote = peer.requests.get(fact.number)
         if remote is None:
-            seat.stale += 1
+            peer.stale += 1
             return []
         if isinstance(fact, OfRequest):
             return self._about_request(remote, fact, now)
         if remote.lease is None or fact.lease != remote.told:
-            return self._stale(seat, remote, fact, now)
+            return self._stale(peer, remote, fact, now)
         return self._about_lease(remote, remote.lease, fact, now)
 
     def _about_request(self, remote: Remote, fact: RequestFact, now: float) -> list[Action]:
@@ -434,44 +434,44 @@ class Decider:
 
     def forget(self, remote: Remote) -> None:
         """Nothing more is decided about it."""
-        del remote.seat.requests[remote.number]
+        del remote.peer.requests[remote.number]
         self._journeys.leave(remote.request.id)
 
-    def _stale(self, seat: Seat, remote: Remote, fact: LeaseFact, now: float) -> list[Action]:
+    def _stale(self, peer: Peer, remote: Remote, fact: LeaseFact, now: float) -> list[Action]:
         """The lease was taken back while this was on its way."""
-        seat.stale += 1
+        peer.stale += 1
         if not isinstance(fact, Finished):
             return []
         self.forget(remote)  # its client has the answer: whatever it was about to wait for, or was sent to again, ends
         return self._scheduler.cancelled(remote.request.id, now=now)
 
-    def _valid(self, seat: Seat, fact: Arrived) -> Arrived:
-        if fact.number <= seat.last_number:
-            raise LinkError(f"request {fact.number} comes after {seat.last_number}")
-        seat.last_number = fact.number
-        request = self._checked(seat, fact.request)
+    def _valid(self, peer: Peer, fact: Arrived) -> Arrived:
+        if fact.number <= peer.last_number:
+            raise LinkError(f"request {fact.number} comes after {peer.last_number}")
+        peer.last_number = fact.number
+        request = self._checked(peer, fact.request)
         return fact if request is fact.request else Arrived(fact.number, request)
 
-    def _arrived(self, seat: Seat, fact: Arrived, came_s: float, now: float) -> list[Action]:
-        remote = self._joins(seat, fact.number, fact.request, came_s)
+    def _arrived(self, peer: Peer, fact: Arrived, came_s: float, now: float) -> list[Action]:
+        remote = self._joins(peer, fact.number, fact.request, came_s)
         return self._scheduler.arrived(remote.request, now=now)
 
-    def _joins(self, seat: Seat, number: int, request: Request, came_s: float) -> Remote:
+    def _joins(self, peer: Peer, number: int, request: Request, came_s: float) -> Remote:
         """A request of an edge is here, that was told of at `came_s`."""
         changes: dict[str, object] = {}
         if request.deadline_s is not None:
             changes["deadline_s"] = came_s + request.deadline_s
         if self._journeys.knows(request.id):
             self._serial += 1
-            changes["id"] = f"{request.id}~{seat.name}~{self._serial}"
+            changes["id"] = f"{request.id}~{peer.name}~{self._serial}"
         if changes:
             request = msgspec.structs.replace(request, **changes)
-        remote = seat.requests[number] = Remote(self, seat, number, request)
+        remote = peer.requests[number] = Remote(self, peer, number, request)
         self._journeys.join(request.id, remote)
         return remote
 
-    def _checked(self, seat: Seat, request: Request) -> Request:
-        return checked(request, bands=seat.bands, here=self.bands, levels=self._levels)
+    def _checked(self, peer: Peer, request: Request) -> Request:
+        return checked(request, bands=peer.bands, here=self.bands, levels=self._levels)
 
     # --- what edges are told beside actions -------------------------------------------------------------------------
 
@@ -481,12 +481,12 @@ class Decider:
         left = self._scheduler.allowance(account, now=self._now())
         return None if left is None else Allowed(account, left)
 
-    def _tell_places(self, seat: Seat, asked: WherePlaced, now: float) -> None:
-        remotes = [remote for number in asked.numbers if (remote := seat.requests.get(number)) is not None]
+    def _tell_places(self, peer: Peer, asked: WherePlaced, now: float) -> None:
+        remotes = [remote for number in asked.numbers if (remote := peer.requests.get(number)) is not None]
         places = self._scheduler.places([remote.request.id for remote in remotes], now=now)
         rows = [
             (remote.number, (place.position, place.eta_s, place.waited_s))
             for remote in remotes
             if (place := places.get(remote.request.id)) is not None
         ]
-        seat.send(Places(rows))
+        peer.send(Places(rows))

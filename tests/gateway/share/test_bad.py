@@ -13,9 +13,9 @@ import redis
 
 import penstock
 from penstock.cli.main import main
-from penstock.gateway.share.dial import EDGE, Dialler, SharePort
-from penstock.gateway.share.greeting import NAME
-from penstock.gateway.workers.link import Link
+from penstock.gateway.cluster.greeting import EDGE, NAME
+from penstock.gateway.cluster.link import Link
+from penstock.gateway.cluster.listener import Dialler, GroupListener
 from penstock.share.frames import decider_reader, edge_reader
 from penstock.share.messages import PROTOCOL, Down, Hello, Up, Welcome
 from tests.gateway.conftest import World
@@ -109,7 +109,6 @@ async def test_bad_links_are_told_and_nothing_is_lost_by_them(world: World, tmp_
 @asynccontextmanager
 async def _decider(at: str, epochs: Iterator[int]) -> AsyncIterator[None]:
     """A stand-in for one that decides, and welcomes each edge in the next of these epochs."""
-    port = SharePort(section(int(at.rpartition(":")[2])))
     links: list[Link[Up]] = []
 
     def came(transport: asyncio.Transport, rest: bytes) -> None:
@@ -122,7 +121,9 @@ async def _decider(at: str, epochs: Iterator[int]) -> AsyncIterator[None]:
         links.append(link)
         link.adopt(transport, rest)
 
-    port.edge = came
+    port = GroupListener(
+        section(int(at.rpartition(":")[2])), edge=came, question=lambda transport, _: transport.abort()
+    )
     await port.start()
     try:
         yield

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.config.sections.share import ShareSection
-from penstock.gateway.share.dial import prefix_seed
+from penstock.gateway.cluster.listener import prefix_seed
 from tests.gateway.conftest import Answer, World, fault, hurry
 from tests.gateway.share.group import GatewayProcess, certificate, group
 from tests.ports import free_port

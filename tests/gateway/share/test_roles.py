@@ -9,9 +9,9 @@ from unittest.mock import Mock
 import pytest
 
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.share import roles
-from penstock.gateway.share.roles import GroupRole
-from penstock.gateway.share.static import StaticElection
+from penstock.gateway.cluster import role
+from penstock.gateway.cluster.role import GroupRole
+from penstock.gateway.elect.static import StaticElection
 from tests.gateway.conftest import World
 from tests.gateway.share.test_strangers import _beside, decider, section
 
@@ -32,7 +32,7 @@ async def test_a_fault_in_the_looking_is_told_and_it_goes_on(
         count(self, now)
 
     monkeypatch.setattr(GroupRole, "_count", fails_twice)
-    monkeypatch.setattr(roles, "FAULT_S", 0.01)
+    monkeypatch.setattr(role, "FAULT_S", 0.01)
     await decider(world)
     await world.until(lambda: looks > 4)
     told = [record for record in caplog.records if "a fault of ours" in record.message and record.exc_info]
@@ -57,10 +57,11 @@ async def test_a_fault_in_the_election_is_told_and_it_begins_again(
         await run(self, changed)  # type: ignore[arg-type]
 
     monkeypatch.setattr(StaticElection, "run", fails_once)
-    monkeypatch.setattr(roles, "FAULT_S", 0.01)
+    monkeypatch.setattr(role, "FAULT_S", 0.01)
     await decider(world)
-    assert world.gate.sharing is not None
-    group = world.gate.sharing.roles
+    assert world.gate.cluster is not None
+    assert world.gate.cluster.group is not None
+    group = world.gate.cluster.group.role
     await world.until(lambda: group.role == "leads")
     assert (await world.chat()).status == 200
     assert sum("a fault of ours" in record.message for record in caplog.records) >= 1
@@ -70,7 +71,9 @@ async def test_a_fault_in_the_election_is_told_and_it_begins_again(
 @pytest.mark.virtual_time
 async def test_a_fault_after_it_went_well_for_long_is_the_first_again(caplog: pytest.LogCaptureFixture) -> None:
     now, beside = asyncio.get_running_loop().time, Mock()
-    role = GroupRole(section(), beside, beside, beside, EventLog(), words=beside, now=now, drains=bool)
+    role = GroupRole(
+        *(section(), beside, beside, beside, beside), events=EventLog(), orders=beside, now=now, drains=bool
+    )
     lasts_s = [0.0, 0.0, 0.0, 29.0, 31.0, 0.0, 31.0]  # each run, until its fault
     runs = iter(lasts_s)
 

@@ -11,11 +11,10 @@ import pytest
 import penstock
 from penstock.config.load import shared_hash
 from penstock.config.sections.share import ShareSection
-from penstock.gateway.share import dial, door
-from penstock.gateway.share.dial import EDGE, Dialler, SharePort
-from penstock.gateway.share.greeting import NAME, GreetingError, dialing, listening
-from penstock.gateway.workers import office, worker
-from penstock.gateway.workers.link import Link
+from penstock.gateway.cluster import listener, supervisor, table, worker
+from penstock.gateway.cluster.greeting import EDGE, NAME, GreetingError, dialing, listening
+from penstock.gateway.cluster.link import Link
+from penstock.gateway.cluster.listener import Dialler, GroupListener
 from penstock.share.frames import edge_reader, written
 from penstock.share.messages import PROTOCOL, Down, Frame, Hello, NotTaken, Welcome
 from tests.gateway.conftest import World
@@ -93,10 +92,14 @@ def test_who_listens_and_does_not_know_the_secret_is_found_out() -> None:
 # --- the port ---------------------------------------------------------------------------------------------------------
 
 
+def _aborted(transport: asyncio.Transport, _: bytes) -> None:
+    transport.abort()
+
+
 @pytest.fixture
-async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SharePort]:
-    monkeypatch.setattr(dial, "GREETING_S", 0.3)
-    made = SharePort(section())
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GroupListener]:
+    monkeypatch.setattr(listener, "GREETING_S", 0.3)
+    made = GroupListener(section(), edge=lambda transport, _: transport.close(), question=_aborted)
     await made.start()
     yield made
     await made.close()
@@ -119,7 +122,7 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
     ids=["HTTP", "half a greeting", "nothing", "wrong proof", "no such kind"],
 )
 async def test_a_stranger_is_closed_with_a_line(
-    port: SharePort, caplog: pytest.LogCaptureFixture, sent: bytes, words: str
+    port: GroupListener, caplog: pytest.LogCaptureFixture, sent: bytes, words: str
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
     writer.write(sent)
@@ -128,20 +131,11 @@ async def test_a_stranger_is_closed_with_a_line(
     writer.close()
 
 
-async def test_a_crowd_of_strangers_keeps_no_gateway_out(port: SharePort, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dial, "GREETINGS_MAX", 5)
-    monkeypatch.setattr(dial, "GREETING_S", 20.0)
-    taken = asyncio.Event()
-
-    def took(transport: asyncio.Transport, _: bytes) -> None:
-        transport.close()
-        taken.set()
-
-    port.edge = took
+async def test_a_crowd_of_strangers_keeps_no_gateway_out(port: GroupListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "GREETINGS_MAX", 5)
+    monkeypatch.setattr(listener, "GREETING_S", 20.0)
     crowd = [await asyncio.open_connection("127.0.0.1", port.port) for _ in range(20)]
     transport, _ = await Dialler(section())(f"127.0.0.1:{port.port}", EDGE)
-    async with asyncio.timeout(WAIT_S):
-        await taken.wait()
     transport.close()
     assert len(port._greeters) <= 5
     for _, writer in crowd:
@@ -160,7 +154,7 @@ async def test_a_crowd_of_strangers_keeps_no_gateway_out(port: SharePort, monkey
 async def test_what_is_no_gateway_is_found_out_by_who_dials(
     answer: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dial, "GREETING_S", 0.3)
+    monkeypatch.setattr(listener, "GREETING_S", 0.3)
 
     left = asyncio.Event()
 
@@ -185,11 +179,11 @@ async def test_what_is_no_gateway_is_found_out_by_who_dials(
 
 @pytest.fixture
 def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(office, "WorkerProcess", WorkerBeside)
+    monkeypatch.setattr(supervisor, "WorkerProcess", WorkerBeside)
     monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
     monkeypatch.setattr(worker, "TICK_S", 0.02)
-    monkeypatch.setattr(door, "HELLO_S", 0.3)
-    monkeypatch.setattr(door, "SILENT_S", 0.5)
+    monkeypatch.setattr(table, "HELLO_S", 0.3)
+    monkeypatch.setattr(table, "SILENT_S", 0.5)
 
 
 async def decider(world: World) -> str:
@@ -298,12 +292,12 @@ async def test_a_link_that_says_nonsense_is_closed_with_a_line(
 @pytest.mark.usefixtures("_beside")
 async def test_an_edge_that_has_followed_a_higher_epoch_makes_the_decider_take_one_above(world: World) -> None:
     at = await decider(world)
-    assert world.gate.office is not None
-    epoch = world.gate.office.decider.epoch
+    assert world.gate.cluster is not None
+    epoch = world.gate.cluster.table.decider.epoch
     edge, again = Other(), Other()
     await edge.dial(at, hello(world, epoch=epoch + 7, follows="elsewhere:1"))
     await world.until(lambda: edge.told(NotTaken))
-    await world.until(lambda: world.gate.office.decider.epoch == epoch + 8)  # type: ignore[union-attr]
+    await world.until(lambda: world.gate.cluster.table.decider.epoch == epoch + 8)  # type: ignore[union-attr]
     await again.dial(at, hello(world, epoch=epoch + 7, follows="elsewhere:1"))
     await world.until(lambda: again.told(Welcome))
     assert again.frames[0].epoch == epoch + 8

@@ -15,8 +15,8 @@ import pytest
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.tenant_orders import PAUSED, Order, TenantOrders
+from penstock.gateway.cluster.operators import OperatorOrders
 from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.share.words import OperatorWords
 from penstock.share.messages import OperatorsSaid
 from tests.gateway.conftest import World
 from tests.gateway.elect import valkey
@@ -46,7 +46,7 @@ class One:
         self.orders = TenantOrders(EventLog())
         self.endpoints = Endpoints()
         endpoints: Any = self.endpoints
-        self.words = OperatorWords(self.driver, endpoints, self.orders)
+        self.words = OperatorOrders(self.driver, endpoints, self.orders)
 
     @property
     def stopped(self) -> tuple[set[str | None], set[str | None]]:

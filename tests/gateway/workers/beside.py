@@ -7,8 +7,8 @@ import asyncio
 import os
 import socket
 
-from penstock.gateway.workers.processes import WorkerProcess
-from penstock.gateway.workers.worker import WorkerLife
+from penstock.gateway.cluster.supervisor import WorkerProcess
+from penstock.gateway.cluster.worker import WorkerLife
 
 
 class WorkerBeside(WorkerProcess):
@@ -35,7 +35,6 @@ class WorkerBeside(WorkerProcess):
                 link=theirs.detach(),
                 listen=[os.dup(one.fileno()) for one in self._listening],
                 relay=self._relay,
-                epoch=self._epoch,
             )
             self.life = WorkerLife(args, lambda: None)
             self.starts += 1

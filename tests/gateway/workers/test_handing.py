@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.config.load import from_mapping
-from penstock.gateway.workers.handing import SOCKET, private_folder
+from penstock.gateway.cluster.supervisor import SOCKET, private_folder
 
 SETTINGS = from_mapping({"endpoints": [{"url": "http://127.0.0.1:9"}]})
 HOUR_S = 3_600

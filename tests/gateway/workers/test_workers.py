@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.core.values.request import Request
-from penstock.gateway.workers import office, worker
+from penstock.gateway.cluster import supervisor, table, worker
 from penstock.share.frames import written
 from penstock.share.messages import PROTOCOL, Arrived, Finished, Hello
 from tests.gateway.conftest import Client, World, chat, request
@@ -26,14 +26,14 @@ FIRST, SECOND = "w1", "w2"
 
 @pytest.fixture(autouse=True)
 def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(office, "WorkerProcess", WorkerBeside)
+    monkeypatch.setattr(supervisor, "WorkerProcess", WorkerBeside)
     monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
     monkeypatch.setattr(worker, "TICK_S", 0.02)
 
 
 def workers(world: World) -> dict[str, WorkerBeside]:
-    assert world.gate.office is not None
-    return {one.name: one.process for one in world.gate.office._workers}  # type: ignore[misc]
+    assert world.gate.cluster is not None
+    return {one.name: one.process for one in world.gate.cluster.table.workers}  # type: ignore[misc]
 
 
 def inside(world: World, name: str) -> worker.Worker:
@@ -145,8 +145,9 @@ async def test_a_reload_reaches_workers_and_what_waits_there(world: World) -> No
     world.document["bands"] = [{"name": "gold"}, {"name": "standard"}]
     world.document["queue"] = {"max_requests": 1}
     assert (await world.ask("POST", "/admin/reload", b"{}")).status == 200
-    assert world.gate.office is not None
-    await world.until(lambda: all(seat.bands == ("gold", "standard") for seat in world.gate.office.decider.seats))  # type: ignore[union-attr]
+    assert world.gate.cluster is not None
+    decider = world.gate.cluster.table.decider
+    await world.until(lambda: all(peer.bands == ("gold", "standard") for peer in decider.peers))
     for name in (FIRST, SECOND):
         with only(world, name):
             refused = await world.chat_with({"x-penstock-band": "gold"})
@@ -206,12 +207,12 @@ async def test_own_paths_are_answered_by_the_first_process_for_whom_the_worker_n
 async def test_a_worker_that_is_away_is_in_the_first_sentence(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.engine()
     await world.gateway(workers=2)
-    assert world.gate.office is not None
-    world.gate.office._workers[0].ready = False
+    assert world.gate.cluster is not None
+    world.gate.cluster.table.workers[0].ready = False
     state = (await world.ask("GET", "/admin/state")).json()
     assert state["headline"].startswith("Away, and being started again: worker w1.")
     assert state["tone"] == "busy"
-    world.gate.office._workers[0].ready = True
+    world.gate.cluster.table.workers[0].ready = True
 
 
 class TestLinks:
@@ -231,7 +232,7 @@ class TestLinks:
         assert link._transport is not None
         link._transport.write(data)
         await world.until(lambda: process.starts == starts + 1)
-        await world.until(lambda: world.gate.office.edges()[0].up_s is not None)  # type: ignore[union-attr]
+        await world.until(lambda: world.gate.cluster.table.edges()[0].up_s is not None)  # type: ignore[union-attr]
 
     @pytest.mark.parametrize(
         ("data", "words"),
@@ -288,11 +289,11 @@ class TestLinks:
         await world.gateway(workers=2)
         process = workers(world)[FIRST]
         with monkeypatch.context() as patched:
-            patched.setattr(office, "why_not", lambda *_, **__: "the edge is Penstock 0.0.0")  # both are of one version
+            patched.setattr(table, "why_not", lambda *_, **__: "the edge is Penstock 0.0.0")  # both are of one version
             process.kill()
             await world.until(lambda: "worker w1 is not taken: the edge is Penstock 0.0.0" in self.log.text)
             await world.until(lambda: "does not take this worker: the edge is Penstock 0.0.0" in self.log.text)
-        await world.until(lambda: world.gate.office.edges()[0].up_s is not None)  # type: ignore[union-attr]
+        await world.until(lambda: world.gate.cluster.table.edges()[0].up_s is not None)  # type: ignore[union-attr]
         assert (await (await at(world, FIRST, tokens=2)).answer()).status == 200
 
     async def test_one_that_says_nothing_is_ended(self, world: World) -> None:
@@ -300,6 +301,6 @@ class TestLinks:
         await world.gateway(workers=2)
         process = workers(world)[FIRST]
         inside(world, FIRST)._timer.cancel()  # type: ignore[union-attr]
-        world.gate.office._by_name[FIRST].heard_s -= HUNG_S  # type: ignore[union-attr]
+        world.gate.cluster.table._by_name[FIRST].heard_s -= HUNG_S  # type: ignore[union-attr]
         await world.until(lambda: process.starts == 2)
         assert f"it has said nothing for {HUNG_S:g} s" in self.log.text

@@ -5,37 +5,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Protocol
 
 from penstock.config.problems import ConfigError, Problem
-from penstock.config.sections.elect import KubernetesElection, PostgresElection, ValkeyElection
+from penstock.config.sections.share import ElectSection, ShareSection
 from penstock.gateway.elect.elector import Elector
+from penstock.gateway.elect.static import StaticElection
 from penstock.gateway.endpoints.discovery.base import SourceError
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
-from penstock.share.election import RecordStore
+from penstock.share.election import Election, RecordStore
 
 
-class Stores(Protocol):
-    """`share.elect`: one of these is given."""
-
-    @property
-    def kubernetes(self) -> KubernetesElection | None: ...
-    @property
-    def valkey(self) -> ValkeyElection | None: ...
-    @property
-    def postgres(self) -> PostgresElection | None: ...
+def election_of(share: ShareSection) -> Election:
+    """Returns the election that the settings name. Raises `ConfigError` if it is unusable here."""
+    if share.elect.static is not None:
+        return StaticElection(share.elect.static, ours=share.place)
+    return elector(share.elect, address=share.place, env=os.environ)
 
 
-def elector(elect: Stores, *, address: str, env: Mapping[str, str]) -> Elector:
-    """Returns the election that the settings name, in which this gateway is reached at `address`.
-
-    Raises `ConfigError` if it is unusable here.
-    """
+def elector(elect: ElectSection, *, address: str, env: Mapping[str, str]) -> Elector:
+    """Returns the election by a store, for a gateway that is reached at `address`. Raises `ConfigError`."""
     return Elector(_store(elect, env), address=address)
 
 
-def _store(elect: Stores, env: Mapping[str, str]) -> RecordStore:
+def _store(elect: ElectSection, env: Mapping[str, str]) -> RecordStore:
     if elect.kubernetes is not None:
         from penstock.gateway.elect.kubernetes_lease import KubernetesLease
 

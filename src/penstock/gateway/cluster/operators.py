@@ -1,12 +1,12 @@
-"""What have operators said at the gateway that decides, and how does it hold when another one does?
+"""Operators' orders at the gateway that decides, which the next decider has to follow as well.
 
-The first process of every gateway is told, and goes by it while it stands by, so whoever is elected knows it already;
-one that is new hears it from the others, each of which says it when it is taken as an edge. It is told whole, with a
-number that grows with each change and with each decider: the highest counts. What is said to a gateway that decides
-alone is its own, and over when it is one queue again.
+The first process of each gateway receives them and follows them while it stands by, so the next decider knows them
+already; a new gateway receives them when it becomes an edge, and reports its own. They are sent whole, with a number
+that grows with each change and with each decider: the highest counts. Orders to a gateway that decides alone are its
+own, and end when it joins the group again.
 
-It is what stops something: pauses and drains, of models, tenants and endpoints; other limits of tenants; endpoints that
-were removed. Endpoints that were added are not among it, for their keys do not travel between machines.
+They are what stops something: pauses and drains of models, tenants and endpoints; other limits of tenants; endpoints
+that were removed. Endpoints that were added are not among them, because their keys do not travel between machines.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EPOCH_BITS: Final = 32
 
 
 class Said(msgspec.Struct, frozen=True):
-    """All that holds of it."""
+    """All orders that hold."""
 
     tenants: dict[str, dict[str, Order]] = {}
     paused: list[str | None] = []  #: models; None: all
@@ -39,24 +39,24 @@ class Said(msgspec.Struct, frozen=True):
 
     @property
     def is_bounded(self) -> bool:
-        """Returns False where no gateway can have been told so much."""
+        """Returns False for more than any gateway can have received."""
         names: list[list[str | None] | list[str]] = [self.paused, self.drained]
         names += [self.endpoints_drained, self.endpoints_removed]
         return len(self.tenants) <= ORDERED_MAX and sum(len(some) for some in names) <= NAMES_MAX
 
 
-class OperatorWords:
-    """What was said, where it was said or heard last."""
+class OperatorOrders:
+    """The orders in force here."""
 
     def __init__(self, driver: Driver, endpoints: EndpointRegistry, orders: TenantOrders) -> None:
         self._driver = driver
         self._endpoints = endpoints
         self._orders = orders
         self._said = Said()
-        self.message = OperatorsSaid(0, msgspec.json.encode(self._said))  #: for whoever has not heard it
+        self.message = OperatorsSaid(0, msgspec.json.encode(self._said))  #: for gateways that do not know it
 
     def look(self, epoch: int) -> None:
-        """Was anything said since the last look? To be asked by the gateway that decides, in this epoch."""
+        """Number what has changed since the last look; for the gateway that decides, in this epoch."""
         said = self._now()
         if said != self._said:
             self._said = said
@@ -64,22 +64,22 @@ class OperatorWords:
             self.message = OperatorsSaid(number, msgspec.json.encode(said))
 
     def heard(self, message: OperatorsSaid) -> None:
-        """Another gateway says what it knows: go by it, if that is later."""
+        """Follow what another gateway knows, if that is later."""
         if message.number <= self.message.number:
             return
         try:
             said = msgspec.json.decode(message.document, type=Said)
         except msgspec.DecodeError as error:
-            logger.warning("share: what operators said came in words that make no sense: %s", error)
+            logger.warning("share: operators' orders can't be read: %s", error)
             return
         if not said.is_bounded:
-            logger.warning("share: of what operators said more came than can be")
+            logger.warning("share: more operators' orders came than there can be")
             return
         self.message = message
         self._go_by(said)
 
     def stand_by(self) -> None:
-        """Another gateway decides: what was said to this one alone is over."""
+        """Another gateway decides: orders to this one alone have ended."""
         if self._now() != self._said:
             self._go_by(msgspec.json.decode(self.message.document, type=Said))
 
@@ -96,10 +96,10 @@ class OperatorWords:
             self._orders.replace(said.tenants)
             driver.tell(driver.scheduler.tenants_limited(self._orders.limits(), now=driver.now()))
         self._endpoints.go_by_hand(drained=said.endpoints_drained, removed=said.endpoints_removed)
-        self._said = self._now()  # of what is known here
+        self._said = self._now()  # as far as its names are known here
 
     def _stop(self, paused: Iterable[str | None], drained: Iterable[str | None], before: Said) -> None:
-        """Stop these models, and no others: first what is new, so that nothing slips through in between."""
+        """Stop these models, and no others: new ones first, so that nothing slips through in between."""
         driver, now = self._driver, self._driver.now()
         for model in [model for model in paused if model not in before.paused]:
             driver.tell(driver.scheduler.paused(model, now=now))
@@ -110,7 +110,7 @@ class OperatorWords:
             return
         for model in over:
             driver.tell(driver.scheduler.resumed(model, now=now))
-        for model in paused:  # to resume takes both back, and of all models every stop there is
+        for model in paused:  # to resume ends both, and of all models every stop there is
             driver.tell(driver.scheduler.paused(model, now=now))
         for model in drained:
             driver.tell(driver.scheduler.drained(model, now=now))

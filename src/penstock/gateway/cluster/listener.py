@@ -1,8 +1,8 @@
-"""How does one gateway reach another? Over TCP, with the group's certificates where there are some, and a greeting.
+"""TCP between gateways: the listener, the dialler, and the group's certificates, if it has any.
 
-Whoever listens bounds what strangers cost: so many greetings at a time, so long each, and no byte kept that a greeting
-does not have. Too many at once: the one that has taken longest makes room, so that a crowd of idle strangers can't keep
-a gateway out.
+Each connection begins with a greeting (`greeting.py`). The listener bounds what strangers cost: concurrent greetings,
+the time of each, and no byte kept beyond a greeting. Past the bound the oldest greeting is closed, so a crowd of idle
+strangers can't keep a gateway out.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from typing import Final, cast
 from penstock.config.address import split_listen
 from penstock.config.load import ConfigError, Problem
 from penstock.config.sections.share import ShareSection, ShareTls
-from penstock.gateway.share.greeting import EDGE, NONCE_BYTES, QUESTION, GreetingError, Talk, dialing, listening
+from penstock.gateway.cluster.greeting import EDGE, NONCE_BYTES, GreetingError, Talk, dialing, listening
 from penstock.http.server.listener import Listener
 
 logger = logging.getLogger(__name__)
-
-__all__ = ["EDGE", "QUESTION", "Dialler", "GreetingError", "SharePort", "own_token", "prefix_seed"]
 
 GREETING_S: Final = 5.0  # from the first byte to the last, TLS and all
 GREETINGS_MAX: Final = 64  # at a time, of strangers
 BACKLOG: Final = 256
 
-Greeted = Callable[[asyncio.Transport, bytes, bytes], None]  #: its kind, and what came after the greeting
+Accept = Callable[[asyncio.Transport, bytes], None]  #: a connection, and what came on it after the greeting
+Greeted = Callable[[asyncio.Transport, bytes, bytes], None]  #: the same, with its kind between
 
 
 class _Greeter(asyncio.Protocol):
@@ -97,17 +96,17 @@ class _Greeter(asyncio.Protocol):
             self._timer.cancel()
 
 
-class SharePort:
-    """Where the other gateways of the group come in. `edge` and `question` take what has been greeted."""
+class GroupListener:
+    """The port for other gateways of the group. `edge` and `question` take connections that were greeted."""
 
-    def __init__(self, share: ShareSection) -> None:
+    def __init__(self, share: ShareSection, *, edge: Accept, question: Accept) -> None:
         self._secret = _secret(share)
         self._listen = split_listen(share.listen or "")
         self._context = context(share.tls, server=True)
         self._greeters: dict[_Greeter, None] = {}  # the oldest first
         self._listener: Listener | None = None
-        self.edge: Callable[[asyncio.Transport, bytes], None] = _nobody
-        self.question: Callable[[asyncio.Transport, bytes], None] = _nobody
+        self._edge = edge
+        self._question = question
 
     @property
     def port(self) -> int:
@@ -137,7 +136,7 @@ class SharePort:
     def _newcomer(self) -> _Greeter:
         def greeted(transport: asyncio.Transport, kind: bytes, rest: bytes) -> None:
             self._greeters.pop(greeter, None)
-            (self.edge if kind == EDGE else self.question)(transport, rest)
+            (self._edge if kind == EDGE else self._question)(transport, rest)
 
         def failed(peer: str, why: str) -> None:
             self._greeters.pop(greeter, None)
@@ -234,7 +233,3 @@ def context(tls: ShareTls, *, server: bool) -> ssl.SSLContext | None:
 
 def _secret(share: ShareSection) -> bytes:
     return b"" if share.secret is None else share.secret.get_secret_value().encode()
-
-
-def _nobody(transport: asyncio.Transport, _: bytes) -> None:
-    transport.abort()

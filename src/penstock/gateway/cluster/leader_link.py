@@ -1,8 +1,7 @@
-"""The link from an edge to the gateway that decides, on another machine: dialled, watched, and dialled again.
+"""The link from an edge to the decider on another machine: dialled, watched, and dialled again.
 
-For a worker, which tells it facts, and for a gateway's first process, which carries nothing and only wants to know that
-the decider is there. What is to be told of requests when a link begins, and what becomes of them while there is none,
-is the edge's (`penstock/share/edge.py`).
+Used by a worker, and by a gateway's first process, which carries nothing and only checks that the decider is there.
+What an edge announces when a link begins, and what becomes of its requests without one, is in `share/edge.py`.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from typing import Final
 import msgspec
 
 from penstock.core.values.actions import Action
-from penstock.gateway.share.dial import EDGE, Dialler
-from penstock.gateway.workers.link import Link
+from penstock.gateway.cluster.greeting import EDGE
+from penstock.gateway.cluster.link import Link
+from penstock.gateway.cluster.listener import Dialler
 from penstock.share.edge import Edge
 from penstock.share.frames import edge_reader
 from penstock.share.messages import Down, Frame, Hello, NotTaken, Welcome
@@ -27,11 +27,11 @@ PAUSE_S: Final = 0.1  # before the next try; doubles
 PAUSE_S_MAX: Final = 1.0
 SILENT_S: Final = 3.0  # a decider answers each second; after three without, it or the way to it is gone
 LOOK_S: Final = 0.25
-TOLD_S: Final = 30.0  # the same trouble is logged again after so long
+LOGGED_S: Final = 30.0  # the same trouble is logged again after so long
 
 
-class Outward:
-    """One link at a time, to the address that was named last."""
+class LeaderLink:
+    """One link at a time, to the latest address."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class Outward:
         *,
         hello: Callable[[], Hello],
         heard: Callable[[Frame[Down]], None],
-        act: Callable[[list[Action]], None],
         now: Callable[[], float],
+        act: Callable[[list[Action]], None] = lambda _: None,
         linked: Callable[[], None] = lambda: None,
         lost: Callable[[], None] = lambda: None,
     ) -> None:
@@ -58,9 +58,9 @@ class Outward:
         self._ended = asyncio.Event()
         self._welcomed = False
         self._pause_s = PAUSE_S
-        self._told: tuple[str, float] = ("", 0.0)
+        self._logged: tuple[str, float] = ("", 0.0)
         self.heard_s = 0.0
-        self.address = ""  #: empty: nobody is dialled
+        self.address = ""  #: empty: none is dialled
         self.trouble = ""  #: why there is no link; empty: there is one, or none is wanted
 
     @property
@@ -69,7 +69,7 @@ class Outward:
         return self._welcomed
 
     def to(self, address: str) -> None:
-        """Dial this one, from now on. Empty: nobody."""
+        """Dial `address` from now on; empty: none."""
         if address == self.address:
             return
         self.address, self.trouble = address, ""
@@ -81,7 +81,7 @@ class Outward:
             self._task = asyncio.get_running_loop().create_task(self._run(address))
 
     def say(self, message: object) -> None:
-        """Tell the decider; nothing where there is none."""
+        """Tell the decider; without a link nothing is sent."""
         if self._link is not None and self._welcomed:
             self._link.say(message)
 
@@ -171,9 +171,9 @@ class Outward:
         self._ended.set()
 
     def _complain(self, address: str, why: str) -> None:
-        """Say it once, and again from time to time."""
+        """Log it once, and again from time to time."""
         self.trouble = why
-        told, at_s = self._told
-        if why != told or self._now() - at_s > TOLD_S:
-            self._told = (why, self._now())
+        logged, at_s = self._logged
+        if why != logged or self._now() - at_s > LOGGED_S:
+            self._logged = (why, self._now())
             logger.warning("share: no link to %s, which decides: %s", address, why)

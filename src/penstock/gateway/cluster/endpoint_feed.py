@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from penstock.core.values.actions import Action
+from penstock.gateway.cluster.member import Member
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.workers.place import EdgePlace
 from penstock.share.messages import Disowned, EndpointRow, Endpoints, LoadHeader, Loads, Unreachable
 
 
-class Board:
+class EndpointFeed:
     """The last word on endpoints, and whom it was said to."""
 
     def __init__(
@@ -26,22 +26,22 @@ class Board:
         driver: Driver,
         endpoints: EndpointRegistry,
         catalog: Catalog,
-        places: Callable[[], Iterable[EdgePlace]],
+        members: Callable[[], Iterable[Member]],
     ) -> None:
         self._driver = driver
         self._endpoints = endpoints
         self._catalog = catalog
-        self._places = places
+        self._members = members
         self._rows = Endpoints([])
         self._without_keys = Endpoints([])
         self._levels = Loads([])
 
-    def show(self, place: EdgePlace) -> None:
+    def show(self, member: Member) -> None:
         """Tell one edge all of it."""
         self.refresh()
-        place.say(self._for(place))
-        place.say(self._levels)
-        place.told = {row.name for row in self._rows.rows}
+        member.say(self._for(member))
+        member.say(self._levels)
+        member.told = {row.name for row in self._rows.rows}
 
     def refresh(self) -> None:
         """Tell all what is another than it was told last."""
@@ -52,15 +52,15 @@ class Board:
             bare = [row if row.api_key is None else msgspec.structs.replace(row, api_key=None) for row in rows]
             self._without_keys = Endpoints(bare, told.divides)
             self._levels = Loads([])
-            for place in self._places():
-                place.say(self._for(place))
-                place.told = {row.name for row in rows}
+            for member in self._members():
+                member.say(self._for(member))
+                member.told = {row.name for row in rows}
         levels = Loads(loads, self._driver.scheduler.paced)
         if levels != self._levels:
             self._levels = levels
-            for place in self._places():
-                if place.seat is not None:
-                    place.say(levels)
+            for member in self._members():
+                if member.peer is not None:
+                    member.say(levels)
 
     def heard(self, message: Unreachable | Disowned | LoadHeader) -> None:
         """An edge says something about an endpoint that it met there."""
@@ -81,8 +81,8 @@ class Board:
                 if target.heard_load is not None:
                     target.heard_load(message.header)
 
-    def _for(self, place: EdgePlace) -> Endpoints:
-        return self._rows if place.is_ours else self._without_keys
+    def _for(self, member: Member) -> Endpoints:
+        return self._rows if member.is_ours else self._without_keys
 
     def _now(self) -> tuple[list[EndpointRow], list[float | None]]:
         served = {row.name: row for row in self._driver.scheduler.served(now=self._driver.now())}

@@ -1,11 +1,11 @@
-"""What is this gateway, among those that share: does it decide for all, does it stand by, or does it decide alone?
+"""The role of this gateway in its group: it leads, stands by, or decides alone.
 
-The election says who decides. Where that is another gateway, a link to it shows that it is there. Where nobody has been
-found for `alone_after`, this gateway decides alone for its own workers, with its part of the slots and limits, and goes
-on looking; as soon as there is a decider again it is one queue again.
+The election says which gateway decides. If it is another one, a link to it shows that it is there. If nobody has been
+found for `alone_after`, this gateway decides alone for its own workers, with its part of slots and limits, and goes on
+looking; as soon as there is a decider, the group is one queue again.
 
-A decider asks before each batch of facts whether it still may (`awake`): a process that was stopped for a while hears
-its links before its timers.
+A decider asks before each batch of facts whether it still may (`awake`), because a process that was stopped for a while
+hears its links before its timers.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import logging
 import os
 import resource
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 import penstock
 from penstock.config.sections.share import ShareSection
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.share.dial import Dialler
-from penstock.gateway.share.door import Door
-from penstock.gateway.share.outward import Outward
-from penstock.gateway.share.standing import Role, ShareNow
-from penstock.gateway.share.words import OperatorWords
-from penstock.gateway.workers.office import Office
+from penstock.gateway.admin.phrases import seconds
+from penstock.gateway.cluster.leader_link import LeaderLink
+from penstock.gateway.cluster.listener import Dialler, GroupListener
+from penstock.gateway.cluster.operators import OperatorOrders
+from penstock.gateway.cluster.table import Table, TurnedAway
 from penstock.share.edge import Edge
 from penstock.share.election import Election, Follows, Leads, Standing
 from penstock.share.messages import PROTOCOL, AnswerMade, Down, EdgeStanding, Frame, Heard, Hello, OperatorsSaid
@@ -35,83 +34,105 @@ from penstock.share.messages import PROTOCOL, AnswerMade, Down, EdgeStanding, Fr
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
-FAULT_S: Final = 0.5  # before what failed by a fault of ours is begun again; doubles
+FAULT_S: Final = 0.5  # before a task that failed by a fault of ours is restarted; doubles
 FAULT_S_MAX: Final = 15.0
-STEADY_S: Final = 30.0  # that it went well until a fault: then that one is the first
+STEADY_S: Final = 30.0  # a fault after so long counts as the first
 THERE_S: Final = 60.0  # a gateway that is gone may be cut off: it counts for so long
-NEVER_TOLD: Final = 2  # gateways, as long as none was met: one that decides, and this one
+GATEWAYS: Final = 2  # until one is met: one that decides, and this one
+REFUSED_SHOWN_S: Final = 60.0  # a refused edge is in the headline for so long after its last try
+
+Role = Literal["leads", "stands_by", "alone", "looks"]
+
+
+class GroupNow(msgspec.Struct, frozen=True):
+    """Status of the group, as this gateway knows it."""
+
+    name: str
+    address: str
+    role: Role
+    decider: str | None  #: the address of the gateway that decides; None: none that this one knows
+    since_s: float  #: for how long it has been so
+    epoch: int
+    gateways: int  #: as last known
+    election: str  #: what it is held by
+    trouble: str | None  #: what is wrong
+    refused: list[TurnedAway]  #: the latest last; seconds ago
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, for people; empty: nothing."""
+        why = f": {self.trouble}" if self.trouble else ""
+        if self.role == "alone":
+            part = f"1/{self.gateways} of slots and limits"
+            return f"This gateway decides alone, with {part}, for {seconds(self.since_s)}{why}."
+        if self.role == "looks":
+            return f"Nobody decides that this gateway knows, for {seconds(self.since_s)}{why}."
+        latest = self.refused[-1] if self.refused else None
+        if latest is not None and latest.at_s < REFUSED_SHOWN_S:
+            return f"An edge at {latest.where} is not taken: {latest.why}."
+        return ""
 
 
 class GroupRole:
-    """Turns from one role to another as election and links say."""
+    """Changes the role as election and links say."""
 
     def __init__(
         self,
         share: ShareSection,
-        office: Office,
+        table: Table,
         election: Election,
-        door: Door,
-        events: EventLog,
+        listener: GroupListener,
+        dial: Dialler,
         *,
-        words: OperatorWords,
+        events: EventLog,
+        orders: OperatorOrders,
         now: Callable[[], float],
         drains: Callable[[], bool],
     ) -> None:
         self._share = share
-        self._office = office
+        self._table = table
         self._election = election
-        self._door = door
+        self._listener = listener
         self._events = events
-        self._words = words
+        self._orders = orders
         self._now = now
         self._drains = drains
         self.role: Role = "looks"
         self._since_s = self._seen_s = now()  # when there was a decider, the last time
         self._edge = Edge(remembers=False)  # one that carries nothing
-        self._group: dict[str, float] = {}  # gateways, and when each was there, while this one heard of the others
-        self._outward = Outward(
-            Dialler(share),
-            self._edge,
-            hello=self._hello,
-            heard=self._heard,
-            act=lambda _: None,
-            now=now,
-            linked=self._linked,
-            lost=self._lost,
+        self._group: dict[str, float] = {}  # gateways, and when each was there while others were heard of
+        self._link = LeaderLink(
+            dial, self._edge, hello=self._hello, heard=self._heard, now=now, linked=self._linked, lost=self._lost
         )
         self._called = f"{share.called}/"  # as an edge
         self._link_s = self._echo_s = 0.0
         self._followed = ""  # whose epoch was followed last
         self._tasks: list[asyncio.Task[None]] = []
-        self.beside: Callable[[], str | None] = lambda: None  #: what else is wrong between gateways, in words
-        office.awake = self._may
-        office.operators_said = words.heard
-        office.answers.tell_decider = self._outward.say
-        door.superseded = election.at_least
+        self.beside: Callable[[], str | None] = lambda: None  #: what else is wrong between gateways
+        table.awake = self._may
+        table.orders_heard = orders.heard
+        table.answers.tell_decider = self._link.say
+        table.superseded = election.at_least
 
     async def start(self) -> None:
         """Take part. OSError: the port is taken."""
-        await self._door.start()
+        await self._listener.start()
         self._since_s = self._seen_s = self._now()
         loop = asyncio.get_running_loop()
         works = (lambda: self._election.run(self._changed), self._watch)
         self._tasks = [loop.create_task(self._lasting(work)) for work in works]
 
-    def drain(self) -> None:
-        """The gateway ends: another one shall decide, where there is any."""
-        self.step_down()
-
     async def close(self) -> None:
-        """Take part no more."""
+        """Take part no longer."""
         await self._election.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._outward.close()
-        await self._door.close()
+        await self._link.close()
+        await self._listener.close()
 
     def step_down(self) -> str:
-        """Let another one decide. Returns why it can't be; empty: another one will."""
+        """Let another gateway decide. Returns why that can't be; empty: another one will."""
         if self.role != "leads":
             return "This gateway does not decide for all."
         if self._share.elect.static is not None:
@@ -123,106 +144,109 @@ class GroupRole:
 
     @property
     def decides(self) -> bool:
-        """Whether this gateway decides about what it is asked."""
+        """Whether this gateway decides about its own requests."""
         return self.role in ("leads", "alone")
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the decider that it follows, or of its own."""
+        return self._table.decider.epoch if self.decides else self._edge.epoch
 
     @property
     def gateways(self) -> int:
         """How many there are, or were when that was last known: those of the last minute, and this one."""
-        return len(self._group) or NEVER_TOLD
+        return len(self._group) or GATEWAYS
 
     @property
     def leader(self) -> str | None:
-        """Where the whole is known, if that is elsewhere and can be reached."""
-        return self._outward.address if self.role == "stands_by" else None
+        """The address of the decider, if it is another gateway that can be reached."""
+        return self._link.address if self.role == "stands_by" else None
 
-    def now(self) -> ShareNow:
-        """How the group stands."""
+    def now(self) -> GroupNow:
+        """Returns the status of the group."""
         now, standing = self._now(), self._election.standing
-        trouble = self._outward.trouble or self._election.trouble or getattr(standing, "why", "") or self.beside()
+        trouble = self._link.trouble or self._election.trouble or getattr(standing, "why", "") or self.beside()
         ours = self._share.place
-        return ShareNow(
+        return GroupNow(
             name=self._share.called,
             address=ours,
             role=self.role,
             decider=ours if self.decides else self.leader,
             since_s=now - self._since_s,
-            epoch=self._office.decider.epoch if self.decides else self._edge.epoch,
+            epoch=self.epoch,
             gateways=self.gateways,
             election=self._election.where,
             trouble=trouble or None,
-            refused=[msgspec.structs.replace(one, at_s=now - one.at_s) for one in self._door.refusals],
+            refused=[msgspec.structs.replace(one, at_s=now - one.at_s) for one in self._table.refusals],
         )
 
     # --- from the election ----------------------------------------------------------------------------------------
 
     def _changed(self, standing: Standing) -> None:
-        decider = self._office.decider
+        decider = self._table.decider
         match standing:
             case Leads(epoch):
                 if self.role == "leads" and decider.epoch == epoch:
-                    self._office.go_on()
+                    decider.go_on()
                     return
                 followed = max(self._edge.epoch, decider.epoch)
                 if epoch <= followed:
-                    self._election.at_least(max(followed, epoch + 1))  # and it says so again
+                    self._election.at_least(max(followed, epoch + 1))  # and it reports again
                     return
                 if self.role == "leads":
-                    self._office.lead(epoch)
-                    self._office.go_on()
+                    self._table.lead(epoch)
+                    decider.go_on()
                     self._events.note("share", f"this gateway decides for all still, epoch {epoch}")
                     return
                 self._step_down()
-                self._outward.to("")
+                self._link.to("")
                 self._turn("leads", f"this gateway decides for all, epoch {epoch}")
                 self._followed = self._share.place
-                self._office.lead(epoch, [name for name in self._edge.edges if name != self._called])
+                self._table.lead(epoch, [name for name in self._edge.edges if name != self._called])
             case Follows(address, epoch):
-                self._seen_s = self._now()  # somebody was elected just now, or was there when this gateway came
+                self._seen_s = self._now()  # it was elected just now, or was there when this gateway came
                 if self.role == "leads":
                     self._step_down()
                     self._turn("looks", f"this gateway decides no more: {address} does")
                 if address == self._share.place:
-                    return  # what was left of an earlier life of ours
+                    return  # left by this gateway's previous life
                 if self.role != "alone":
-                    self._office.obey(address, epoch)
-                self._outward.to(address)
+                    self._table.obey(address, epoch)
+                self._link.to(address)
             case _:
                 if self.role == "leads":
-                    self._office.hold()
+                    decider.hold()
 
     def _may(self) -> None:
-        """Look whether this gateway may decide, before it does."""
-        if self.role == "leads" and self._election.leads() is None and self._office.decider.phase == "deciding":
-            self._office.hold()
+        """Hold the decider unless this gateway may decide now."""
+        if self.role == "leads" and self._election.leads() is None and self._table.decider.phase == "deciding":
+            self._table.decider.hold()
 
     # --- from the link to the decider -----------------------------------------------------------------------------
 
     def _hello(self) -> Hello:
-        follows, epoch = self._followed, max(self._edge.epoch, self._office.decider.epoch)
-        return Hello(
-            PROTOCOL, penstock.__version__, self._called, epoch, self._office.shared_hash, os.getpid(), follows
-        )
+        follows, epoch = self._followed, max(self._edge.epoch, self._table.decider.epoch)
+        return Hello(PROTOCOL, penstock.__version__, self._called, epoch, self._table.shared_hash, os.getpid(), follows)
 
     def _linked(self) -> None:
         """The decider is there."""
         self._seen_s = self._now()
-        self._followed = self._outward.address
+        self._followed = self._link.address
         if self.role == "alone":
             self._step_down()
-        self._words.stand_by()
-        self._outward.say(self._words.message)
-        self._office.answers.tell(self._outward.say)
-        self._turn("stands_by", f"{self._outward.address} decides, epoch {self._edge.epoch}")
+        self._orders.stand_by()
+        self._link.say(self._orders.message)
+        self._table.answers.tell(self._link.say)
+        self._turn("stands_by", f"{self._link.address} decides, epoch {self._edge.epoch}")
         self._count(self._now())
-        self._office.obey(self._outward.address, self._edge.epoch)
+        self._table.obey(self._link.address, self._edge.epoch)
 
     def _lost(self) -> None:
-        if not self._outward.address:
-            return  # this gateway has hung up
+        if not self._link.address:
+            return  # this gateway has closed it
         self._election.look_now()
         if self.role == "stands_by":
-            self._turn("looks", f"{self._outward.address}, which decides, is not there: {self._outward.trouble}")
+            self._turn("looks", f"{self._link.address}, which decides, is not there: {self._link.trouble}")
 
     def _heard(self, frame: Frame[Down]) -> None:
         now = self._now()
@@ -234,21 +258,21 @@ class GroupRole:
                     if message.at_s:
                         self._is_there(now, message.at_s)
                 case OperatorsSaid():
-                    self._words.heard(message)
+                    self._orders.heard(message)
                 case AnswerMade():
-                    self._office.answers.heard_above(message)
+                    self._table.answers.heard_above(message)
 
     def _is_there(self, now: float, at_s: float) -> None:
-        """The decider says that it decides."""
+        """The decider reports that it decides."""
         self._echo_s, self._seen_s = at_s, now
         self._election.hears(now)
-        if self.role == "alone":  # it was not sure for a while
+        if self.role == "alone":  # the decider was not sure for a while
             self._linked()
 
     # --- from the clock -------------------------------------------------------------------------------------------
 
     async def _lasting(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` again whenever it fails: by a fault of ours no gateway is to lose sight of the others for good."""
+        """Run `work` again whenever it fails: a fault of ours must not cut this gateway off for good."""
         pause_s = 0.0
         while True:
             began_s = self._now()
@@ -272,51 +296,51 @@ class GroupRole:
             self._may()
             self._count(now)
             if self.role == "leads":
-                self._election.followed(self._door.followed_s())
-                self._words.look(self._office.decider.epoch)
-                self._office.tell_gateways(self._words.message)
-                if self._office.decider.phase != "holding":
+                self._election.followed(self._table.followed_s())
+                self._orders.look(self._table.decider.epoch)
+                self._table.send_orders(self._orders.message)
+                if self._table.decider.phase != "holding":
                     self._seen_s = now
-            elif self._outward.is_linked:
-                self._say_standing(now, lag_s)
+            elif self._link.is_linked:
+                self._report(now, lag_s)
             if self.role != "alone" and now - self._seen_s > self._share.alone_after:
                 self._be_alone(now)
 
     def _count(self, now: float) -> None:
-        """Which gateways are there? Where nobody can be heard of, it stays as it was."""
+        """Count the gateways. While none can be heard of, the count stays."""
         if self.role not in ("leads", "stands_by"):
             return
-        names = [place.name for place in self._office.places()] if self.role == "leads" else self._edge.edges
+        names = [member.name for member in self._table.members()] if self.role == "leads" else self._edge.edges
         there = {name.rpartition("/")[0] for name in (*names, self._called)}
         if self.role == "stands_by" and len(there) == 1:
-            there.add(self._outward.address)  # whoever decides has not said yet what it is called
+            there.add(self._link.address)  # the decider has not said yet what it is called
         else:
-            self._group.pop(self._outward.address, None)
+            self._group.pop(self._link.address, None)
         self._group |= dict.fromkeys(there, now)
         for name in [name for name, at_s in self._group.items() if now - at_s > THERE_S]:
             del self._group[name]
 
-    def _say_standing(self, now: float, lag_s: float) -> None:
+    def _report(self, now: float, lag_s: float) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu_s = used.ru_utime + used.ru_stime
-        self._outward.say(EdgeStanding(now, self._link_s, max(0.0, lag_s), cpu_s, 0, 0, 0, self._echo_s))
+        self._link.say(EdgeStanding(now, self._link_s, max(0.0, lag_s), cpu_s, 0, 0, 0, self._echo_s))
 
     def _be_alone(self, now: float) -> None:
         """Nobody has decided for too long."""
         if self._drains():
             return
-        epoch = max(self._edge.epoch, self._office.decider.epoch) + 1
-        why = self._outward.trouble or self._election.trouble or "nobody was elected"
+        epoch = max(self._edge.epoch, self._table.decider.epoch) + 1
+        why = self._link.trouble or self._election.trouble or "nobody was elected"
         self._step_down()
         part = f"1/{self.gateways} of slots and limits"
         self._turn("alone", f"this gateway decides alone, with {part}: {why}", bad=True)
         self._followed = self._share.place
-        self._office.lead(epoch, self._office.worker_names, alone=self.gateways)
+        self._table.lead(epoch, self._table.worker_names, alone=self.gateways)
         self._seen_s = now
 
     def _step_down(self) -> None:
-        if self._office.decider.phase != "idle":
-            self._office.step_down()
+        if self._table.decider.phase != "idle":
+            self._table.step_down()
 
     def _turn(self, role: Role, words: str, *, bad: bool = False) -> None:
         self.role, self._since_s = role, self._now()

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from penstock.gateway.cluster.member import Member
 from penstock.gateway.proxy.ties import Responses
-from penstock.gateway.workers.place import EdgePlace
 from penstock.share.messages import AnswerMade
 
 TOLD_MAX: Final = 10_000  # to a newcomer, about 1 MB: a conversation goes on from one of its latest answers
@@ -19,16 +19,16 @@ TOLD_MAX: Final = 10_000  # to a newcomer, about 1 MB: a conversation goes on fr
 class SharedAnswers:
     """The answers that the first process of a gateway knows, and the processes to which it reports them."""
 
-    def __init__(self, responses: Responses, places: Callable[[], Iterable[EdgePlace]]) -> None:
+    def __init__(self, responses: Responses, members: Callable[[], Iterable[Member]]) -> None:
         self._responses = responses
-        self._places = places
+        self._members = members
         self.tell_decider: Callable[[AnswerMade], None] = lambda _: None  #: in another gateway, if that one decides
         responses.tell = self._made_here
 
-    def heard(self, made: AnswerMade, place: EdgePlace) -> None:
+    def heard(self, made: AnswerMade, member: Member) -> None:
         """Note what a worker, or another gateway, reports, and pass it on if it is news."""
         if self._responses.note(made.answer, made.endpoint, made.owner):
-            self._pass_down(made, but=place)
+            self._pass_down(made, but=member)
             self.tell_decider(made)
 
     def heard_above(self, made: AnswerMade) -> None:
@@ -46,8 +46,8 @@ class SharedAnswers:
         self._pass_down(made)
         self.tell_decider(made)
 
-    def _pass_down(self, made: AnswerMade, but: EdgePlace | None = None) -> None:
-        for place in self._places():
+    def _pass_down(self, made: AnswerMade, but: Member | None = None) -> None:
+        for member in self._members():
             # Workers of other gateways hear of it from their own first process.
-            if place is not but and (place.is_ours or place.is_gateway):
-                place.say(made)
+            if member is not but and (member.is_ours or member.is_gateway):
+                member.say(made)

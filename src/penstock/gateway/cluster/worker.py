@@ -1,9 +1,9 @@
-"""One worker: clients' connections, bodies and streams, and nothing that decides.
+"""One worker: clients' connections, bodies and streams. It is an edge, and decides nothing.
 
-Started by the gateway's first process with the sockets to listen on, a link to it, and nothing else: settings come over
-the link, at the start and with each reload. It ends when the first process says so, or is gone; signals are that one's
-business, so it ignores those that a terminal or a container sends to all processes alike. Who decides is another
-question (`deciding.py`): the first process says, and it may be one on another machine.
+The first process starts it with the sockets to listen on and a link; settings come over the link, at the start and with
+each reload. It ends when the first process says so or is gone, and ignores signals, which a terminal or a container
+sends to all processes alike. The first process also says who decides: itself, a gateway on another machine, or for a
+moment nobody. While it decides itself, one link carries both its actions and what it is beside: settings, the end.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ from penstock.core.values.catalogue import Reason
 from penstock.gateway import settings_map
 from penstock.gateway.builtin.operators import is_operators
 from penstock.gateway.certificate import Certificate
+from penstock.gateway.cluster.counts import CountsTaker
+from penstock.gateway.cluster.leader_link import LeaderLink
+from penstock.gateway.cluster.link import Link
+from penstock.gateway.cluster.listener import Dialler
+from penstock.gateway.cluster.relay import WorkerPaths
+from penstock.gateway.cluster.targets import WorkerTargets
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.cors import Cors
@@ -46,11 +52,6 @@ from penstock.gateway.reload import Follower
 from penstock.gateway.serve import CLOSE_TIMEOUT_S, look_for_garbage_rarely
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
-from penstock.gateway.workers.counts import CountsTaker
-from penstock.gateway.workers.deciding import DeciderLinks
-from penstock.gateway.workers.link import Link
-from penstock.gateway.workers.relayed import Relayed
-from penstock.gateway.workers.targets import WorkerTargets
 from penstock.http.server.server import HttpServer
 from penstock.share.edge import Edge
 from penstock.share.frames import edge_reader
@@ -101,13 +102,22 @@ class Worker:
         self._sockets = sockets
         self._name = name
         self.driver = Driver(edge)
-        self.deciding = DeciderLinks(
-            *(link, edge), hello=self._hello, heard=self._decided, act=self.driver.tell, now=self.driver.now
-        )
+        self._is_home = False  # the first process decides
+        self._followed = ""  # the address of the latest decider
+        self._leader_link: LeaderLink | None = None
+        if settings.share.enabled:
+            self._leader_link = LeaderLink(
+                *(Dialler(settings.share), edge),
+                hello=self._hello,
+                heard=self._decided,
+                now=self.driver.now,
+                act=self.driver.tell,
+                linked=self._is_followed,
+            )
         self.metrics = Metrics(snapshot=_no_picture)
         self._counts = CountsTaker(self.metrics)
         catalog = Catalog()
-        self.targets = WorkerTargets(self.driver, catalog=catalog, metrics=self.metrics, say=self.deciding.say)
+        self.targets = WorkerTargets(self.driver, catalog=catalog, metrics=self.metrics, say=self._say)
         self._callers = callers = Callers()
         affinities, reporting = Affinities(prefix_seed), Reporting()
         self._responses = affinities.responses
@@ -129,7 +139,7 @@ class Worker:
             elsewhere=None if settings.admin_address is None else is_operators,
             cors=Cors(),
         )
-        app.serve(Relayed(relay, app.refusals.refuse, app.refusals.request_id), guarded=True)
+        app.serve(WorkerPaths(relay, app.refusals.refuse, app.refusals.request_id), guarded=True)
         self.server = HttpServer(app, settings_map.server_limits(settings), wall_clock=clock.wall)
         self._certificate = Certificate()
         self._followers: tuple[Follower, ...] = (
@@ -163,8 +173,7 @@ class Worker:
         self._edge.waiting_max = settings.queue.max_requests
         for follower in self._followers:
             follower.follow(settings)
-        self.deciding.follow(settings.share)
-        self.deciding.say(Following(shared_hash(settings)))
+        self._say(Following(shared_hash(settings)))
         self._limit()
 
     def heard(self, frame: Frame[Down]) -> list[Down]:
@@ -172,8 +181,8 @@ class Worker:
         beside = [message for message in frame.messages if not isinstance(message, Told)]  # mostly none
         for message in beside:
             if isinstance(message, WhoDecides):
-                self.deciding.obey(message)
-        if self.deciding.is_home and frame.epoch >= self._edge.epoch:
+                self._obey(message)
+        if self._is_home and frame.epoch >= self._edge.epoch:
             self._decided(frame)
         rest: list[Down] = []
         for message in beside:
@@ -200,16 +209,46 @@ class Worker:
                 timer.cancel()
         self._tokens.close()
         await self.server.wait_closed(CLOSE_TIMEOUT_S)
-        await self.deciding.close()
+        if self._leader_link is not None:
+            await self._leader_link.close()
         self.targets.close()
         self.driver.close()
         self._count()
         await self._reporting.close()
 
-    def _hello(self, epoch: int, follows: str) -> Hello:
+    # --- who decides ----------------------------------------------------------------------------------------------
+
+    def _obey(self, decides: WhoDecides) -> None:
+        """The first process says who decides."""
+        if self._leader_link is not None:
+            self._leader_link.to(decides.address or "")
+        if self._is_home:
+            self._is_home = False
+            self.driver.tell(self._edge.unlinked(now=self.driver.now()))
+        if decides.address == "":
+            self._is_home = True
+            self._followed = self._settings.share.place if self._leader_link is not None else ""
+            self._home.at(decides.epoch)
+            self._edge.gateways = decides.gateways or self._edge.gateways
+            self.driver.tell(self._edge.linked(self._home.say, decides.epoch, now=self.driver.now()))
+
+    def _is_followed(self) -> None:
+        assert self._leader_link is not None
+        self._followed = self._leader_link.address
+
+    def _hello(self) -> Hello:
+        """For a gateway on another machine."""
+        settings = shared_hash(self._settings)
         return Hello(
-            PROTOCOL, penstock.__version__, self._name, epoch, shared_hash(self._settings), os.getpid(), follows
+            PROTOCOL, penstock.__version__, self._name, self._edge.epoch, settings, os.getpid(), self._followed
         )
+
+    def _say(self, message: object) -> None:
+        """Report to the decider; what concerns requests is reported by the edge."""
+        if self._is_home:
+            self._home.say(message)
+        elif self._leader_link is not None:
+            self._leader_link.say(message)
 
     def _decided(self, frame: Frame[Down]) -> None:
         """Do what the decider says."""
@@ -269,8 +308,8 @@ class Worker:
             self.server.bodies_bytes,
         )
         self._home.say(standing)
-        if not self.deciding.is_home:
-            self.deciding.say(standing)
+        if not self._is_home:
+            self._say(standing)
         self._lag_s = 0.0
         self._count()
 
@@ -289,7 +328,7 @@ class WorkerLife:
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._worker: Worker | None = None
         self._following: asyncio.Task[None] | None = None
-        self.link: Link[Down] = Link(edge_reader(), epoch=args.epoch, heard=self._heard, lost=self._lost)
+        self.link: Link[Down] = Link(edge_reader(), epoch=0, heard=self._heard, lost=self._lost)
 
     async def run(self) -> int:
         """Until the decider says so, or is gone. Returns the exit code."""
@@ -384,7 +423,6 @@ def main(event_loop: Callable[[], asyncio.AbstractEventLoop]) -> int:
     parser.add_argument("--link", type=int, required=True)
     parser.add_argument("--listen", type=int, action="append", required=True)
     parser.add_argument("--relay", required=True)
-    parser.add_argument("--epoch", type=int, required=True)
     parser.add_argument("--log-level", required=True)
     args = parser.parse_args()
     logs.configure(args.log_level)

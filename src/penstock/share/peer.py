@@ -26,7 +26,7 @@ class Journeys(Protocol):
     def tell(self, actions: list[Action], /) -> None: ...
 
 
-class Seat:
+class Peer:
     """One edge, as long as its link holds."""
 
     def __init__(self, name: str, send: Callable[[Down], None], bands: Sequence[str]) -> None:
@@ -45,11 +45,11 @@ class Seat:
 class Remote:
     """A request of an edge: a journey to the driver, a number to the edge."""
 
-    __slots__ = ("_decider", "decode", "endpoint", "lease", "number", "request", "seat", "told")
+    __slots__ = ("_decider", "decode", "endpoint", "lease", "number", "peer", "request", "told")
 
-    def __init__(self, decider: Decider, seat: Seat, number: int, request: Request) -> None:
+    def __init__(self, decider: Decider, peer: Peer, number: int, request: Request) -> None:
         self._decider = decider
-        self.seat = seat
+        self.peer = peer
         self.number = number
         self.request = request
         self.lease: int | None = None
@@ -69,7 +69,7 @@ class Remote:
         return self._decider.bands[self.request.band]
 
     def dispatched(self, action: Dispatch, /) -> None:
-        self._decider.before_dispatch(self.seat, action.endpoint)
+        self._decider.before_dispatch(self.peer, action.endpoint)
         self.lease = self.told = action.lease
         self.endpoint = action.endpoint
         self._tell(action)
@@ -84,20 +84,20 @@ class Remote:
 
     def requeued(self, action: Requeue, /) -> None:
         self.lease = None
-        if self.seat.gone:
+        if self.peer.gone:
             self._decider.drop([self])  # its edge announces it, if it lives
         else:
-            self.seat.send(Told(self.number, action))
+            self.peer.send(Told(self.number, action))
 
     def ended(self, action: Reject | Evict | Fail, /) -> None:
         self._decider.forget(self)
         self._tell(action)
 
     def aborted(self, action: Abort, /) -> None:
-        self.seat.send(Told(self.number, action))
+        self.peer.send(Told(self.number, action))
 
     def _tell(self, action: Action) -> None:
         allowance = self._decider.allowance(self.request)
         if allowance is not None:
-            self.seat.send(allowance)
-        self.seat.send(Told(self.number, action))
+            self.peer.send(allowance)
+        self.peer.send(Told(self.number, action))

@@ -1,27 +1,32 @@
-"""Paths that the decider answers itself, asked at a worker: how does the question get there, and the answer back?
+"""Paths that only one process can answer, asked at another one: how do the question and the answer travel?
 
-Over the decider's own HTTP server on a socket in a folder that only this user may enter: one connection for each
-question, bodies and answers piece by piece as they come, so an upload or a stream of events takes no memory here. Who
-asked is told in a header that no client can send, for it is taken out here first.
+A worker asks its gateway's first process, over a socket in a folder that only this user may enter. A gateway that
+stands by asks the one that decides, over the port between gateways. Both speak HTTP to the other's own server, one
+connection for each question; bodies and answers pass piece by piece, so an upload or a stream of events takes no memory
+here. The client's address travels in a header that no client can send, because it is removed here first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Final, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.builtin.engine_paths import ENGINES, VERBS
+from penstock.gateway.builtin.operators import is_operators
 from penstock.gateway.builtin.paths import Refuse
+from penstock.gateway.cluster.greeting import QUESTION
 from penstock.http.server.server import Exchange, Handler, Header, Refusal, SocketExchange
+
+if TYPE_CHECKING:
+    from penstock.gateway.cluster.listener import Dialler
 
 PEER_HEADER: Final = b"x-penstock-peer"
 LENGTH_HEADER: Final = b"content-length"
-#: The paths that only the decider can answer. `/health` is not among them: a worker says that of itself.
+#: The paths that only the first process can answer. `/health` is not among them: a worker answers it itself.
 PATHS = (
     *("/", "/ready", "/readyz", "/metrics", "/autoscale", "/version", "/queue"),
     *("/v1/models", "/admin", "/v1/files", "/v1/batches"),
@@ -29,50 +34,125 @@ PATHS = (
 _ENGINE_PATHS = (ENGINES, *VERBS)
 _PREFIXES = tuple(f"{path}/" for path in ("/v1/models", "/admin", "/autoscale", "/v1/files", "/v1/batches"))
 _ALIVE = ("/health", "/healthz", "/livez")
+_QUEUE: Final = "/queue"
+_OF_GROUP = (_QUEUE, "/autoscale", "/admin")
+_PREFIXES_OF_GROUP = ("/autoscale/", "/admin/")
+_OF_ONE = ("/admin/reload",)  # of each gateway, whoever decides
 _ONE_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )
 
+Connect = Callable[[asyncio.Protocol], Awaitable[None]]
 
-class Relayed:
-    """Serves these paths at a worker."""
 
-    def __init__(self, place: str, refuse: Refuse, request_id: Callable[[Exchange], bytes]) -> None:
-        self._place = place  # of the decider's socket
+class QuestionRelay:
+    """Asks elsewhere."""
+
+    def __init__(self, refuse: Refuse, unreachable: str) -> None:
         self._refuse = refuse
-        self._request_id = request_id
+        self._unreachable = unreachable  # the error's text
         self._open: set[RelayedQuestion] = set()  # as many as clients have connections
 
-    def owns(self, path: str) -> bool:
-        """Whether a path is one of these."""
-        return path in PATHS or path in _ALIVE or path in _ENGINE_PATHS or path.startswith(_PREFIXES)
-
-    def begin(self, exchange: SocketExchange) -> int | None:
+    def ask(self, exchange: SocketExchange, connect: Connect) -> None:
         """Ask as soon as the head is here."""
-        if exchange.target_path in _ALIVE and exchange.method in ("GET", "HEAD"):
-            return None
         question = RelayedQuestion(exchange, self._failed, self._open.discard)
         self._open.add(question)
-        question.ask(partial(_by_unix_socket, self._place))
-        return None
-
-    def complete(self, exchange: SocketExchange) -> None:
-        """The body is whole."""
-        if exchange.target_path in _ALIVE and exchange.method in ("GET", "HEAD"):
-            headers = [(b"content-type", b"application/json"), (b"x-request-id", self._request_id(exchange))]
-            exchange.respond(200, headers, b'{"status":"ok"}')
-        elif isinstance(exchange.note, RelayedQuestion):
-            exchange.note.whole()
+        question.ask(connect)
 
     def _failed(self, exchange: SocketExchange) -> None:
         if exchange.started:
             exchange.abort()
         else:
-            self._refuse(exchange, Reason.OVERLOAD, "The gateway's own paths are not served at this moment.")
+            self._refuse(exchange, Reason.OVERLOAD, self._unreachable)
+
+
+class WorkerPaths:
+    """At a worker: the paths that its gateway's first process answers."""
+
+    def __init__(self, place: str, refuse: Refuse, request_id: Callable[[Exchange], bytes]) -> None:
+        self._place = place  # of the first process's socket
+        self._request_id = request_id
+        self._relay = QuestionRelay(refuse, "The gateway's own paths are not served at this moment.")
+
+    def owns(self, path: str) -> bool:
+        """Returns True for a path that is answered here or relayed."""
+        return path in PATHS or path in _ALIVE or path in _ENGINE_PATHS or path.startswith(_PREFIXES)
+
+    def begin(self, exchange: SocketExchange) -> int | None:
+        if not _asks_if_alive(exchange):
+            self._relay.ask(exchange, self._connect)
+        return None
+
+    def complete(self, exchange: SocketExchange) -> None:
+        if _asks_if_alive(exchange):
+            headers = [(b"content-type", b"application/json"), (b"x-request-id", self._request_id(exchange))]
+            exchange.respond(200, headers, b'{"status":"ok"}')
+        elif isinstance(exchange.note, RelayedQuestion):
+            exchange.note.whole()
+
+    async def _connect(self, protocol: asyncio.Protocol) -> None:
+        await asyncio.get_running_loop().create_unix_connection(lambda: protocol, self._place)
+
+
+class GroupPaths:
+    """Stands before an app: the paths that the group's decider answers, if that is another gateway.
+
+    What concerns one gateway is answered by itself: `/metrics`, `/ready`, a reload of its settings.
+    """
+
+    def __init__(
+        self, app: Handler, asks: Callable[[str], bool], dial: Dialler, leader: Callable[[], str | None], refuse: Refuse
+    ) -> None:
+        self._app = app
+        self._asks = asks
+        self._dial = dial
+        self._leader = leader
+        self._relay = QuestionRelay(refuse, "The gateway that decides can't be asked at this moment.")
+
+    def begin(self, exchange: SocketExchange) -> int | None:
+        leader = self._leader()
+        if leader is None or not self._asks(exchange.target_path):
+            return self._app.begin(exchange)
+        self._relay.ask(exchange, lambda protocol: self._connect(leader, protocol))
+        return None
+
+    def complete(self, exchange: SocketExchange) -> None:
+        if isinstance(exchange.note, RelayedQuestion):
+            exchange.note.whole()
+        else:
+            self._app.complete(exchange)
+
+    def refused(
+        self, exchange: SocketExchange | None, refusal: Refusal, detail: str
+    ) -> tuple[int, Sequence[Header], bytes]:
+        return self._app.refused(exchange, refusal, detail)
+
+    async def _connect(self, leader: str, protocol: asyncio.Protocol) -> None:
+        transport, came = await self._dial(leader, QUESTION)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if came:
+            protocol.data_received(came)
+        if not transport.is_closing():
+            transport.resume_reading()
+
+
+def is_of_group(path: str) -> bool:
+    """Returns True for a path about the whole group, which its decider answers."""
+    return path not in _OF_ONE and (path in _OF_GROUP or path.startswith(_PREFIXES_OF_GROUP))
+
+
+def is_callers_of_group(path: str) -> bool:
+    """Returns True for such a path that callers may ask, not operators alone."""
+    return path == _QUEUE
+
+
+def _asks_if_alive(exchange: SocketExchange) -> bool:
+    return exchange.target_path in _ALIVE and exchange.method in ("GET", "HEAD")
 
 
 class RelayedQuestion(asyncio.Protocol):
-    """One request on its way to the decider, and the answer on its way back."""
+    """One request on its way there, and the answer on its way back."""
 
     def __init__(
         self,
@@ -94,7 +174,7 @@ class RelayedQuestion(asyncio.Protocol):
         exchange.on_over = self._exchange_over
         exchange.on_pause, exchange.on_resume = self._pause, self._resume
 
-    def ask(self, connect: Callable[[asyncio.Protocol], Awaitable[None]]) -> None:
+    def ask(self, connect: Connect) -> None:
         """Connect and send."""
         self._unsent.append(self._head())
         self._connecting = asyncio.get_running_loop().create_task(self._connect(connect))
@@ -105,7 +185,7 @@ class RelayedQuestion(asyncio.Protocol):
         if self._chunked:
             self._send(b"0\r\n\r\n")
 
-    async def _connect(self, connect: Callable[[asyncio.Protocol], Awaitable[None]]) -> None:
+    async def _connect(self, connect: Connect) -> None:
         try:
             await connect(self)
         except OSError:
@@ -210,15 +290,12 @@ class RelayedQuestion(asyncio.Protocol):
             self._exchange.end()
 
 
-async def _by_unix_socket(place: str, protocol: asyncio.Protocol) -> None:
-    await asyncio.get_running_loop().create_unix_connection(lambda: protocol, place)
+class RelayedApp:
+    """The answering side: restores the client's address, and picks the app that serves the path here."""
 
-
-class FromWorkers:
-    """The decider's side: the app, told who really asks."""
-
-    def __init__(self, app: Handler) -> None:
+    def __init__(self, app: Handler, operators: Handler | None = None) -> None:
         self._app = app
+        self._operators = operators  # None: they have no address of their own
 
     def begin(self, exchange: SocketExchange) -> int | None:
         value = exchange.lookup.pop(PEER_HEADER, b"")
@@ -227,13 +304,16 @@ class FromWorkers:
         address, _, brought = address.partition(" ")
         exchange.peer, exchange.brought = (address, int(port) if port.isdecimal() else 0), bool(brought)
         exchange.client = address
-        return self._app.begin(exchange)
+        return self._of(exchange).begin(exchange)
 
     def complete(self, exchange: SocketExchange) -> None:
-        self._app.complete(exchange)
+        self._of(exchange).complete(exchange)
 
     def refused(
         self, exchange: SocketExchange | None, refusal: Refusal, detail: str
-    ) -> tuple[int, list[Header], bytes]:
-        status, headers, body = self._app.refused(exchange, refusal, detail)
-        return status, list(headers), body
+    ) -> tuple[int, Sequence[Header], bytes]:
+        return self._app.refused(exchange, refusal, detail)
+
+    def _of(self, exchange: SocketExchange) -> Handler:
+        operators = self._operators
+        return self._app if operators is None or not is_operators(exchange.target_path) else operators

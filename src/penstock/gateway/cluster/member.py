@@ -1,50 +1,54 @@
-"""One edge as its decider, or its gateway's first process, knows it: who it is, its link, and how it stands."""
+"""A member of the table: one edge as its gateway knows it, its link and its status."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from penstock.gateway.workers.link import Link
-from penstock.gateway.workers.processes import WorkerProcess
+from penstock.gateway.cluster.link import Link
 from penstock.share.messages import EdgeStanding, Up
-from penstock.share.seats import Seat
+from penstock.share.peer import Peer
+
+if TYPE_CHECKING:
+    from penstock.gateway.cluster.supervisor import WorkerProcess
 
 
 class EdgeNow(msgspec.Struct, frozen=True):
-    """One edge, as the page and `status` show it."""
+    """Status of one edge, as the page and `status` show it."""
 
     name: str
     where: str
     epoch: int  #: of the decider that it follows
-    up_s: float | None  #: None: it is not there at the moment
+    up_s: float | None  #: None: it is away at the moment
     requests: int
     connections: int
-    link_s: float  #: how long a word to it and its answer take
+    link_s: float  #: round trip of its link
     lag_s: float  #: how late its loop ran a timer in the last second
     cpu: float  #: share of a core over the last second
     cpu_s: float
     starts: int
 
 
-class EdgePlace:
-    """A worker's place in this gateway, whoever fills it; or an edge of another gateway while its link holds."""
+class Member:
+    """A worker of this gateway, running or not; or an edge of another gateway, as long as its link holds."""
 
     def __init__(self, name: str, *, where: str | None = None) -> None:
         self.name = name
-        self.where = where  #: its address, where it belongs to another gateway
+        self.where = where  #: its address if it belongs to another gateway
         self.process: WorkerProcess | None = None
         self.link: Link[Up] | None = None
-        self.seat: Seat | None = None  #: while this gateway decides for it
-        self.epoch = 0  #: since which the seat is there
-        self.greeted = False
-        self.ready = False
+        self.peer: Peer | None = None  #: while this gateway decides for it
+        self.epoch = 0  #: in which it became a peer
+        self.greeted = False  #: its hello was accepted
+        self.ready = False  #: it follows the settings, so it takes connections
         self.since_s = self.heard_s = 0.0
         self.settings = ""  #: hash of those it follows
-        self.pid = 0  #: as it says, where it belongs to another gateway
+        self.pid = 0  #: as reported by an edge of another gateway
         self.standing: EdgeStanding | None = None
         self.cpu = 0.0
         self.told: set[str] = set()  #: endpoints that it knows
-        self.words = 0  #: the number of the operators' words that it was told, where it is another gateway
+        self.orders = 0  #: number of the operators' orders that were sent to it
 
     @property
     def is_ours(self) -> bool:
@@ -62,43 +66,49 @@ class EdgePlace:
         return self.since_s if self.standing is None else max(self.since_s, self.standing.echo_s)
 
     def linked(self, link: Link[Up], now: float) -> None:
-        """It has a link; its first word is still to come."""
-        self.link, self.seat, self.standing = link, None, None
+        """It has a link, whose hello is still to come."""
+        self.link, self.peer, self.standing = link, None, None
         self.greeted = False
         self.since_s = self.heard_s = now
 
     def unlinked(self) -> None:
-        """Its link is gone, and with it what was known of it."""
-        self.link = self.seat = None
+        """Its link is gone."""
+        self.link = self.peer = None
         self.greeted = self.ready = False
         self.told = set()
 
     def say(self, message: object) -> None:
-        """Tell it something; nothing where it has no link, or has not said who it is."""
+        """Send it a message, unless it has no link or was not accepted."""
         if self.link is not None and self.greeted:
             self.link.say(message)
 
+    def refuse(self, message: object) -> None:
+        """Send a last message and close the link."""
+        link = self.link
+        self.unlinked()
+        if link is not None:
+            link.say(message)
+            link.close()
+
     def stands(self, standing: EdgeStanding) -> None:
-        """It says how it is."""
+        """Take its report of the last second."""
         before, self.standing = self.standing, standing
         if before is not None and standing.sent_s > before.sent_s:
             self.cpu = max(0.0, (standing.cpu_s - before.cpu_s) / (standing.sent_s - before.sent_s))
 
     def now(self, at_s: float, epoch: int) -> EdgeNow:
-        """How it stands."""
-        standing, process = self.standing, self.process
-        where = self.where or (f"process {process.pid}" if process is not None and process.pid else "not started")
-        requests = 0 if standing is None else standing.requests
+        """Returns its status."""
+        standing, process = self.standing or EdgeStanding(0.0, 0.0, 0.0, 0.0, 0, 0, 0), self.process
         return EdgeNow(
             name=self.name.rstrip("/"),
-            where=where,
+            where=self.where or (f"process {process.pid}" if process is not None and process.pid else "not started"),
             epoch=epoch,
             up_s=at_s - self.since_s if self.ready else None,
-            requests=requests if self.seat is None else len(self.seat.requests),
-            connections=0 if standing is None else standing.connections,
-            link_s=0.0 if standing is None else standing.link_s,
-            lag_s=0.0 if standing is None else standing.lag_s,
+            requests=standing.requests if self.peer is None else len(self.peer.requests),
+            connections=standing.connections,
+            link_s=standing.link_s,
+            lag_s=standing.lag_s,
             cpu=self.cpu if self.ready else 0.0,
-            cpu_s=0.0 if standing is None else standing.cpu_s,
+            cpu_s=standing.cpu_s,
             starts=0 if process is None else process.starts,
         )

@@ -1,0 +1,188 @@
+"""A gateway of more than one process, put together: the table of edges, the workers, and its part in a group."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from penstock import clock
+from penstock.config.model import Settings
+from penstock.config.problems import ConfigError, Problem
+from penstock.config.sections.share import ShareSection
+from penstock.gateway import settings_map
+from penstock.gateway.admin.routes import AdminError, answer
+from penstock.gateway.cluster.listener import Dialler, GroupListener
+from penstock.gateway.cluster.operators import OperatorOrders
+from penstock.gateway.cluster.relay import GroupPaths, RelayedApp, is_callers_of_group, is_of_group
+from penstock.gateway.cluster.role import GroupNow, GroupRole
+from penstock.gateway.cluster.supervisor import Supervisor
+from penstock.gateway.cluster.table import Table
+from penstock.gateway.elect.choose import election_of
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.telemetry.exposition import Levels
+from penstock.http.server.server import Exchange, Handler, HttpServer
+
+if TYPE_CHECKING:
+    from penstock.gateway.bootstrap import Parts
+    from penstock.gateway.budgets.together import Together
+
+CLOSE_TIMEOUT_S = 1.0  # for other gateways to take the end of an answer
+WORKERS_TIMEOUT_S = 2.0  # for workers to end, beyond the time for their clients
+
+
+class GatewayCluster:
+    """Owns the edges, the workers' processes and the group's port."""
+
+    def __init__(self, settings: Settings, parts: Parts) -> None:
+        self.table = Table(
+            settings,
+            count=settings_map.workers(settings),
+            driver=parts.driver,
+            endpoints=parts.endpoints,
+            catalog=parts.catalog,
+            metrics=parts.metrics,
+            responses=parts.affinities.responses,
+            events=parts.events,
+            prefix_seed=parts.affinities.prefix_seed,
+        )
+        self._supervisor = Supervisor(self.table, settings, parts.events)
+        self.group: Group | None = None
+        self.handlers: tuple[Handler, Handler] = RelayedApp(parts.app), parts.operators_app
+        if settings.share.enabled:
+            self.group = group = Group(settings, self.table, parts)
+            self.handlers = RelayedApp(group.handlers[0]), group.handlers[1]
+            parts.routes.add("POST", "/admin/decider/step-down", group.steps_down)
+
+    @property
+    def decides(self) -> bool:
+        """Returns True if the decider of what comes here is in this process."""
+        return self.group is None or self.group.role.decides
+
+    @property
+    def port(self) -> int:
+        """The port that workers serve."""
+        return self._supervisor.port
+
+    def group_now(self) -> GroupNow | None:
+        """Returns the status of the group; None without one."""
+        return None if self.group is None else self.group.role.now()
+
+    def follow(self, settings: Settings) -> None:
+        """Follow other settings."""
+        self.table.follow(settings)
+        if self.group is not None:
+            self.group.questions.limits = settings_map.server_limits(settings)
+
+    async def bind(self, host: str, port: int, backlog: int) -> str:
+        """Listen, and return the socket at which workers ask this process. OSError: the address is taken."""
+        await self._supervisor.bind(host, port, backlog)
+        return self._supervisor.relay
+
+    async def start(self) -> None:
+        """Take part in the group, and start the workers. OSError: the text says what can't be started."""
+        self.table.start()
+        if self.group is not None:
+            try:
+                await self.group.start()
+            except OSError as error:
+                raise OSError(None, f"share.listen: {error.strerror or error}") from None
+        await self._supervisor.start()
+
+    def drain(self, queue_s: float) -> None:
+        """Let nothing new in. In a group another gateway goes on to decide; requests queued here end by `queue_s`."""
+        if self.group is not None:
+            self.group.role.step_down()
+        self._supervisor.drain(None if self.group is None else queue_s)
+
+    async def close(self, timeout_s: float) -> None:
+        """Stop everything that was started; `timeout_s` is for clients to take what was answered."""
+        await self._supervisor.close(timeout_s + WORKERS_TIMEOUT_S)
+        if self.group is not None:
+            await self.group.close()
+        self.table.close()
+
+
+class Group:
+    """This gateway's part in its group: its port, its role, and budgets that are shared with other groups."""
+
+    def __init__(self, settings: Settings, table: Table, parts: Parts) -> None:
+        app, operators, driver = parts.app, parts.operators_app, parts.driver
+        share, is_apart = settings.share, settings.admin_address is not None  # operators have an address of their own
+        # A question from another gateway is answered here, never passed on.
+        asked = RelayedApp(app, operators if is_apart else None)
+        self.questions = HttpServer(asked, settings_map.server_limits(settings), wall_clock=clock.wall)
+        dial, listener = Dialler(share), GroupListener(share, edge=table.came, question=self.questions.adopt)
+        self.role = role = GroupRole(
+            *(share, table, election_of(share), listener, dial),
+            events=parts.events,
+            orders=OperatorOrders(driver, parts.endpoints, parts.orders),
+            now=driver.now,
+            drains=lambda: driver.draining,
+        )
+        refuse = app.refusals.refuse
+        of_callers = is_callers_of_group if is_apart else is_of_group
+        self.handlers: tuple[Handler, Handler] = (
+            GroupPaths(app, of_callers, dial, lambda: role.leader, refuse),
+            GroupPaths(operators, is_of_group, dial, lambda: role.leader, refuse),
+        )
+        self._budgets = budgets_of(share, driver, decides=lambda: role.role == "leads")
+        if self._budgets is not None:
+            role.beside = self._budgets.why_apart
+        parts.metrics.add_sources(
+            [
+                _level("decides", "Whether this gateway decides, for all or alone.", lambda: role.decides),
+                _level("alone", "Whether it decides alone, with its part of slots and limits.", self._is_alone),
+                _level("gateways", "Gateways of the group, as last known.", lambda: role.gateways),
+                _level("epoch", "The number of the decider that it follows; it grows with each.", lambda: role.epoch),
+                _level(
+                    "budgets_apart",
+                    "Whether the budgets that other groups have too can't be reached, "
+                    "so that a part of each is used here.",
+                    lambda: self._budgets is not None and self._budgets.apart,
+                ),
+            ]
+        )
+
+    async def start(self) -> None:
+        """Take part. OSError: the port is taken."""
+        await self.role.start()
+        if self._budgets is not None:
+            self._budgets.start()
+
+    async def close(self) -> None:
+        """Take part no longer."""
+        if self._budgets is not None:
+            await self._budgets.close()
+        await self.role.close()
+        await self.questions.wait_closed(CLOSE_TIMEOUT_S)
+
+    def steps_down(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        """`POST /admin/decider/step-down`: let another gateway of the group decide."""
+        if why := self.role.step_down():
+            raise AdminError(409, "conflict", why)
+        answer(exchange, {"decides": False})
+
+    def _is_alone(self) -> bool:
+        return self.role.role == "alone"
+
+
+def budgets_of(share: ShareSection, driver: Driver, *, decides: Callable[[], bool]) -> Together | None:
+    """Returns the tenants' budgets that are shared with other groups; None: they are not."""
+    if share.budgets.valkey is None:
+        return None
+    from penstock.gateway.budgets.together import Together  # noqa: PLC0415 - and what its store needs
+    from penstock.gateway.budgets.valkey_budgets import ValkeyBudgets  # noqa: PLC0415
+
+    valkey = share.budgets.valkey
+    try:
+        bank = ValkeyBudgets(
+            valkey.url.get_secret_value(), valkey.key, id_=secrets.token_hex(8), ca_file=valkey.ca_file
+        )
+    except (ValueError, OSError) as error:
+        raise ConfigError([Problem("share.budgets.valkey.url", str(error))]) from None
+    return Together(driver.scheduler, bank, decides=decides)
+
+
+def _level(name: str, text: str, value: Callable[[], float]) -> Levels:
+    return Levels(f"penstock_share_{name}", text, [], lambda: [((), float(value()))])
