@@ -70,19 +70,17 @@ class Heartbeats:
         # A client that waits longer than that by itself needs nothing.
         self._wait_s_max = max([ENGINE_S, *[band.max_wait or queue.max_wait for band in settings.bands]])
 
-    def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None) -> bool:
-        """Look after a stream until its answer begins. Returns True if it may be told while an engine works on it."""
+    def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None, since_s: float) -> None:
+        """Look after a stream that was there at `since_s`, until its answer begins."""
         after_s, patience_s = self._after_s or math.inf, _patience_s(read_timeout)
         if patience_s >= self._wait_s_max:
             patience_s = math.inf
         if after_s == patience_s == math.inf:
-            return False
-        now = self._driver.now()
+            return
         interval_s = min(max(after_s, INTERVAL_S_MIN), patience_s, INTERVAL_S_MAX)
-        self._pulses[name] = _Pulse(waiter, interval_s, patience_s, now)
-        self._timers.set(name, now + min(after_s, patience_s) - self._asks_ahead_s)
+        self._pulses[name] = _Pulse(waiter, interval_s, patience_s, since_s)
+        self._timers.set(name, since_s + min(after_s, patience_s) - self._asks_ahead_s)
         self._arm()
-        return patience_s < math.inf
 
     def leave(self, name: str) -> None:
         """Forget the stream `name`: its answer begins, or it is over."""

@@ -17,19 +17,18 @@ from penstock.core.values.catalogue import Failure, Outcome, Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.rows import LimitReached
 from penstock.engines import orca
-from penstock.engines.openai import OPENAI
-from penstock.gateway.openai import errors, unfit
+from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.usage import own_usage
 from penstock.gateway.openai.body import AskUsage, is_multipart
-from penstock.gateway.openai.routes import route
 from penstock.gateway.openai.splice import Body, remove_field, set_field
+from penstock.gateway.proxy import mending
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.disagg.base import Division
 from penstock.gateway.proxy.disagg.concurrent import Meeting
 from penstock.gateway.proxy.disagg.sequential import TwoPhase
-from penstock.gateway.proxy.foreign import is_suspect
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.heartbeat import READ_TIMEOUT_HEADER, heartbeat_event
+from penstock.gateway.proxy.mending import NOTHING_ADDED, PRIORITY, PRIORITY_ADDED, USAGE, USAGE_ADDED
 from penstock.gateway.proxy.relay import KEY_REFUSED, WHOLE_BYTES_MAX, Relay
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink
@@ -43,13 +42,6 @@ OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
 AskInstead = Callable[[Arrival, str], None]  #: of the next model
 OnSent = Callable[["QueuedJourney", str], None]  #: the URL it is sent to
 
-FIELD_REFUSED = frozenset({400, 422})  # statuses of an engine that does not take a field
-#: Fields that we add to a body, and what an engine's error names them by.
-USAGE, PRIORITY = "stream_options", "priority"
-_NAMED_BY = {USAGE: (b"stream_options", b"include_usage"), PRIORITY: (b"priority",)}
-NOTHING_ADDED: frozenset[str] = frozenset()
-USAGE_ADDED, PRIORITY_ADDED = frozenset({USAGE}), frozenset({PRIORITY})
-
 PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps,
 PROGRESS_TOKENS_PACED = 8  # and in these where a limit on the time per output token is held against it
 
@@ -58,36 +50,39 @@ class QueuedJourney(Relay):
     """A request that waits its turn and holds a lease while it is answered."""
 
     __slots__ = (
-        "_added",
         "_arrival",
         "_ask_instead",
         "_asks_usage",
-        "_division",
         "_driver",
         "_has_key",
         "_heartbeats",
         "_inflated",
+        "_is_watched",
         "_lease",
-        "_left_out",
+        "_makes_text",
         "_metrics",
         "_on_end",
         "_on_sent",
         "_progress_at",
         "_queue_s",
-        "_rank",
         "_ranks_itself",
         "_remember",
         "_targets",
         "_trace",
         "_usage",
         "_waiting_since_s",
+        "added",
         "api",
         "attempts",
         "band",
         "caller",
+        "division",
         "endpoint",
         "first_s",
+        "is_unfit",
+        "left_out",
         "limit",
+        "rank",
         "request",
         "request_id",
         "started_s",
@@ -126,16 +121,19 @@ class QueuedJourney(Relay):
         self._arrival = None if arrival.fallback is None else arrival
         self._ask_instead = ask_instead
         self._asks_usage = asks_usage  # None: the caller asks for it, or nobody does
-        self._added: frozenset[str] = NOTHING_ADDED  # fields of ours in what was sent last
-        self._left_out: frozenset[str] = NOTHING_ADDED  # those that may be why an engine refused this request
+        self.added: frozenset[str] = NOTHING_ADDED  #: fields of ours in the body sent last
+        self.left_out: frozenset[str] = NOTHING_ADDED  #: of these, left out because an engine may have refused them
+        self.is_unfit = False  #: the engine refused the request for what it is, and another may take it
+        self._makes_text = not route.pooled
         self._ranks_itself = arrival.peek.priority is not None  # its body has a `priority`, which is for our own queue
-        # None: its answer will be no stream of events.
+        # None: its answer will not be a stream of events.
         self._heartbeats = means.heartbeats if request.streamed and route.events else None
+        self._is_watched = False  # by these
         self._progress_at = 1 + PROGRESS_TOKENS_PACED
         self.attempts = 0  #: how often it was dispatched
-        self._rank: int | None = None  # among those that wait at the engines
+        self.rank: int | None = None  # among those that wait at the engines
         self._lease: int | None = None
-        self._division: Division | None = None  # where its prompt is computed apart from its answer
+        self.division: Division | None = None  # where its prompt is computed apart from its answer
         self.endpoint = ""  #: where it was sent last
         self._queue_s = 0.0  # in finished visits to the queue
         self._waiting_since_s: float | None = self.started_s
@@ -151,11 +149,24 @@ class QueuedJourney(Relay):
         driver = self._driver
         self.exchange.on_disconnect = self._client_gone
         driver.join(self.request.id, self)
-        if self._heartbeats is not None:
-            read_timeout = self.exchange.header(READ_TIMEOUT_HEADER)
-            self._heartbeats.watch(self.request.id, self, read_timeout)
+        read_timeout = None if self._heartbeats is None else self.exchange.header(READ_TIMEOUT_HEADER)
+        if read_timeout is not None:
+            self._watch(read_timeout)  # until its answer begins, in the queue or not
         self._metrics.arrived(self.request.model)
         driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
+        if self._lease is None:
+            self._watch(None)
+
+    def _watch(self, read_timeout: bytes | None) -> None:
+        """Have heartbeats sent to a client that waits for a stream."""
+        if self._heartbeats is not None and not self._is_watched:
+            self._is_watched = True
+            self._heartbeats.watch(self.request.id, self, read_timeout, self.started_s)
+
+    def _unwatch(self) -> None:
+        if self._heartbeats is not None and self._is_watched:
+            self._is_watched = False
+            self._heartbeats.leave(self.request.id)
 
     # --- from the scheduler ---------------------------------------------------------------------------------
 
@@ -166,20 +177,20 @@ class QueuedJourney(Relay):
         self.endpoint = action.endpoint
         self._queue_s = action.queue_s
         self._waiting_since_s = None
-        self._rank, self._left_out = action.rank, NOTHING_ADDED
+        self.rank, self.left_out, self.is_unfit = action.rank, NOTHING_ADDED, False
         self._metrics.dispatched(self, action)
         target = self._targets[action.endpoint]
         if action.decode is None:
-            self._division = None
+            self.division = None
             self.ask(target, action.endpoint, action.rank, self.body, counts=True)
         else:
             form = TwoPhase if target.meeting_place is None else Meeting
-            self._division = division = form(self, action)
+            self.division = division = form(self, action)
             division.begin(self._targets)
 
     def decoding(self, action: Decode, /) -> None:
         """Ask the endpoint that `action` names for the answer, if it does not have the request already."""
-        division = self._division
+        division = self.division
         assert division is not None
         self._lease = action.lease
         self.endpoint = action.endpoint
@@ -201,7 +212,7 @@ class QueuedJourney(Relay):
         `rank`: among those that wait at the engines; None: it is not told. `counts`: the stream's usage may be asked
         for.
         """
-        left_out = self._left_out
+        left_out = self.left_out
         if target.refuses:
             left_out |= target.refused(self._driver.now())
         if rank is not None:
@@ -232,7 +243,7 @@ class QueuedJourney(Relay):
             added |= PRIORITY_ADDED
         elif self._ranks_itself:
             body = remove_field(body, PRIORITY)
-        self._added = added
+        self.added = added
         return self.send(target, headers, body, sink)
 
     def requeued(self, action: Requeue, /) -> None:
@@ -242,6 +253,7 @@ class QueuedJourney(Relay):
             self.hang_up()
             self.no_answer()
         self._waiting_since_s = self._driver.now()
+        self._watch(None)
         self._metrics.retried(self.caller, self.endpoint, action.cause)
         if self._trace is not None:
             self._trace.requeued(action.cause)
@@ -249,7 +261,7 @@ class QueuedJourney(Relay):
     def ended(self, action: Reject | Evict | Fail, /) -> None:
         """Tell the client how its request ended without an answer, as `action` says; or ask another model instead."""
         arrival, self._arrival = self._arrival, None
-        if self._is_unfit and isinstance(action, Fail) and self.engine_error([]):
+        if self.is_unfit and isinstance(action, Fail) and self.engine_error([]):
             self._leave(Outcome.COMPLETED, None)  # nobody else takes it: the engine's refusal is the answer
             return
         if arrival is not None and arrival.fallback is not None and not self._committed:
@@ -283,8 +295,8 @@ class QueuedJourney(Relay):
         """Leave the client to the journey that goes on with another model: it hears nothing of this one's end."""
         self._driver.leave(self.request.id)
         self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
-        if self._heartbeats is not None:
-            self._heartbeats.leave(self.request.id)
+        self._unwatch()
+        self._heartbeats = None
         if self._trace is not None:
             self._trace.ended(action.outcome, action.reason, band=self.band, status=0, usage=None)
 
@@ -310,8 +322,8 @@ class QueuedJourney(Relay):
             headers.append((b"x-penstock-endpoint", self.endpoint.encode()))
         if self.attempts > 1:
             headers.append((b"x-penstock-attempts", b"%d" % self.attempts))
-        if self._division is not None:
-            headers.append((b"x-penstock-prefill", self._division.prefill.encode()))
+        if self.division is not None:
+            headers.append((b"x-penstock-prefill", self.division.prefill.encode()))
         if self.request.instead_of:
             headers.append((b"x-penstock-model", self.model.encode()))
         headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
@@ -325,11 +337,10 @@ class QueuedJourney(Relay):
 
     def first_byte(self) -> None:
         self._arrival = None
-        if self._heartbeats is not None:
-            self._heartbeats.leave(self.request.id)
-        if self._division is not None:
+        self._unwatch()
+        if self.division is not None:
             assert self._head is not None
-            if not self._division.answers(self._head[0]):
+            if not self.division.answers(self._head[0]):
                 return
         now = self.first_s = self._driver.now()
         if self._trace is not None:
@@ -353,8 +364,8 @@ class QueuedJourney(Relay):
 
     def hang_up(self) -> None:
         super().hang_up()
-        if self._division is not None:
-            self._division.hang_up()
+        if self.division is not None:
+            self.division.hang_up()
 
     def _remember_it(self) -> None:
         """Note where the answer is made, as soon as it tells its name: it may be asked for before it ends."""
@@ -370,57 +381,30 @@ class QueuedJourney(Relay):
             now = self._driver.now()
             self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
 
-    def may_refuse_ours(self, status: int) -> bool:
-        return status in FIELD_REFUSED and bool(self._added) and not self._left_out and self._division is None
+    def may_mend(self, status: int) -> bool:
+        return mending.may_mend(self, status)
 
-    def may_be_unfit(self, status: int) -> bool:
-        others = len(self._targets) > 1 and self.request.pinned is None and self._division is None
-        return others and status in unfit.STATUSES
+    def mended(self, status: int, body: bytearray) -> bool:
+        return mending.mended(self, status, body)
 
-    def unfit(self, status: int, body: bytearray) -> Failure | None:
-        held = self.request.contents
-        has_media = held is not None and held.pictures + held.sounds + held.videos > 0
-        return unfit.refuses(status, body, has_media=has_media)
+    @property
+    def target(self) -> Target:
+        """The engine that was asked last."""
+        assert self._target is not None
+        return self._target
 
-    def asks_without_ours(self, body: bytearray) -> bool:
-        target = self._target
-        assert target is not None
-        named = frozenset([field for field in self._added if any(word in body for word in _NAMED_BY[field])])
-        fields = named or self._added - target.takes
-        if not fields:
-            return False
-        logger.debug(
-            "%s: %s refuses it, maybe because of %s", self.request.id, self.endpoint, ", ".join(sorted(fields))
-        )
-        self._left_out = fields  # once for each time that it is dispatched
-        self.ask(target, self.endpoint, self._rank, self.body, counts=True)
-        return True
-
-    def _note_fields(self) -> None:
-        """The engine answers well: it takes the fields of ours that it got, and not those that were left out."""
-        target = self._target
-        assert target is not None
-        if not target.takes.issuperset(self._added):
-            target.takes |= self._added
-        if self._left_out and self._left_out.isdisjoint(target.refuses):
-            target.refuses_fields(self._left_out, self._driver.now())
-            logger.warning(
-                "endpoint %s refuses %s, which this gateway adds to requests: it is left out there",
-                *(self.endpoint, " and ".join(f"`{field}`" for field in sorted(self._left_out))),
-            )
+    @property
+    def has_others(self) -> bool:
+        """Whether there are other endpoints."""
+        return len(self._targets) > 1
 
     def suspects(self, status: int) -> bool:
-        target = self._target
-        if self._division is not None or target is None:
+        scheduler, target = self._driver.scheduler, self._target
+        if self.division is not None or target is None:
             return False
-        if status in KEY_REFUSED and self._driver.scheduler.refuses_key(self.endpoint):
+        if status in KEY_REFUSED and scheduler.refuses_key(self.endpoint):
             return False
-        stranger = self.stranger()
-        if not is_suspect(status, proven=not stranger):
-            return False
-        # An engine may lack a path that it never served; one that is nobody we know and never served any is a stranger.
-        unknown = target.engine is OPENAI and not target.served
-        return stranger or unknown or self.exchange.target_path in target.served
+        return mending.is_suspect(target, self.exchange.target_path, status, proven=scheduler.proven(self.endpoint))
 
     def callers_key(self, target: Target) -> bool:
         return target.takes_callers_key(self.exchange.headers, has_key=self._has_key)
@@ -430,7 +414,7 @@ class QueuedJourney(Relay):
 
     def hides_usage(self) -> bool:
         """True if the usage was asked for by us, so that the client is not to see it."""
-        return USAGE in self._added and not self._packed
+        return USAGE in self.added and not self._opaque
 
     def succeeded(self, status: int) -> None:
         """Settle a complete answer, by the usage that it tells."""
@@ -439,15 +423,15 @@ class QueuedJourney(Relay):
             usage = self._own_usage()
         if usage is None:
             self._tell_tokens()
-        if self._division is not None:
-            self._division.hang_up()
-            usage = self._division.whole(usage)
+        if self.division is not None:
+            self.division.hang_up()
+            usage = self.division.whole(usage)
         self._usage = usage
         self._remember_it()
         if status < 300 and self._target is not None:
             self._target.answered(self.exchange.target_path)
-            if self._added or self._left_out:
-                self._note_fields()
+            if self.left_out or not self.added <= self._target.takes:
+                mending.note_fields(self, self._target, self._driver.now())
         self._leave(Outcome.COMPLETED, None)
         self._metrics.used(self, usage, self._answer.tokens)
         now = self._driver.now()
@@ -456,7 +440,7 @@ class QueuedJourney(Relay):
     def failed(self, failure: Failure, detail: str) -> None:
         """Tell the scheduler that the endpoint failed, or for a divided request the one that let it down."""
         logger.debug("%s at %s: %s, %s", self.request.id, self.endpoint, failure, detail)
-        by = None if self._division is None else self._division.let_down()
+        by = None if self.division is None else self.division.let_down()
         if by is not None:
             self.endpoint = by
         target = self._targets.get(self.endpoint)
@@ -479,13 +463,9 @@ class QueuedJourney(Relay):
         usage, made = own_usage(self._head[1], self._answer.tail, streamed=self._sse or self._lines)
         if made is not None:
             self._answer.tokens = made
-        elif usage is None and not (self._sse or self._lines) and self._makes_text():
+        elif usage is None and not (self._sse or self._lines) and self._makes_text:
             self._answer.tokens = self._answer.estimated_tokens()
         return usage
-
-    def _makes_text(self) -> bool:
-        made = route(self.exchange.target_path)
-        return made is not None and not made.pooled
 
     def _tell_tokens(self) -> None:
         """Tell the scheduler how far an answer without usage came: it is charged for as much as the account says."""
@@ -556,8 +536,8 @@ class QueuedJourney(Relay):
     def _detach(self, outcome: Outcome, reason: Reason | None) -> None:
         """The client has what it gets; whoever watches is told so."""
         self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
-        if self._heartbeats is not None:
-            self._heartbeats.leave(self.request.id)
+        self._unwatch()
+        self._heartbeats = None
         self._metrics.ended(self, outcome, reason)
         if self._trace is not None:
             status, usage = self.exchange.status, self._usage

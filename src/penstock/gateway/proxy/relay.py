@@ -1,17 +1,12 @@
 """An engine's answer on its way to a client: headers, bytes, and what becomes of them when something breaks.
 
-A relay is the sink of its engine call. It holds an engine's head back until the first token of a stream, or the first
+A relay is the sink of its engine call. It holds the engine's head back until the first token of a stream or the first
 byte of another answer: until then nothing was promised to the client, and a failure can be retried. After that the
-bytes pass as they come. Comments before the first token pass at once, and the head with them: then a retry can only be
-a stream again. Who decides where the answer comes from, and what its end means, is the journey's matter (`journey.py`).
-
-A packed stream (gzip, deflate) is unpacked and passes unpacked, because events are added to it and taken out. Any other
-packed answer passes as it comes, and a copy is unpacked to read its usage.
+bytes pass as they come. Comments before the first token pass at once, with the head: then a retry can only be a stream
+again. Where the answer comes from and what its end means is decided by the journey (`journey.py`).
 """
 
 from __future__ import annotations
-
-import logging
 
 from penstock import clock
 from penstock.core.values.catalogue import Failure, Reason
@@ -20,17 +15,16 @@ from penstock.engines.base import Engine
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.answers.opening import Opening
+from penstock.gateway.openai.answers.packed import Packed, packed
 from penstock.gateway.openai.answers.stream_end import aborted, ends_itself, of_caller, tells_error, whole_error
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
-from penstock.gateway.proxy.foreign import is_api_error, is_page
 from penstock.gateway.proxy.headers import response_headers, retry_after_s
+from penstock.gateway.proxy.mending import is_api_error
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
-from penstock.http.inflate import BadPacking, Inflater, InflatesTooFar, UnknownPacking, coding_of
+from penstock.http.inflate import BadPacking, InflatesTooFar
 from penstock.http.server.server import Exchange
-
-logger = logging.getLogger(__name__)
 
 KEY_REFUSED = frozenset({401, 403})
 ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
@@ -67,14 +61,12 @@ class Relay:
         "_beating",
         "_call",
         "_committed",
-        "_copied",
         "_error_body",
         "_head",
-        "_inflater",
-        "_is_unfit",
         "_json",
         "_length",
         "_lines",
+        "_opaque",
         "_opening",
         "_packed",
         "_refuses_key",
@@ -101,16 +93,14 @@ class Relay:
         self._committed = False
         # Status 200 went out before there was an answer, maybe while another model was asked: only a stream can follow.
         self._beating = exchange.status != 0
-        self._packed = False  # in a coding that is not unpacked here: nothing can be read of it, or taken out
-        self._inflater: Inflater | None = None  # unpacks a stream
-        self._copied: Inflater | None = None  # unpacks a copy of another answer
+        self._packed: Packed | None = None
+        self._opaque = False  # packed in a coding unknown here: nothing can be read of it, added or taken out
         self._json = False  # it is one JSON text, its head says
         self._opening: Opening | None = None  # the beginning of a stream, until its first token
         self._sse = False  # it is a stream of events
         self._lines = False  # it is a stream of JSON lines
         self._refuses_key = False  # the engine refused the credential it got, and that was not the caller's
-        self._is_unfit = False  # the engine refused the request for what it is, and another may take it
-        self._suspect = False  # the answer may be none of an engine: it is held back until that is clear
+        self._suspect = False  # the answer may not be an engine's: it is held back until that is clear
         self._asked_load = False
         self._target: Target | None = None
         self._answer = _NO_ANSWER
@@ -132,26 +122,16 @@ class Relay:
         """Note that more of the body was passed on."""
 
     def suspects(self, status: int) -> bool:  # noqa: ARG002
-        """Whether an answer of this status may be none of an engine."""
+        """Whether an answer of this status, 300 or more, may not be an engine's."""
         return False
 
-    def may_refuse_ours(self, status: int) -> bool:  # noqa: ARG002
-        """Whether an answer of this status may refuse a field that Penstock added to the body."""
+    def may_mend(self, status: int) -> bool:  # noqa: ARG002
+        """Whether a refusal of this status may be mended: sent again in another form, or elsewhere."""
         return False
 
-    def asks_without_ours(self, body: bytearray) -> bool:  # noqa: ARG002
-        """Ask the same engine again, without the fields of ours that its refusal is about. Returns False if it is about
-        none of them.
-        """
+    def mended(self, status: int, body: bytearray) -> bool:  # noqa: ARG002
+        """Mend a refusal, if possible. Returns True if it goes no further."""
         return False
-
-    def may_be_unfit(self, status: int) -> bool:  # noqa: ARG002
-        """Whether an answer of this status may say that the request does not fit there, and may fit elsewhere."""
-        return False
-
-    def unfit(self, status: int, body: bytearray) -> Failure | None:  # noqa: ARG002
-        """Returns why the request does not fit there, as a refusal says; None if it says nothing of that."""
-        return None
 
     def callers_key(self, target: Target) -> bool:
         """Whether a credential that `target` refuses is the caller's own."""
@@ -179,9 +159,9 @@ class Relay:
         """Ask an engine. Returns the call. The answer goes to the client, unless `sink` is to have it."""
         self._head = self._error_body = self._whole = None
         self._length = None
-        self._packed = self._sse = self._lines = self._json = False
-        self._suspect = self._refuses_key = self._is_unfit = False
-        self._inflater = self._copied = self._opening = None
+        self._opaque = self._sse = self._lines = self._json = False
+        self._suspect = self._refuses_key = False
+        self._packed = self._opening = None
         self._target = target
         self._call = call = target.upstream.send(
             self.exchange.method,
@@ -196,16 +176,6 @@ class Relay:
 
     def on_response(self, status: int, headers: Headers, /) -> None:
         self._head = (status, headers)
-        self._suspect = self.suspects(status)
-        if status in KEY_REFUSED:
-            self._refuses_key = self._blames_key(status)
-        if (
-            self._is_failure(status)
-            or self._suspect
-            or self._refuses_key
-            or (status >= 400 and self._may_be_mended(status))
-        ):
-            self._error_body = bytearray()
         coding = b""
         for name, value in headers:
             lower = name.lower()
@@ -216,44 +186,51 @@ class Relay:
                 self._sse = kind == b"text/event-stream"
                 self._lines = kind in _LINES
                 self._json = kind == b"application/json"
-                if is_page(status, value):
+                if status < 300 and kind == b"text/html":  # a web page, which no engine makes
                     self._suspect, self._error_body = True, bytearray()
             elif lower == b"content-encoding":
                 coding = value
             elif lower == orca.HEADER:
                 self._heard_load(headers, value)
+        if status >= 300:
+            self._suspect = self.suspects(status)
+            self._refuses_key = status in KEY_REFUSED and self._blames_key(status)
+            mends = status >= 400 and self.may_mend(status)
+            if self._is_failure(status) or self._suspect or self._refuses_key or mends:
+                self._error_body = bytearray()
         if coding:
             self._is_packed(coding)
         if self._sse or self._lines:
             self._length = None  # events may be added, or taken out
-        if self._beating and (status >= 300 or not self._sse or self._packed):
-            self._error_body = bytearray()  # it can't follow what went out: it is told as an event
+        if self._beating and (status >= 300 or not self._sse or self._opaque):
+            self._error_body = bytearray()  # it can't follow what went out: it is sent as an event
 
     def on_data(self, data: bytes, /) -> bool:
         """Take the next bytes. Returns True if they show no progress: comments, or announcements of an answer."""
-        if self._inflater is not None:
-            data = self._unpack(self._inflater, data)
+        packed = self._packed
+        if packed is not None and not packed.passes:
+            data = self._unpack(packed, data)
             if not data:
                 return True
         target = self._target
         assert target is not None
         if self._committed:
             answer = self._answer
-            if self._copied is None:
+            if packed is None or not packed.passes:
                 self.exchange.write(answer.take(data))
             else:
-                self._read_copy(self._copied, data)
+                answer.take(packed.read(data))
                 self.exchange.write(data)
             if answer.idle:
                 return True
             target.moved = True
             self.progressed()
             return False
-        if not (self._sse or self._lines or self._packed):
+        if not (self._sse or self._lines or self._opaque):
             self._may_be_events(data)
         if self._error_body is not None:
             self._keep_error(self._error_body, data)
-        elif (self._sse or self._lines) and not self._packed:
+        elif (self._sse or self._lines) and not self._opaque:
             return self._open(data)
         elif self._is_held():
             self._collect(data)
@@ -265,37 +242,25 @@ class Relay:
         target.moved = True
         return False
 
-    def _is_packed(self, header: bytes) -> None:
-        """Unpack the answer, or a copy of it, as its `content-encoding` says."""
-        try:
-            coding = coding_of(header)
-        except UnknownPacking:
-            self._packed = True
+    def _is_packed(self, content_encoding: bytes) -> None:
+        found = packed(content_encoding, streams=self._sse or self._lines or self.asks_stream())
+        if found is None:
             return
-        if coding and (self._sse or self._lines or self.asks_stream()):
+        self._packed, self._opaque = found, found.opaque
+        if not found.passes:
             assert self._head is not None
             status, headers = self._head
             self._head = (status, [line for line in headers if line[0].lower() != b"content-encoding"])
             self._length = None
-            self._inflater = Inflater(coding)
-        elif coding:
-            self._copied = Inflater(coding)
 
-    def _unpack(self, inflater: Inflater, data: bytes) -> bytes:
+    def _unpack(self, packed: Packed, data: bytes) -> bytes:
         """Returns what a piece of a stream unpacks to: nothing if there is nothing yet, or the stream has failed."""
         try:
-            return inflater.take(data)
+            return packed.unpack(data)
         except (BadPacking, InflatesTooFar) as problem:
             self.hang_up()
             self.on_error(UpstreamError(UpstreamErrorKind.PROTOCOL, str(problem)))
             return b""
-
-    def _read_copy(self, inflater: Inflater, data: bytes) -> None:
-        """Read a piece that passes packed."""
-        try:
-            self._answer.take(inflater.take(data))
-        except (BadPacking, InflatesTooFar) as problem:
-            logger.debug("an answer of %s is not read: %s", self.model, problem)
 
     def _may_be_events(self, data: bytes) -> None:
         """Look at the first bytes of what was asked for as a stream: is it one, whatever its head says?"""
@@ -374,20 +339,15 @@ class Relay:
             self._error_body = bytearray()
         else:
             self.first_byte()
-            self._commit(data)
+            self._commit(data, plain)
 
     def _plain(self, data: bytes) -> bytes:
         """Returns a whole answer as it is to be read: unpacked; nothing if that can't be done."""
-        if self._copied is None:
-            return b"" if self._packed else data
-        try:
-            return self._copied.again().take(data)
-        except (BadPacking, InflatesTooFar):
-            return b""
+        return data if self._packed is None else self._packed.whole(data)
 
     def on_end(self) -> None:
         assert self._head is not None
-        if self._inflater is not None and self._inflater.breaks_off:
+        if self._packed is not None and self._packed.breaks_off:
             self.on_error(UpstreamError(UpstreamErrorKind.BROKEN, "a packed stream that breaks off"))
             return
         status = self._head[0]
@@ -428,7 +388,7 @@ class Relay:
         begun = None if self._opening is None else self._opening.end()
         if begun is not None:
             self.first_byte()
-        elif status == 200 and (self._sse or self._lines) and not self._packed:
+        elif status == 200 and (self._sse or self._lines) and not self._opaque:
             self.no_answer()
             self.failed(Failure.SERVER_ERROR, "a stream that ended before its first token")
             return False
@@ -450,20 +410,6 @@ class Relay:
     def _is_failure(self, status: int) -> bool:
         """Whether another endpoint may do better. 501 is what an engine does not do at all: its own answer."""
         return status == 429 or (status >= 500 and status != 501) or status in self._engine().failures
-
-    def _may_be_mended(self, status: int) -> bool:
-        """Whether a refusal of this status may be about a field of ours, or the request may fit elsewhere."""
-        return self.may_refuse_ours(status) or self.may_be_unfit(status)
-
-    def _mended(self, status: int, body: bytearray) -> bool:
-        """Whether a refusal goes no further as it is: the request is sent again, or asked for elsewhere."""
-        if self.may_refuse_ours(status) and self.asks_without_ours(body):
-            return True
-        if self.may_be_unfit(status) and (unfit := self.unfit(status, body)) is not None:
-            self._is_unfit = True
-            self.failed(unfit, f"status {status}")
-            return True
-        return False
 
     def _blames_key(self, status: int) -> bool:
         """Whether the engine refuses the gateway's key.
@@ -505,17 +451,20 @@ class Relay:
 
     # --- the client's side ----------------------------------------------------------------------------------
 
-    def _commit(self, data: bytes) -> None:
-        """Pass the head on, and with it the first bytes: from here on nothing can be taken back."""
+    def _commit(self, data: bytes, plain: bytes | None = None) -> None:
+        """Pass on the head and the first bytes: from here on nothing can be retried.
+
+        `plain`: those bytes unpacked, if that was done before.
+        """
         assert self._head is not None
         status, headers = self._head
         self._committed = True
         self.body = b""  # it is sent nowhere else
         self.exchange.let_go()
-        streamed = (self._sse or self._lines) and not self._packed
+        streamed = (self._sse or self._lines) and not self._opaque
         self._answer = AnswerReader(streamed=streamed, hides_usage=self.hides_usage(), lines=self._lines)
-        if self._copied is not None:
-            self._read_copy(self._copied, data)
+        if self._packed is not None and self._packed.passes:
+            self._answer.take(self._packed.read(data) if plain is None else plain)
         elif data:
             data = self._answer.take(data)
         if self._beating:
@@ -607,7 +556,7 @@ class Relay:
 
     def _ended_in_error(self, status: int, body: bytearray) -> None:
         """The answer is whole, and it is an error, or cannot follow the head that went out."""
-        if self._mended(status, body):
+        if self.mended(status, body):
             return
         if self._refuses_key:
             self.no_answer()
@@ -626,7 +575,7 @@ class Relay:
         elif self._suspect and not is_api_error(body):
             self.no_answer()
             self.failed(Failure.NOT_AN_ENGINE, f"status {status}, and not as an engine answers")
-        elif (self._sse or self._lines) and not self._packed:
+        elif (self._sse or self._lines) and not self._opaque:
             if not self._lines and not tells_error(body):
                 self._error_body = None  # a bare `[DONE]` is nothing to pass on in the end
             self.failed(Failure.SERVER_ERROR, "a stream that failed at once")
@@ -664,7 +613,7 @@ class Relay:
 
     def _may_insert(self) -> bool:
         """Whether an event of ours can be put into the answer."""
-        return self._beating or ((self._sse or self._lines) and self._length is None and not self._packed)
+        return self._beating or ((self._sse or self._lines) and self._length is None and not self._opaque)
 
     def _broken_event(self, api: errors.Api, reason: Reason) -> bytes:
         apart = (b"\n" if self._lines else b"\n\n") if self._answer.mid_event() else b""  # from half an event

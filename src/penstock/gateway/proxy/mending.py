@@ -1,0 +1,102 @@
+"""What does an engine's refusal mean: is it about a field that Penstock added, can the request be served elsewhere, and
+is it an engine that answers at all (docs/decisions/0066)?
+
+A refusal that may be about a field of ours is followed by the same request without that field, once per dispatch. One
+that says that the request does not fit there (too long, a picture) lets another endpoint try. File servers, login pages
+and ingresses without a route answer too, with a redirect or that there is no such path. Engines do so as well if they
+lack a path; so such an answer speaks against an engine only if it has answered well on this path before, or if nothing
+shows yet that it is one.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.engines.openai import OPENAI
+from penstock.gateway.openai import unfit
+
+if TYPE_CHECKING:
+    from penstock.gateway.proxy.journey import QueuedJourney
+    from penstock.gateway.proxy.target import Target
+
+logger = logging.getLogger(__name__)
+
+FIELD_REFUSED = frozenset({400, 422})  # statuses of an engine that does not take a field
+#: Fields that we add to a body, and what an engine's error names them by.
+USAGE, PRIORITY = "stream_options", "priority"
+_NAMED_BY = {USAGE: (b"stream_options", b"include_usage"), PRIORITY: (b"priority",)}
+NOTHING_ADDED: frozenset[str] = frozenset()
+USAGE_ADDED, PRIORITY_ADDED = frozenset({USAGE}), frozenset({PRIORITY})
+
+_NO_SUCH_PATH = frozenset({301, 302, 303, 307, 308, 404, 405, 410, 501})
+_FORBIDDEN = frozenset({401, 403})  # of buckets; an engine's are about keys
+
+
+def may_mend(journey: QueuedJourney, status: int) -> bool:
+    """Whether a refusal of this status may be about a field of ours, or the request may fit elsewhere."""
+    return _may_refuse_ours(journey, status) or _may_fit_elsewhere(journey, status)
+
+
+def mended(journey: QueuedJourney, status: int, body: bytearray) -> bool:
+    """Send a refused request again without fields of ours, or report that it does not fit there. False: neither."""
+    if _may_refuse_ours(journey, status):
+        target = journey.target
+        named = frozenset([field for field in journey.added if any(word in body for word in _NAMED_BY[field])])
+        fields = named or journey.added - target.takes
+        if fields:
+            shown = ", ".join(sorted(fields))
+            logger.debug("%s: %s refuses it, maybe because of %s", journey.request.id, journey.endpoint, shown)
+            journey.left_out = fields
+            journey.ask(target, journey.endpoint, journey.rank, journey.body, counts=True)
+            return True
+    if _may_fit_elsewhere(journey, status):
+        held = journey.request.contents
+        has_media = held is not None and held.pictures + held.sounds + held.videos > 0
+        if (failure := unfit.refuses(status, body, has_media=has_media)) is not None:
+            journey.is_unfit = True
+            journey.failed(failure, f"status {status}")
+            return True
+    return False
+
+
+def _may_refuse_ours(journey: QueuedJourney, status: int) -> bool:
+    fresh = bool(journey.added) and not journey.left_out
+    return status in FIELD_REFUSED and fresh and journey.division is None
+
+
+def _may_fit_elsewhere(journey: QueuedJourney, status: int) -> bool:
+    if status not in unfit.STATUSES or journey.request.pinned is not None or journey.division is not None:
+        return False
+    return journey.has_others
+
+
+def note_fields(journey: QueuedJourney, target: Target, now: float) -> None:
+    """The engine answers well: it takes the fields of ours that it got, and not those left out."""
+    target.takes |= journey.added
+    if journey.left_out and journey.left_out.isdisjoint(target.refuses):
+        target.refuses_fields(journey.left_out, now)
+        logger.warning(
+            "endpoint %s refuses %s, which this gateway adds to requests: it is left out there",
+            *(journey.endpoint, " and ".join(f"`{field}`" for field in sorted(journey.left_out))),
+        )
+
+
+def is_suspect(target: Target, path: str, status: int, *, proven: bool) -> bool:
+    """Whether an answer of this status may not be an engine's; its body will show. `proven`: the endpoint is one."""
+    if status not in _NO_SUCH_PATH and (proven or status not in _FORBIDDEN):
+        return False
+    # An engine may lack a path that it never served; one of unknown kind that never served any is a stranger.
+    unknown = target.engine is OPENAI and not target.served
+    return not proven or unknown or path in target.served
+
+
+def is_api_error(body: bytes | bytearray) -> bool:
+    """Whether an error's body is that of a known API, and not a web server's own."""
+    try:
+        page = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(page, dict) and (bool(page.get("error")) or page.get("object") == "error")
