@@ -1,7 +1,7 @@
-"""What happens to a request that came: engines' paths begin a journey, others are served by the part that owns them.
+"""Where does a request go: engines' paths begin a journey, others are served by the part that owns them.
 
-The order of checks is that of their cost, so that what is refused is refused cheaply: path and method before the
-body is read, the body (`intake.py`) before the scheduler is asked.
+Checks come in the order of their cost, so refusals are cheap: path, method and key before the body is read, the body
+(`intake.py`) before the scheduler is asked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.http.server.server import Exchange, Header, Refusal, SocketExchang
 
 
 class Part(Protocol):
-    """Serves some paths that are no engine's."""
+    """Serves some of the gateway's own paths."""
 
     def owns(self, path: str, /) -> bool: ...
     def begin(self, exchange: SocketExchange, /) -> int | None: ...
@@ -60,7 +60,7 @@ class App:
     ) -> None:
         self._callers = callers
         self._clients = Clients()
-        self._cors = cors  # None: whoever passes requests on to this one speaks to browsers
+        self._cors = cors  # None: the process that passes requests on speaks to browsers
         self._origins = origins
         self.refusals = refusals = Refusals(driver, metrics)
         self._targets = endpoints.targets
@@ -77,17 +77,17 @@ class App:
         stored = StoredAnswers(means, callers=callers, responses=affinities.responses, refusals=refusals)
         self._parts: list[Part] = [stored]
         self._guarded: list[Part] = []
-        self._elsewhere = elsewhere  # paths with an address of their own, which are not even refused here
+        self._elsewhere = elsewhere  # paths served at another address only
         self._root_path = ""
 
     def serve(self, part: Part, *, guarded: bool = False) -> None:
-        """Let `part` answer its paths. A `guarded` one looks itself at what asks, and from which page."""
+        """Let `part` answer its paths. A `guarded` one checks the origin itself."""
         self._parts.append(part)
         if guarded:
             self._guarded.append(part)
 
     def follow(self, settings: Settings) -> None:
-        """Serve requests that come from now on by `settings`."""
+        """Serve new requests by `settings`."""
         self._means.attempts_max = settings.retry.max_attempts
         self._intake.follow(settings)
         self._clients.follow(settings)
@@ -98,10 +98,7 @@ class App:
     # --- the server's hooks ---------------------------------------------------------------------------------
 
     def begin(self, exchange: SocketExchange) -> int | None:
-        """Refuse what the head alone tells is not to be served.
-
-        Returns a limit on the body; None: that of all bodies.
-        """
+        """Refuse what the head alone shows not to be served. Returns the body's limit; None: that of all bodies."""
         if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
             exchange.target_path = exchange.target_path[len(self._root_path) :]
         if self._clients.looks:
@@ -132,14 +129,14 @@ class App:
         return None
 
     def _foreign(self, exchange: Exchange) -> str | None:
-        """Why a page of another site, or a name that is not ours, is not served. What shows a key is no page."""
+        """Why a page of another site, or another host name, is not served. A request with a key is not a page's."""
         foreign = self._origins.foreign(exchange)
         if foreign is None or any(part.owns(exchange.target_path) for part in self._guarded):
             return None
         return None if isinstance(self._callers.key(exchange.lookup.get, exchange.repeats), Key) else foreign
 
     def complete(self, exchange: SocketExchange) -> None:
-        """Serve a request whose body is here."""
+        """Serve a request whose body has arrived."""
         found = route(exchange.target_path)
         if found is None:
             part = self._part(exchange.target_path)
@@ -151,11 +148,11 @@ class App:
     def refused(
         self, exchange: SocketExchange | None, refusal: Refusal, detail: str
     ) -> tuple[int, Sequence[Header], bytes]:
-        """Returns the status, headers and body with which the server refuses what is not HTTP as it should be."""
+        """Returns the response to a request that is not valid HTTP."""
         return self.refusals.refused(exchange, refusal, detail)
 
     def submit(self, exchange: Exchange, caller: Caller, journey: type[QueuedJourney]) -> None:
-        """Let a request that was made inside (of a batch) go the way of all others, as `caller`."""
+        """Take a request made inside (of a batch), as `caller`, by the way of all others."""
         found = route(exchange.target_path)
         assert found is not None
         self._intake.submit(exchange, found, caller, journey)
@@ -164,7 +161,7 @@ class App:
         return route(path) is not None or self._part(path) is not None
 
     def _served_bare(self) -> bool:
-        """Whether any engine here may serve OpenAI's paths without `/v1`. Where there is none, nobody knows."""
+        """Whether any engine here may serve OpenAI's paths without `/v1`; true without engines."""
         return not self._targets or any(target.engine.bare_paths for target in self._targets.values())
 
     def _part(self, path: str) -> Part | None:

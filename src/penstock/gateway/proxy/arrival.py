@@ -1,4 +1,4 @@
-"""What is known of a request on its way in, what does its journey need, and where else may it go?"""
+"""A request on its way in, the means of its journey, and its fallback models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Ended = Reject | Evict | Fail
 
-#: That a model can't take a request now, whatever the request is: another model may.
+#: The model can't take any request now: another model may.
 FALLS_BACK = frozenset(
     {
         Reason.MODEL_NOT_FOUND,
@@ -39,30 +39,29 @@ FALLS_BACK = frozenset(
 
 
 class Fallback:
-    """Which model is asked instead, where the one that a caller asked for can't take its request (docs/decisions/0061)?
+    """Which model is asked instead of one that can't take the request (docs/decisions/0061)?
 
-    A counter that is closed, or whose queue is full, sends its customer to the next one that the house names; if none
-    takes the customer, the first one's word stands. Each name is asked once, in order. Where the model that was asked
-    for has no endpoint and no other took the request, it waits there after all.
+    Each name is asked once, in order. If no model takes the request, the first one's refusal is the answer; if the
+    first has no endpoint, the request waits for one after all.
     """
 
     __slots__ = ("_names", "_waits_after_all", "asked", "body", "first", "why")
 
     def __init__(self, asked: str, names: Iterable[str], body: Body) -> None:
-        self.asked = asked  #: the model, as the caller said it
+        self.asked = asked  #: the model, as the caller named it
         self.body = body  #: as the caller sent it
-        self.first: Ended | None = None  #: what became of it at the model that was asked for
-        self.why: Reason | None = None  #: for which it left the last model
+        self.first: Ended | None = None  #: how the request ended at the first model
+        self.why: Reason | None = None  #: of leaving the last model
         self._names = list(names)
         self._waits_after_all = False
 
     @property
     def patient(self) -> bool:
-        """Whether the request may wait for an endpoint that is not there: nothing else is left to try."""
+        """Whether the request may wait for an absent endpoint, because nothing else is left to try."""
         return self._waits_after_all
 
     def takes(self, ended: Ended) -> bool:
-        """True if another model is to be asked, for what became of the request at this one."""
+        """True if another model is asked after the request `ended` at this one."""
         if self.first is None:
             self.first = ended
         if ended.reason not in FALLS_BACK or self._waits_after_all:
@@ -74,18 +73,18 @@ class Fallback:
         return bool(self._names)
 
     def next(self) -> str:
-        """Returns the name of the model that is asked next."""
+        """Returns the next model's name."""
         return self._names.pop(0)
 
     def answer(self, ended: Ended) -> Ended:
-        """Returns what the caller is told, where no other model is asked: what the first one said, if none can."""
+        """Returns the end to report, the first model's if no other could take the request."""
         if self._waits_after_all or self.first is None or ended.reason not in FALLS_BACK:
             return ended
         return self.first
 
 
 class Arrival:
-    """One request on its way in. Each verb of `intake.py` adds what it finds out."""
+    """One request on its way in. Each step of `intake.py` adds what it finds out."""
 
     __slots__ = (
         "body",
@@ -119,14 +118,14 @@ class Arrival:
         self.exchange = exchange
         self.route = route
         self.request_id = request_id
-        self.inflated = inflated  # its body came packed, and is not any more
+        self.inflated = inflated  # its body was packed, and has been unpacked
         self.caller = caller  # None: not identified yet
         self.body: Body = b""  # as an engine gets it
-        self.named = ""  # the model, as the caller says it
+        self.named = ""  # the model, as the caller named it
         self.profile: Profile = PLAIN  # of that name
         self.model = ""  # as endpoints list it
         self.pinned: str | None = None  # the endpoint that it names
-        self.fallback: Fallback | None = None  # where other models may be asked
+        self.fallback: Fallback | None = None  # if other models may be asked
 
 
 class Means:

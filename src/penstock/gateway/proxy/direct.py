@@ -1,4 +1,4 @@
-"""The journey of a request that costs an engine next to nothing (tokenizing): sent at once, without queue or lease."""
+"""The journey of a request that costs an engine next to nothing (tokenizing): no queue, no lease."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.http.client.pool import Headers
 
 
 class DirectJourney(Relay):
-    """A request that is sent at once to whoever is the least loaded."""
+    """A request sent at once to the least loaded endpoint."""
 
     __slots__ = (
         "_attempts",
@@ -47,7 +47,7 @@ class DirectJourney(Relay):
         self._without: list[str] = []  # endpoints that do not have the model, or refuse our key
 
     def begin(self) -> None:
-        """Send it to the endpoint it names, else to the least loaded one."""
+        """Send it to the endpoint it names, or to the least loaded one."""
         scheduler = self._driver.scheduler
         endpoint = self.pinned
         if endpoint is None:
@@ -63,7 +63,7 @@ class DirectJourney(Relay):
         self.send_to(endpoint, target)
 
     def send_to(self, endpoint: str, target: Target) -> None:
-        """Send the request to `endpoint`, which waits in no queue."""
+        """Send the request to `endpoint`."""
         self._endpoint = endpoint
         self.exchange.on_disconnect = self._client_gone
         headers = request_headers(
@@ -88,7 +88,7 @@ class DirectJourney(Relay):
         self._metrics.passed(self.model, self._caller, self._endpoint, Outcome.COMPLETED, None)
 
     def _sends_again(self, failure: Failure) -> bool:
-        """Send the request once more if a stale connection lost it and it may have another attempt."""
+        """Retry if a stale connection lost the request, within its attempts."""
         if failure is not Failure.STALE or self._attempts >= self._attempts_max:
             return False
         self._attempts += 1

@@ -1,8 +1,7 @@
-"""Who carries out what the scheduler decides: the one owner of it, of the clock and of one timer.
+"""The driver owns the scheduler, the clock and one timer, and carries out what the scheduler decides.
 
-Facts go in through the methods here, each with the time; the actions that come back are carried out at once, one
-after another. A carried-out action may bring the next fact (a journey that ends at its dispatch): its actions join
-the end of the line, so the scheduler is never entered from within itself.
+The actions that a fact leads to are carried out at once, in order. An action may bring the next fact (a journey that
+ends at its dispatch): its actions join the end of the line, so the scheduler is never entered from within itself.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Journey(Protocol):
 
 
 class Decides(Protocol):
-    """What journeys need of a scheduler: to tell it facts and ask a few questions. `share.edge.Edge` is one, too."""
+    """What journeys need of a scheduler: facts and a few questions. `share.edge.Edge` is one, too."""
 
     @property
     def paced(self) -> bool: ...
@@ -72,15 +71,15 @@ S_co = TypeVar("S_co", bound=Decides, default=Scheduler, covariant=True)
 
 
 class Driver(Generic[S_co]):
-    """Runs a scheduler on an event loop. Where it is not said, it is the scheduler itself that runs."""
+    """Runs a scheduler, or an edge of one, on an event loop."""
 
     def __init__(self, scheduler: S_co, *, now: Callable[[], float] = clock.now) -> None:
         self.scheduler = scheduler
         self.now = now
         self.draining = False
-        self.wakes: set[Callable[[], None]] = set()  #: called when gauges begin to be worth reading often
+        self.wakes: set[Callable[[], None]] = set()  #: called when gauges become worth reading often
         self._watched = False
-        self.took_movement: Callable[[], list[str]] = list  #: endpoints whose answers came further since last asked
+        self.took_movement: Callable[[], list[str]] = list  #: endpoints whose answers made progress since the last call
         self._loop = asyncio.get_running_loop()
         self._journeys: dict[str, Journey] = {}
         self._line: deque[Action] = deque()
@@ -91,12 +90,12 @@ class Driver(Generic[S_co]):
         self._idle.set()
 
     def join(self, request_id: str, journey: Journey) -> None:
-        """Tell `journey` what is decided about its request, until it leaves."""
+        """Pass decisions about a request to `journey`, until it leaves."""
         self._journeys[request_id] = journey
         self._idle.clear()
 
     def leave(self, request_id: str) -> None:
-        """Forget the journey of a request that is over."""
+        """Forget the journey of a request that has ended."""
         del self._journeys[request_id]
         if not self._journeys:
             self._idle.set()
@@ -136,7 +135,7 @@ class Driver(Generic[S_co]):
         self._arm()
 
     def drain(self, *, queue_s: float, run_s: float) -> None:
-        """Admit nothing more; what waits is served for `queue_s`, and what runs may go on for `run_s`."""
+        """Admit nothing more; serve queued requests for `queue_s`, running ones for `run_s`."""
         self.draining = True
         now = self.now()
         self.tell(self.scheduler.drain(queue_until_s=now + queue_s, stop_at_s=now + run_s, now=now))
@@ -149,7 +148,7 @@ class Driver(Generic[S_co]):
     def _carry_out(self, action: Action) -> None:
         journey = self._journeys.get(action.request_id)
         if journey is None:
-            return  # it ended while this action stood in line
+            return  # it ended while this action was in the line
         if isinstance(action, Dispatch):
             journey.dispatched(action)
         elif isinstance(action, Decode):
@@ -164,7 +163,7 @@ class Driver(Generic[S_co]):
     def _arm(self) -> None:
         deadline = self.scheduler.next_deadline()
         if deadline is None:
-            return  # a timer that is armed may fire for nothing
+            return  # an armed timer may fire for nothing
         if self._timer is not None:
             if self._timer_at <= deadline:
                 return  # it will look again when it fires

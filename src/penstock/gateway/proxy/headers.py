@@ -1,7 +1,7 @@
 """Which headers pass, upstream and back?
 
-All but those of one hop (RFC 9110 7.6.1), with those that a `Connection` header names, and those that are for Penstock
-itself. They keep their order, their case and their bytes.
+All except those of one hop (RFC 9110 7.6.1), those named by a `Connection` header, and Penstock's own. They keep their
+order, case and bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HOP_BY_HOP = frozenset(
 _REQUEST_OWN = HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
 _RESPONSE_OWN = HOP_BY_HOP | {
     b"x-request-id",
-    # Which web pages may read an answer is the gateway's to say (`cors`): engines allow all of them as a rule.
+    # Which web pages may read an answer is decided by the gateway (`cors`): engines usually allow all.
     b"access-control-allow-origin",
     b"access-control-allow-credentials",
     b"access-control-allow-headers",
@@ -53,7 +53,7 @@ def request_headers(
     ranked: bool = False,
     plain: bool = False,
 ) -> Headers:
-    """Returns what goes upstream of a client's headers, with the engine's own credential, if it has one."""
+    """Returns the client's headers for upstream, with the engine's own credential if it has one."""
     kept = _passing(headers, _dropped(api_key is not None or has_key, ranked, inflated, plain))
     kept.append((b"x-request-id", request_id))
     if api_key is not None:
@@ -67,17 +67,17 @@ def has_credential(headers: Headers) -> bool:
 
 
 def response_headers(headers: Headers) -> Headers:
-    """Returns what goes back to the client of an engine's headers."""
+    """Returns an engine's headers for the client."""
     return _passing(headers, _RESPONSE_OWN)
 
 
 def retry_after_s(headers: Headers, now: float) -> float:
-    """Returns the seconds of an engine's Retry-After; 0.0 if there is none, or it makes no sense.
+    """Returns the seconds of an engine's Retry-After; 0.0 if it is absent or invalid.
 
-    `now`: the wall clock, for a date in an answer that does not tell its own.
+    `now`: the wall clock, for a date in an answer without a `Date`.
     """
     told = {name.lower(): value for name, value in headers}
-    milliseconds = _seconds(told.get(b"retry-after-ms", b"")) / 1000  # as OpenAI's libraries read it: first
+    milliseconds = _seconds(told.get(b"retry-after-ms", b"")) / 1000  # first, as in OpenAI's libraries
     value = told.get(b"retry-after", b"")
     if milliseconds or not value:
         return milliseconds
@@ -119,6 +119,6 @@ def _passing(headers: Headers, dropped: frozenset[bytes]) -> Headers:
             kept.append(header)
         elif lower == b"connection":
             named.update(token.strip().lower() for token in header[1].split(b","))
-    if named <= dropped:  # as a rule: `keep-alive` or `close`
+    if named <= dropped:  # usually: `keep-alive` or `close`
         return kept
     return [header for header in kept if header[0].lower() not in named]

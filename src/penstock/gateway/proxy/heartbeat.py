@@ -1,12 +1,11 @@
-"""Who waits for a stream shall see that it is not forgotten: when is it told, and what?
+"""Heartbeats tell the client of a queued stream its position.
 
-A waiting stream gets SSE comments with its place and an estimate, after `queue.heartbeat_after`, or earlier where its
-client's own time-out (`x-stainless-read-timeout`) would pass. The first one commits status 200, so from then on a
-refusal is an error event. Once begun they go on until the answer's first byte, requeues included. A client that would
-time out gets them also while an engine works on its answer, before its time-out; `heartbeat_after` is about the queue
-alone. Both hold at once.
+A queued stream gets SSE comments with its position and an estimate after `queue.heartbeat_after`, or earlier if its
+client's own time-out (`x-stainless-read-timeout`) would pass. The first one commits status 200, so a later refusal is
+an error event. They go on until the answer's first byte, requeues included. A client that would time out also gets them
+while an engine works on its answer; `heartbeat_after` is about the queue only.
 
-One timer serves all who wait, at most every `TICK_S`, and asks the scheduler once for the places of all who are due.
+One timer serves all streams, at most every `TICK_S`, and asks the scheduler once for the positions of all that are due.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from penstock.gateway.openai.errors import Api
 from penstock.gateway.proxy.driver import Decides, Driver
 
 TICK_S = 0.1
-TOLD_PER_TICK_MAX = 500  # some milliseconds of work; who is left over is told a tick later
+TOLD_PER_TICK_MAX = 500  # some milliseconds of work; the others follow a tick later
 INTERVAL_S_MIN = 1.0  # unless the client's own time-out is shorter
 INTERVAL_S_MAX = 15.0  # proxies cut a connection that was quiet for 30 or 60 s
-OF_READ_TIMEOUT = 0.5  # so much of it may pass in silence: a heartbeat that is late still comes in time
-ENGINE_S = 60.0  # nearly all first tokens take less: clients that wait for twice as long get heartbeats in no case
+OF_READ_TIMEOUT = 0.5  # this share may pass in silence: a late heartbeat still comes in time
+ENGINE_S = 60.0  # nearly all first tokens take less: clients that wait twice as long get no heartbeats
 READ_TIMEOUT_HEADER = b"x-stainless-read-timeout"
 _SECONDS = re.compile(rb"\d{1,6}(\.\d{1,9})?")
-_PATIENCE_S_MIN = 0.2  # who times out sooner can't be helped
+_PATIENCE_S_MIN = 0.2  # a client that times out sooner can't be helped
 
 
 class Waiter(Protocol):
@@ -47,27 +46,27 @@ class _Pulse:
     def __init__(self, waiter: Waiter, interval_s: float, patience_s: float, now: float) -> None:
         self.waiter = waiter
         self.interval_s = interval_s
-        self.patience_s = patience_s  # how long the client may hear nothing, in the queue or not
+        self.patience_s = patience_s  # how long the client may get nothing, queued or not
         self.due_s = now + patience_s  # when that is over
-        self.asked = False  # its place was asked for, and is told in a moment
+        self.asked = False  # its position was asked for, and follows
 
 
 class Heartbeats:
-    """Tells those who wait, all of them by one timer."""
+    """Sends heartbeats to all streams that wait, by one timer."""
 
     def __init__(self, driver: Driver[Decides], *, asks_ahead_s: float = 0.0) -> None:
         self._driver = driver
-        self._asks_ahead_s = asks_ahead_s  # where places are told elsewhere: how long before they are needed
+        self._asks_ahead_s = asks_ahead_s  # if positions come from elsewhere: how long before they are needed
         self._pulses: dict[str, _Pulse] = {}
         self._timers: Timers[str] = Timers()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
     def follow(self, settings: Settings) -> None:
-        """Tell streams that come from now on as `settings` say."""
+        """Serve new streams by `settings`."""
         queue = settings.queue
-        self._after_s = queue.heartbeat_after  # 0: only clients that would time out are told
-        # A client that waits longer than that by itself needs nothing.
+        self._after_s = queue.heartbeat_after  # 0: only for clients that would time out
+        # A client that waits longer by itself needs none.
         self._wait_s_max = max([ENGINE_S, *[band.max_wait or queue.max_wait for band in settings.bands]])
 
     def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None, since_s: float) -> None:
@@ -83,7 +82,7 @@ class Heartbeats:
         self._arm()
 
     def leave(self, name: str) -> None:
-        """Forget the stream `name`: its answer begins, or it is over."""
+        """Forget the stream `name`: its answer begins, or it has ended."""
         if self._pulses.pop(name, None) is not None:
             self._timers.cancel(name)
             if not self._pulses and self._timer is not None:
@@ -123,7 +122,7 @@ class Heartbeats:
 
 
 def heartbeat_event(api: Api, place: QueuePosition | None) -> bytes:
-    """Returns what is sent: a comment, which every client skips, and for Anthropic's API the event it knows."""
+    """Returns a comment, which every client skips, and for Anthropic's API its `ping` event."""
     if place is None:
         told = b": an engine has it"
     elif place.eta_s is None:
@@ -134,7 +133,7 @@ def heartbeat_event(api: Api, place: QueuePosition | None) -> bytes:
 
 
 def _patience_s(read_timeout: bytes | None) -> float:
-    """How long a client may be left in silence; infinity: as long as it takes."""
+    """How long a client may get nothing; infinity: any time."""
     if read_timeout is None or not _SECONDS.fullmatch(read_timeout.strip()):
         return math.inf
     return max(float(read_timeout) * OF_READ_TIMEOUT, _PATIENCE_S_MIN)

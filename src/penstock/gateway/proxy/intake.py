@@ -1,8 +1,7 @@
-"""From a request that is wholly here to its journey: parse, identify, address, tie, admit.
+"""From a complete request to its journey: parse, identify, address, tie, admit.
 
-Each verb is a method that adds to the `Arrival` what it finds out, or refuses. A large body is parsed in slices of
-the loop's time; all other verbs are short. Requests that were made inside (batches) come with their caller, and go
-the same way.
+Each step is a method that adds to the `Arrival` or refuses it. A large body is parsed in slices of the loop's time; all
+other steps are short. Requests made inside (batches) have their caller already, and go the same way.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Reached(Protocol):
 
 
 class Intake:
-    """Lets requests in on engines' paths."""
+    """Admits requests on engines' paths."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class Intake:
         self._unnamed = Unnamed(means.driver, self._knows_models)
 
     def follow(self, settings: Settings) -> None:
-        """Take requests that come from now on as `settings` say."""
+        """Admit new requests by `settings`."""
         self._levels = settings.fairness.levels
         self._bands = [band.name for band in settings.bands]
         self._asks_usage = settings.accounting.usage == "auto"
@@ -97,10 +96,10 @@ class Intake:
         self._unnamed.follow(settings.queue)
 
     def take(self, exchange: SocketExchange, route: Route) -> None:
-        """Let a request in that came over a connection, once its body is here."""
-        coding, encoding = "", exchange.header(b"content-encoding")
+        """Admit a request of a connection, whose body has arrived."""
+        coding, encoding = "", exchange.lookup.get(b"content-encoding")
         if encoding is not None:
-            if exchange.repeats(b"content-encoding"):  # which is a list of them, whatever it is written as
+            if exchange.repeats(b"content-encoding"):  # several headers are one list
                 encoding = b",".join([value for name, value in exchange.headers if name.lower() == b"content-encoding"])
             try:
                 coding = coding_of(encoding)
@@ -114,7 +113,7 @@ class Intake:
             self._parse(Arrival(exchange, route, self._refusals.request_id(exchange)), exchange.body)
 
     def submit(self, exchange: Exchange, route: Route, caller: Caller, journey: type[QueuedJourney]) -> None:
-        """Let a request in that was made inside, by the way of all others, as `caller`."""
+        """Admit a request made inside, as `caller`."""
         arrival = Arrival(exchange, route, self._refusals.request_id(exchange), caller)
         self._parse(arrival, exchange.body, journey)
 
@@ -142,9 +141,9 @@ class Intake:
     # --- parse ------------------------------------------------------------------------------------------------
 
     def _parse(self, arrival: Arrival, body: bytes, journey: type[QueuedJourney] = QueuedJourney) -> None:
-        """Read what scheduling needs of a body: at once of a small one, of a large one by and by."""
+        """Read what scheduling needs from a body: a small one at once, a large one in slices."""
         exchange, pooled = arrival.exchange, arrival.route.pooled
-        content_type = exchange.header(b"content-type")
+        content_type = exchange.lookup.get(b"content-type")
         form = bodies.is_multipart(content_type)
         if not form:
             body = bodies.unmarked(body)
@@ -173,7 +172,7 @@ class Intake:
         )
 
     def _parsed(self, arrival: Arrival, read: Read, journey: type[QueuedJourney]) -> None:
-        """Go on with a request whose body was read: identify, address, then tie and admit, or send it at once."""
+        """Identify, address, then tie and admit, or send at once, a request whose body was read."""
         if read.peek.model is None:
 
             def go_on(refused_for: Reason | None) -> None:
@@ -210,25 +209,25 @@ class Intake:
             DirectJourney(arrival, self._means).begin()
 
     def _sole_model(self) -> str:
-        """The model that is meant where none is named: the only one there is."""
+        """The model of a request that names none: the only one."""
         names = self._models()
         if len(names) != 1:
             raise BadBody("The request names no `model`, and not exactly one is served.", "model")
         return names[0]
 
     def _models(self) -> list[str]:
-        """The models that are served, without aliases, and without adapters, which have a model as their `parent`."""
+        """The models served, without aliases and adapters (which have a `parent`)."""
         entries = [entry for entry in self._catalog.entries() if not entry.get("parent")]
         return [name for entry in entries if (name := str(entry["id"])) not in self._catalog.aliases]
 
     def _knows_models(self) -> bool:
-        """Whether any model is known, or none is to come: each endpoint has told."""
+        """Whether any model is known, or every endpoint has reported its models."""
         return bool(self._models()) or self._driver.scheduler.knows("", now=self._driver.now()) is not None
 
     # --- identify ---------------------------------------------------------------------------------------------
 
     def _identify(self, arrival: Arrival) -> Caller:
-        """The caller, by the key that was found in the head, and by what the body says. Raises where it is refused."""
+        """The caller, by the key in the head and the body's fields. Raises _Refused."""
         exchange, peek = arrival.exchange, arrival.peek
         key = exchange.note  # `App.begin` has looked
         assert key is None or isinstance(key, Key)
@@ -249,7 +248,7 @@ class Intake:
     # --- address ----------------------------------------------------------------------------------------------
 
     def _address(self, arrival: Arrival) -> None:
-        """Find the model's name at the endpoints, and the endpoint that the request names, if it does."""
+        """Find the model's name at the endpoints."""
         target = self._catalog.aliases.get(arrival.named)
         if target is not None:
             arrival.body = bodies.replace_model(arrival.body, target)
@@ -258,7 +257,7 @@ class Intake:
     # --- fall back --------------------------------------------------------------------------------------------
 
     def _let_fall_back(self, arrival: Arrival) -> None:
-        """Let other models be asked, where the one that is asked for says so and has one that the caller may use."""
+        """Allow the fallback models of the one asked for, as far as the caller may use them."""
         names, caller = arrival.profile.fallback, arrival.caller
         assert caller is not None
         if caller.rights is not None:
@@ -267,7 +266,7 @@ class Intake:
             arrival.fallback = Fallback(arrival.named, names, arrival.body)
 
     def _ask_instead(self, arrival: Arrival, name: str) -> None:
-        """Begin again with another model: the request is the same, but for the name in its body."""
+        """Begin again with another model: the same request, except for the name in its body."""
         fallback = arrival.fallback
         assert fallback is not None
         before = arrival.model
@@ -284,7 +283,7 @@ class Intake:
         self._admit(arrival, QueuedJourney)
 
     def _served(self, route: Route, model: str) -> str:
-        """The name that endpoints list a model by: Ollama takes one without a tag for its latest."""
+        """The name that endpoints list a model by: for Ollama, one without a tag is its latest."""
         if route.api is not Api.OLLAMA or ":" in model:
             return model
         scheduler, now = self._driver.scheduler, self._driver.now()
@@ -296,7 +295,7 @@ class Intake:
     # --- tie and admit ----------------------------------------------------------------------------------------
 
     def _admit(self, arrival: Arrival, journey: type[QueuedJourney]) -> None:
-        """Begin the journey of a request that waits its turn."""
+        """Begin the journey of a request that needs a turn."""
         exchange, caller, body = arrival.exchange, arrival.caller, arrival.body
         assert caller is not None
         search, locator, tracer = None, self._endpoints.locator, self._reporting.tracer
@@ -321,12 +320,12 @@ class Intake:
             locator.begin(request.id, search)
 
     def _tied(self, arrival: Arrival, caller: Caller, locate_s: float) -> Request:
-        """The request as the scheduler knows it, with what ties it to an endpoint."""
+        """The request as the scheduler knows it, with its ties to endpoints."""
         exchange, route, peek = arrival.exchange, arrival.route, arrival.peek
         flow, weights = caller.flow(self._levels, arrival.named, arrival.profile.weight)
         session, prefix, home = self._affinities.ties(exchange, arrival.body, peek, arrival.model)
         if home is not None:
-            arrival.fallback = None  # what it refers to is where that model answered
+            arrival.fallback = None  # the answer it refers to is at that model's endpoint
         fallback = arrival.fallback
         divides = self._driver.scheduler.divides
         return Request(
@@ -358,7 +357,7 @@ class Intake:
         )
 
     def _remembering(self, caller: Caller) -> Callable[[bytes, str], bool]:
-        """What remembers where this caller's answers are made."""
+        """Returns what remembers where this caller's answers are made."""
         owner = caller.tenant if caller.has_key else None
         return lambda head, endpoint: self._affinities.responses.made(head, endpoint, owner)
 
@@ -367,7 +366,7 @@ class Intake:
 
 
 def _keep_to(rights: Rights, arrival: Arrival) -> None:
-    """Hold a request to what its key may do: refuse it, or bound its answers. The scheduler looks at its prompt."""
+    """Refuse a request beyond its key's rights, or bound its answer; the scheduler checks its prompt."""
     if not rights.allows(arrival.named) and not (
         arrival.model == f"{arrival.named}:latest" and rights.allows(arrival.model)  # Ollama's name of the same
     ):
@@ -396,7 +395,7 @@ class _Refused(Exception):  # noqa: N818
 
 
 def _pinned(query: str) -> str | None:
-    """The endpoint that a query names; None where it names none after all."""
+    """The endpoint that a query names; None: none."""
     try:
         named = parse_qs(query, keep_blank_values=True, max_num_fields=100).get("id")
     except ValueError:
@@ -409,11 +408,11 @@ def _pinned(query: str) -> str | None:
 
 
 def _broken(exchange: Exchange, failure: Exception) -> None:
-    """A fault of ours: the client must not hang for it, and the log has it."""
+    """A bug of ours: the client must not hang, and the log gets it."""
     exchange.abort()
     raise failure
 
 
 def _traced(tracer: Tracer, exchange: Exchange, request: Request) -> RequestTrace:
-    parent, state = exchange.header(b"traceparent"), exchange.header(b"tracestate")
+    parent, state = exchange.lookup.get(b"traceparent"), exchange.lookup.get(b"tracestate")
     return tracer.begin(request, method=exchange.method, path=exchange.target_path, parent=parent, state=state)

@@ -1,8 +1,10 @@
 """One request's journey: wait, send, stream, settle.
 
-A journey has no task of its own: it listens to its client's exchange, to its engine's call and to the scheduler's
-decisions, and each of them moves it on. Ownership: from `dispatched` on a queued journey owns its lease, and tells the
-scheduler exactly once how it ended (`finished`, `failed` or `cancelled`).
+A journey has no task of its own: events of its client's exchange, its engine's call and the scheduler move it on. From
+`dispatched` on it owns its lease, and reports its end exactly once (`finished`, `failed` or `cancelled`).
+
+What few requests need is optional, and None or unused otherwise: fallback models, heartbeats while it waits, a division
+into prefill and decode, a trace, the access log.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
 AskInstead = Callable[[Arrival, str], None]  #: of the next model
 OnSent = Callable[["QueuedJourney", str], None]  #: the URL it is sent to
 
-PROGRESS_TOKENS = 32  # an answer's growth is told to the scheduler in such steps,
-PROGRESS_TOKENS_PACED = 8  # and in these where a limit on the time per output token is held against it
+PROGRESS_TOKENS = 32  # an answer's growth is reported in such steps,
+PROGRESS_TOKENS_PACED = 8  # and in these if a limit on the time per output token applies
 
 
 class QueuedJourney(Relay):
-    """A request that waits its turn and holds a lease while it is answered."""
+    """A request that is queued, and holds a lease while it is answered."""
 
     __slots__ = (
         "_arrival",
@@ -111,45 +113,45 @@ class QueuedJourney(Relay):
         self._driver = driver = means.driver
         self.started_s = driver.now()
         self.request_id = arrival.request_id  #: as the caller knows it
-        self._remember = remember  # how the answer began, and where it was made
+        self._remember = remember  # given the beginning of the answer and its endpoint
         self._targets = means.targets
         self._metrics = means.metrics
         self.caller = caller
         self._has_key = caller.has_key
         self._inflated = arrival.inflated
-        # Until its answer begins: with what other models may be asked; None: none may.
+        # Until its answer begins, if other models may be asked.
         self._arrival = None if arrival.fallback is None else arrival
         self._ask_instead = ask_instead
-        self._asks_usage = asks_usage  # None: the caller asks for it, or nobody does
+        self._asks_usage = asks_usage  # None: the caller asks for it, or it is not asked for
         self.added: frozenset[str] = NOTHING_ADDED  #: fields of ours in the body sent last
         self.left_out: frozenset[str] = NOTHING_ADDED  #: of these, left out because an engine may have refused them
         self.is_unfit = False  #: the engine refused the request for what it is, and another may take it
         self._makes_text = not route.pooled
-        self._ranks_itself = arrival.peek.priority is not None  # its body has a `priority`, which is for our own queue
+        self._ranks_itself = arrival.peek.priority is not None  # its body has a `priority`, which is for our queue
         # None: its answer will not be a stream of events.
         self._heartbeats = means.heartbeats if request.streamed and route.events else None
         self._is_watched = False  # by these
         self._progress_at = 1 + PROGRESS_TOKENS_PACED
         self.attempts = 0  #: how often it was dispatched
-        self.rank: int | None = None  # among those that wait at the engines
+        self.rank: int | None = None  # among the requests in engines' queues
         self._lease: int | None = None
-        self.division: Division | None = None  # where its prompt is computed apart from its answer
+        self.division: Division | None = None  # if its prompt is computed by another engine
         self.endpoint = ""  #: where it was sent last
         self._queue_s = 0.0  # in finished visits to the queue
         self._waiting_since_s: float | None = self.started_s
         self.first_s: float | None = None
-        self.limit: LimitReached | None = None  #: for which it was refused
+        self.limit: LimitReached | None = None  #: that refused it
         self._usage: Usage | None = None
         self._trace = trace
         self._on_end = on_end  # of ends, for the access log
         self._on_sent = on_sent  # of every request to an engine, for the routing log
 
     def begin(self) -> None:
-        """Tell the scheduler that the request is here."""
+        """Report the request's arrival to the scheduler."""
         driver = self._driver
         self.exchange.on_disconnect = self._client_gone
         driver.join(self.request.id, self)
-        read_timeout = None if self._heartbeats is None else self.exchange.header(READ_TIMEOUT_HEADER)
+        read_timeout = None if self._heartbeats is None else self.exchange.lookup.get(READ_TIMEOUT_HEADER)
         if read_timeout is not None:
             self._watch(read_timeout)  # until its answer begins, in the queue or not
         self._metrics.arrived(self.request.model)
@@ -189,7 +191,7 @@ class QueuedJourney(Relay):
             division.begin(self._targets)
 
     def decoding(self, action: Decode, /) -> None:
-        """Ask the endpoint that `action` names for the answer, if it does not have the request already."""
+        """Send the request to the endpoint that decodes, unless it has it already."""
         division = self.division
         assert division is not None
         self._lease = action.lease
@@ -207,10 +209,9 @@ class QueuedJourney(Relay):
     def ask(
         self, target: Target, name: str, rank: int | None, body: Body, *, sink: Sink | None = None, counts: bool
     ) -> Call:
-        """Send the request to an engine: the whole of it, or what is its part. Returns the call.
+        """Send the request, or its part of a divided one, to an engine. Returns the call.
 
-        `rank`: among those that wait at the engines; None: it is not told. `counts`: the stream's usage may be asked
-        for.
+        `rank`: for the engine's own queue; None: none. `counts`: the stream's usage may be asked for.
         """
         left_out = self.left_out
         if target.refuses:
@@ -225,9 +226,9 @@ class QueuedJourney(Relay):
             inflated=self._inflated,
             has_key=self._has_key,
             ranked=True,
-            plain=self.request.streamed or sink is not None,  # events are added, and taken out
+            plain=self.request.streamed or sink is not None,  # events are added and removed
         )
-        told = self.request.streamed or self.exchange.header(orca.ASK[0]) is not None
+        told = self.request.streamed or self.exchange.lookup.get(orca.ASK[0]) is not None
         self._asked_load = not told and target.asks_load(self._driver.now())
         if self._asked_load:
             headers.append(orca.ASK)
@@ -238,7 +239,7 @@ class QueuedJourney(Relay):
         added = NOTHING_ADDED
         if counts and self._asks_usage is not None and USAGE not in left_out:
             body, added = self._asks_usage(body), USAGE_ADDED
-        if rank is not None and not is_multipart(self.exchange.header(b"content-type")):
+        if rank is not None and not is_multipart(self.exchange.lookup.get(b"content-type")):
             body = set_field(body, PRIORITY, b"%d" % rank)
             added |= PRIORITY_ADDED
         elif self._ranks_itself:
@@ -247,8 +248,8 @@ class QueuedJourney(Relay):
         return self.send(target, headers, body, sink)
 
     def requeued(self, action: Requeue, /) -> None:
-        """Wait again, as `action` says. Nothing of an answer was passed on."""
-        if self._lease is not None:  # it is taken back, with nothing of an answer passed on
+        """Wait again; nothing of an answer was passed on."""
+        if self._lease is not None:  # it is recalled
             self._lease = None
             self.hang_up()
             self.no_answer()
@@ -259,10 +260,10 @@ class QueuedJourney(Relay):
             self._trace.requeued(action.cause)
 
     def ended(self, action: Reject | Evict | Fail, /) -> None:
-        """Tell the client how its request ended without an answer, as `action` says; or ask another model instead."""
+        """Respond to a request that ended without an answer, or ask another model instead."""
         arrival, self._arrival = self._arrival, None
         if self.is_unfit and isinstance(action, Fail) and self.engine_error([]):
-            self._leave(Outcome.COMPLETED, None)  # nobody else takes it: the engine's refusal is the answer
+            self._leave(Outcome.COMPLETED, None)  # no other endpoint takes it: the engine's refusal is the answer
             return
         if arrival is not None and arrival.fallback is not None and not self._committed:
             if arrival.fallback.takes(action) and self._ask_instead is not None:
@@ -292,7 +293,7 @@ class QueuedJourney(Relay):
         self._leave(action.outcome, reason)
 
     def _make_room(self, action: Reject | Evict | Fail) -> None:
-        """Leave the client to the journey that goes on with another model: it hears nothing of this one's end."""
+        """Leave the client to the journey that goes on with another model."""
         self._driver.leave(self.request.id)
         self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
         self._unwatch()
@@ -301,7 +302,7 @@ class QueuedJourney(Relay):
             self._trace.ended(action.outcome, action.reason, band=self.band, status=0, usage=None)
 
     def aborted(self, action: Abort, /) -> None:
-        """End a request that runs, as `action` says, with an error or by breaking its answer off."""
+        """End a running request with an error, or by breaking its answer off."""
         if self._committed:
             self.break_off(self.api, action.reason)
         else:
@@ -312,7 +313,7 @@ class QueuedJourney(Relay):
     # --- from the engine ------------------------------------------------------------------------------------
 
     def own_headers(self) -> Headers:
-        """Returns the headers that tell the caller of id, band, endpoint, wait and rates."""
+        """Returns the headers with id, band, endpoint, wait and rates."""
         headers: Headers = [(b"x-request-id", self.request_id), (b"x-penstock-band", self.band.encode())]
         if self.caller.band_unknown:
             headers.append((b"x-penstock-warning", errors.unknown_band(self.caller.band_unknown, self.band)))
@@ -346,7 +347,7 @@ class QueuedJourney(Relay):
         if self._trace is not None:
             self._trace.first_byte()
         assert self._lease is not None
-        if self.request.streamed:  # else it comes with all the others, and says nothing of when the prefill was over
+        if self.request.streamed:  # otherwise it comes with the whole answer, not at the end of the prefill
             assert self._head is not None
             well = self._head[0] < 300
             self._metrics.answering(self)
@@ -355,10 +356,7 @@ class QueuedJourney(Relay):
             self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))
 
     def prefilled(self, usage: Usage | None) -> None:
-        """Tell the scheduler that the prompt of a divided request is computed.
-
-        `usage`: None if the engine told none.
-        """
+        """Report that the prompt of a divided request is computed."""
         now = self._driver.now()
         self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), usage, now=now))
 
@@ -368,7 +366,7 @@ class QueuedJourney(Relay):
             self.division.hang_up()
 
     def _remember_it(self) -> None:
-        """Note where the answer is made, as soon as it tells its name: it may be asked for before it ends."""
+        """Note where the answer is made as soon as its id comes: it may be asked for before it ends."""
         if self._remember is not None and self._remember(self._answer.head, self.endpoint):
             self._remember = None
 
@@ -395,7 +393,7 @@ class QueuedJourney(Relay):
 
     @property
     def has_others(self) -> bool:
-        """Whether there are other endpoints."""
+        """True if there are other endpoints."""
         return len(self._targets) > 1
 
     def suspects(self, status: int) -> bool:
@@ -413,12 +411,12 @@ class QueuedJourney(Relay):
         return not self._driver.scheduler.proven(self.endpoint)
 
     def hides_usage(self) -> bool:
-        """True if the usage was asked for by us, so that the client is not to see it."""
+        """True if the client must not see the usage, because only Penstock asked for it."""
         return USAGE in self.added and not self._opaque
 
     def succeeded(self, status: int) -> None:
-        """Settle a complete answer, by the usage that it tells."""
-        usage = self._answer.usage() if status < 400 else Usage(0, 0)  # an engine's refusal cost nothing
+        """Settle a complete answer by its usage."""
+        usage = self._answer.usage() if status < 400 else Usage(0, 0)  # a refusal cost nothing
         if usage is None:
             usage = self._own_usage()
         if usage is None:
@@ -438,7 +436,7 @@ class QueuedJourney(Relay):
         self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, refused=status >= 300, now=now))
 
     def failed(self, failure: Failure, detail: str) -> None:
-        """Tell the scheduler that the endpoint failed, or for a divided request the one that let it down."""
+        """Report that the endpoint failed; of a divided request, the one to blame."""
         logger.debug("%s at %s: %s, %s", self.request.id, self.endpoint, failure, detail)
         by = None if self.division is None else self.division.let_down()
         if by is not None:
@@ -458,7 +456,7 @@ class QueuedJourney(Relay):
             target.disowned()
 
     def _own_usage(self) -> Usage | None:
-        """As an engine's own API tells it. Tokens made without a prompt's are exact, too."""
+        """The usage in an engine's own API; completion tokens alone are exact, too."""
         assert self._head is not None
         usage, made = own_usage(self._head[1], self._answer.tail, streamed=self._sse or self._lines)
         if made is not None:
@@ -468,7 +466,7 @@ class QueuedJourney(Relay):
         return usage
 
     def _tell_tokens(self) -> None:
-        """Tell the scheduler how far an answer without usage came: it is charged for as much as the account says."""
+        """Report the tokens of an answer without usage, for which it is charged."""
         if self._lease is not None and self._answer.tokens:
             now = self._driver.now()
             self._driver.tell(self._driver.scheduler.progressed(self._lease, self._answer.tokens, now=now))
@@ -476,11 +474,11 @@ class QueuedJourney(Relay):
     # --- from the client ------------------------------------------------------------------------------------
 
     def elapsed_s(self) -> float:
-        """Returns the seconds since the whole request was here."""
+        """Returns the seconds since the request was complete."""
         return self._driver.now() - self.started_s
 
     def waited_s(self) -> float:
-        """Returns the seconds in the queue, all visits together, the present one included."""
+        """Returns the seconds in the queue, all visits together, including the present one."""
         since_s = self._waiting_since_s
         return self._queue_s if since_s is None else self._queue_s + self._driver.now() - since_s
 
@@ -490,7 +488,7 @@ class QueuedJourney(Relay):
         self._give_up(outcome, reason)
 
     def _give_up(self, outcome: Outcome, reason: Reason) -> None:
-        """Nobody wants the answer. The lease is held until the engine has seen that it was hung up on."""
+        """Stop: the answer is not wanted. The lease is held until the engine has seen the hang-up."""
         call, self._call = self._call, None
         self.hang_up()
         self._detach(outcome, reason)
@@ -505,28 +503,28 @@ class QueuedJourney(Relay):
         self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
 
     def _give_back(self) -> int:
-        """The lease, to be named once more: in the report of its end."""
+        """Returns the lease, for the report of its end."""
         lease, self._lease = self._lease, None
         assert lease is not None
         return lease
 
     @property
     def tokens(self) -> int:
-        """Of its answer, as told or as far as they were seen."""
+        """The completion tokens reported, or seen so far."""
         return self._answer.tokens if self._usage is None else self._usage.completion_tokens
 
     @property
     def beating(self) -> bool:
-        """Whether the client was told before, so that it has its status."""
+        """True if heartbeats began, so that the client has its status."""
         return self._beating
 
     @property
     def waits(self) -> bool:
-        """Whether it is in the queue."""
+        """True if it is in the queue."""
         return self._lease is None
 
     def heartbeat(self, place: QueuePosition | None, /) -> None:
-        """Tell the waiting client where it stands; None: an engine has its request."""
+        """Send the client its position; None: an engine has its request."""
         self.beat(heartbeat_event(self.api, place))
 
     def _leave(self, outcome: Outcome, reason: Reason | None) -> None:
@@ -534,7 +532,7 @@ class QueuedJourney(Relay):
         self._detach(outcome, reason)
 
     def _detach(self, outcome: Outcome, reason: Reason | None) -> None:
-        """The client has what it gets; whoever watches is told so."""
+        """The client has its response: report the end to metrics, trace and log."""
         self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
         self._unwatch()
         self._heartbeats = None
@@ -547,7 +545,7 @@ class QueuedJourney(Relay):
 
 
 class _Gone:
-    """What a request is to the driver while its engine is being hung up on: nothing more is done about it."""
+    """Stands for a request whose engine is being hung up on: ignores all decisions."""
 
     def dispatched(self, action: Dispatch, /) -> None: ...
     def decoding(self, action: Decode, /) -> None: ...

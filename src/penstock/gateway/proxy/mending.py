@@ -36,7 +36,7 @@ _FORBIDDEN = frozenset({401, 403})  # of buckets; an engine's are about keys
 
 
 def may_mend(journey: QueuedJourney, status: int) -> bool:
-    """Whether a refusal of this status may be about a field of ours, or the request may fit elsewhere."""
+    """True if a refusal of this status may be about a field of ours, or the request may fit elsewhere."""
     return _may_refuse_ours(journey, status) or _may_fit_elsewhere(journey, status)
 
 
@@ -85,7 +85,7 @@ def note_fields(journey: QueuedJourney, target: Target, now: float) -> None:
 
 
 def is_suspect(target: Target, path: str, status: int, *, proven: bool) -> bool:
-    """Whether an answer of this status may not be an engine's; its body will show. `proven`: the endpoint is one."""
+    """True if an answer of this status may not be an engine's; its body will show. `proven`: the endpoint is one."""
     if status not in _NO_SUCH_PATH and (proven or status not in _FORBIDDEN):
         return False
     # An engine may lack a path that it never served; one of unknown kind that never served any is a stranger.
@@ -94,7 +94,7 @@ def is_suspect(target: Target, path: str, status: int, *, proven: bool) -> bool:
 
 
 def is_api_error(body: bytes | bytearray) -> bool:
-    """Whether an error's body is that of a known API, and not a web server's own."""
+    """True if an error's body is that of a known API, and not a web server's own."""
     try:
         page = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""What the settings say of models: the band, share and prices of their requests, by the name that a caller uses."""
+"""The settings of models: band, weight and prices of their requests, by the name that a caller uses."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from penstock.core.values.settings import Prices
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What holds for requests that ask for one name."""
+    """The settings of one name."""
 
-    band: int | None = None  #: of those that ask for none; None: the default one
-    weight: float = 1.0  #: where models are a level of fairness
-    prices: Prices | None = None  #: of its tokens; None: those of all
-    fallback: tuple[str, ...] = ()  #: models that are asked instead, in this order
+    band: int | None = None  #: of requests that ask for none; None: the default one
+    weight: float = 1.0  #: if models are a level of fairness
+    prices: Prices | None = None  #: None: those of all models
+    fallback: tuple[str, ...] = ()  #: models asked instead, in this order
 
 
 PLAIN = Profile()
 
 
 def profiles(settings: Settings) -> dict[str, Profile]:
-    """Returns profiles by name. What an alias does not say holds as for the model it stands for."""
+    """Returns profiles by name. An alias inherits what it does not set from its model."""
     ranks = {band.name: rank for rank, band in enumerate(settings.bands)}
     found: dict[str, Profile] = {}
     for name, model in settings.models.items():
@@ -38,7 +38,7 @@ def profiles(settings: Settings) -> dict[str, Profile]:
 
 
 def _with_target(model: ModelSection, target: ModelSection | None) -> ModelSection:
-    """An alias, with what it does not say itself filled in from its model's own entry."""
+    """An alias, completed from its model's entry."""
     if target is None:
         return model
     prices = target.prices.model_dump(exclude_none=True) | model.prices.model_dump(exclude_none=True)

@@ -1,4 +1,4 @@
-"""What does a request hear that goes no further, and under which id?"""
+"""The response to a request that goes no further, and the ids of requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REFUSALS = {
 
 
 class Refusals:
-    """Refuses, counts it, and gives requests their ids."""
+    """Refuses requests, counts refusals, and gives requests their ids."""
 
     def __init__(self, driver: Driver[Decides], metrics: Metrics) -> None:
         self._driver = driver
@@ -39,16 +39,14 @@ class Refusals:
         self._ours = secrets.token_hex(6).encode()
 
     def request_id(self, exchange: Exchange) -> bytes:
-        """Returns the id that the caller gave in `x-request-id`, or a new one if that is missing, long or not
-        printable.
-        """
-        given = exchange.header(b"x-request-id")
+        """Returns the caller's `x-request-id`, or a new id if that is missing, too long or not printable."""
+        given = exchange.lookup.get(b"x-request-id")
         if given and len(given) <= REQUEST_ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
             return given
         return b"req-%b-%x" % (self._ours, next(self._serial))
 
     def unique(self, request_id: bytes) -> str:
-        """Returns the id under which the scheduler knows a request: the caller's own, unless that one is under way."""
+        """Returns the scheduler's id of a request: the caller's own, unless that one is in use."""
         name = request_id.decode()
         return f"{name}~{next(self._serial)}" if self._driver.knows(name) else name
 
@@ -61,7 +59,7 @@ class Refusals:
         param: str | None = None,
         extra: Sequence[Header] = (),
     ) -> None:
-        """Answer a request of ours with a refusal. `message`: None: what is said for the reason as a rule."""
+        """Respond with a refusal. `message`: None: the usual one of the reason."""
         if reason is Reason.METHOD_NOT_ALLOWED and message is None:
             message = errors.wrong_method(exchange.method, dict(extra)[b"allow"].decode())
         self._count(reason, exchange)
@@ -74,7 +72,7 @@ class Refusals:
     def refused(
         self, exchange: SocketExchange | None, refusal: Refusal, detail: str
     ) -> tuple[int, Sequence[Header], bytes]:
-        """Returns the status, headers and body with which the server refuses what is not HTTP as it should be."""
+        """Returns the response to a request that is not valid HTTP."""
         reason = _REFUSALS[refusal]
         api = api_of(exchange.target_path) if exchange is not None else errors.Api.OPENAI
         self._count(reason, exchange)
@@ -85,7 +83,7 @@ class Refusals:
         return status, headers, body
 
     def _count(self, reason: Reason, exchange: Exchange | None) -> None:
-        """Whose it is, is known by its key here, if it has a good one."""
+        """Count it, for its tenant if it has a valid key."""
         key = exchange.note if exchange is not None else None
         if isinstance(key, Key):
             self._metrics.refused(reason, tenant=key.owner.name, label=key.owner.label)

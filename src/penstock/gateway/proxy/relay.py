@@ -27,8 +27,8 @@ from penstock.http.inflate import BadPacking, InflatesTooFar
 from penstock.http.server.server import Exchange
 
 KEY_REFUSED = frozenset({401, 403})
-ERROR_BODY_BYTES_MAX = 65536  # an engine's error answer is kept up to here, in case the request can't go elsewhere
-WHOLE_BYTES_MAX = 65536  # a whole answer of up to so much is held back until it is here: so it can be taken back
+ERROR_BODY_BYTES_MAX = 65536  # of an engine's error, kept in case the request can't go elsewhere
+WHOLE_BYTES_MAX = 65536  # a whole answer up to this size is held until complete, so that it can be retried
 _LINES = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
 _EVENTS_BEGIN = (b":", b"data:", b"event:", b"id:", b"retry:")
 _STREAM_HEADERS: Headers = [
@@ -53,7 +53,7 @@ _NO_ANSWER = AnswerReader(streamed=False, hides_usage=False)  # until one begins
 
 
 class Relay:
-    """The way of an engine's answer to a client, whoever decided where it comes from."""
+    """The way of an engine's answer to a client."""
 
     __slots__ = (
         "_answer",
@@ -84,18 +84,18 @@ class Relay:
         self.exchange = exchange
         self.model = model  # as engines know it
         self._request_target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
-        self.body: Body = body  # until there is an answer
+        self.body: Body = body  # until an answer begins
         self._call: Call | None = None
         self._head: tuple[int, Headers] | None = None  # the engine's, until it is committed to the client
         self._length: int | None = None
-        self._error_body: bytearray | None = None  # being collected: the answer is an error that may be taken back
-        self._whole: bytearray | None = None  # being collected: the answer is no stream, and some of it is missing
+        self._error_body: bytearray | None = None  # being collected: an error that may be retried
+        self._whole: bytearray | None = None  # being collected: a whole answer that is not complete
         self._committed = False
-        # Status 200 went out before there was an answer, maybe while another model was asked: only a stream can follow.
+        # Status 200 went out before an answer, maybe while another model was asked: only a stream can follow.
         self._beating = exchange.status != 0
         self._packed: Packed | None = None
         self._opaque = False  # packed in a coding unknown here: nothing can be read of it, added or taken out
-        self._json = False  # it is one JSON text, its head says
+        self._json = False  # its head says that it is one JSON text
         self._opening: Opening | None = None  # the beginning of a stream, until its first token
         self._sse = False  # it is a stream of events
         self._lines = False  # it is a stream of JSON lines
@@ -105,10 +105,10 @@ class Relay:
         self._target: Target | None = None
         self._answer = _NO_ANSWER
 
-    # --- what differs ---------------------------------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------------------------
 
     def own_headers(self) -> Headers:
-        """Returns the headers that Penstock adds to the answer."""
+        """Returns Penstock's own headers of the answer."""
         raise NotImplementedError
 
     def asks_stream(self) -> bool:
@@ -116,17 +116,17 @@ class Relay:
         return False
 
     def first_byte(self) -> None:
-        """Note that the answer begins: with the first token of a stream, or the first byte of another answer."""
+        """The answer begins: the first token of a stream, or the first byte of another answer."""
 
     def progressed(self) -> None:
-        """Note that more of the body was passed on."""
+        """More of the body was passed on."""
 
     def suspects(self, status: int) -> bool:  # noqa: ARG002
-        """Whether an answer of this status, 300 or more, may not be an engine's."""
+        """True if an answer of this status, 300 or more, may not be an engine's."""
         return False
 
     def may_mend(self, status: int) -> bool:  # noqa: ARG002
-        """Whether a refusal of this status may be mended: sent again in another form, or elsewhere."""
+        """True if a refusal of this status may be mended: sent again in another form, or elsewhere."""
         return False
 
     def mended(self, status: int, body: bytearray) -> bool:  # noqa: ARG002
@@ -134,29 +134,29 @@ class Relay:
         return False
 
     def callers_key(self, target: Target) -> bool:
-        """Whether a credential that `target` refuses is the caller's own."""
+        """True if a credential that `target` refuses is the caller's own."""
         raise NotImplementedError
 
     def stranger(self) -> bool:
-        """Whether the endpoint that answers has yet to prove that it is an engine."""
+        """True if the endpoint has yet to prove that it is an engine."""
         return False
 
     def hides_usage(self) -> bool:
-        """True if the stream's usage was asked for by Penstock and not by the client."""
+        """True if Penstock, not the client, asked for the stream's usage."""
         return False
 
     def succeeded(self, status: int) -> None:
-        """Settle an answer that is complete; `status` may be a refusal of the engine."""
+        """Settle a complete answer; `status` may be the engine's refusal."""
         raise NotImplementedError
 
     def failed(self, failure: Failure, detail: str) -> None:
-        """Handle a failure: there is no answer, or an error that may be taken back, or the answer broke off."""
+        """Handle a failure: no answer, an error that may be retried, or an answer that broke off."""
         raise NotImplementedError
 
     # --- the engine's side ----------------------------------------------------------------------------------
 
     def send(self, target: Target, headers: Headers, body: Body, sink: Sink | None = None) -> Call:
-        """Ask an engine. Returns the call. The answer goes to the client, unless `sink` is to have it."""
+        """Ask an engine. The answer goes to the client, or to `sink`. Returns the call."""
         self._head = self._error_body = self._whole = None
         self._length = None
         self._opaque = self._sse = self._lines = self._json = False
@@ -263,7 +263,7 @@ class Relay:
             return b""
 
     def _may_be_events(self, data: bytes) -> None:
-        """Look at the first bytes of what was asked for as a stream: is it one, whatever its head says?"""
+        """Recognize a stream by its first bytes, if one was asked for and the head does not say so."""
         assert self._head is not None
         if self._head[0] < 300 and self.asks_stream() and not (self._whole or self._error_body or self._suspect):
             begins = data.lstrip(b"\xef\xbb\xbf\r\n")
@@ -280,7 +280,7 @@ class Relay:
                 self._lines, self._length = True, None
 
     def _open(self, data: bytes) -> bool:
-        """Look for the first token of a stream. Returns True if it is not there yet."""
+        """Look for the first token of a stream. Returns True if it has not come."""
         assert self._target is not None
         opening = self._opening
         if opening is None:
@@ -307,13 +307,13 @@ class Relay:
         self.exchange.write(asides)
 
     def _is_held(self) -> bool:
-        """Whether a whole answer is held back until it is here: a small one, or JSON as long as it is small."""
+        """True if a whole answer is held until complete: a small one, or JSON of unknown length while small."""
         if self._length is not None:
             return self._length <= WHOLE_BYTES_MAX
         return self._json and not self.asks_stream()
 
     def _collect(self, data: bytes) -> None:
-        """Hold a small answer back until it is whole, as it mostly is at once, and look how it ended."""
+        """Hold a small answer until it is complete, usually at once, and check how it ended."""
         length = self._length
         if length is None or len(data) < length:
             whole = self._whole = self._whole or bytearray()
@@ -329,7 +329,7 @@ class Relay:
         self._came_whole(data)
 
     def _came_whole(self, data: bytes) -> None:
-        """Pass a small answer on, unless it says that it is none."""
+        """Pass a small answer on, unless it is an error."""
         assert self._head is not None
         self._whole = None
         status, plain = self._head[0], self._plain(data)
@@ -342,7 +342,7 @@ class Relay:
             self._commit(data, plain)
 
     def _plain(self, data: bytes) -> bytes:
-        """Returns a whole answer as it is to be read: unpacked; nothing if that can't be done."""
+        """Returns a whole answer unpacked; nothing if that fails."""
         return data if self._packed is None else self._packed.whole(data)
 
     def on_end(self) -> None:
@@ -352,7 +352,7 @@ class Relay:
             return
         status = self._head[0]
         self._call = None
-        if self._whole is not None:  # JSON whose length was not told
+        if self._whole is not None:  # JSON of unknown length
             self._length = len(self._whole)
             self._came_whole(bytes(self._whole))
         if self._error_body is not None and self._suspect and self._is_honest(status, self._error_body):
@@ -384,7 +384,7 @@ class Relay:
             self.failed(Failure.BROKEN, "a stream that did not end well")
 
     def _begins_at_end(self, status: int) -> bool:
-        """Pass on what is there of an answer that has ended. Returns False if it is a stream without any token."""
+        """Pass on an answer that ended before it was committed. Returns False if it is a stream without a token."""
         begun = None if self._opening is None else self._opening.end()
         if begun is not None:
             self.first_byte()
@@ -396,7 +396,7 @@ class Relay:
         return True
 
     def _ends_silently(self, path: str) -> bool:
-        """Whether an answer that did not end well says nothing of it to the client."""
+        """True if the client can't see that an answer did not end well."""
         return not self._answer.tells_error() and (self._answer.tells_abort() or not ends_itself(path))
 
     def on_error(self, error: UpstreamError, /) -> None:
@@ -408,14 +408,13 @@ class Relay:
             self.failed(FAILURES[error.kind], error.detail)
 
     def _is_failure(self, status: int) -> bool:
-        """Whether another endpoint may do better. 501 is what an engine does not do at all: its own answer."""
+        """True if another endpoint may do better. A 501 is the engine's own answer: it never does that."""
         return status == 429 or (status >= 500 and status != 501) or status in self._engine().failures
 
     def _blames_key(self, status: int) -> bool:
-        """Whether the engine refuses the gateway's key.
+        """True if the engine refuses the gateway's key.
 
-        A 403 of an engine that has answered well on this path is about the request; one of a stranger that got no key
-        may be a bucket's.
+        A 403 of an engine that answered well on this path is about the request; one of a stranger may be a bucket's.
         """
         target = self._target
         assert target is not None
@@ -426,9 +425,9 @@ class Relay:
         return self.exchange.target_path not in target.served and (target.api_key is not None or not self._suspect)
 
     def _is_honest(self, status: int, body: bytearray) -> bool:
-        """Whether a suspect answer is the engine's own after all, and goes to the client."""
+        """True if a suspect answer is an engine's after all, and goes to the client."""
         if self._refuses_key or self._beating or (status == 404 and self._engine().lacks(self.model, body)):
-            return False  # told otherwise
+            return False  # reported in another way
         return is_api_error(body) and not (status == 404 and self.stranger())
 
     def _engine(self) -> Engine:
@@ -436,7 +435,7 @@ class Relay:
         return self._target.engine
 
     def _heard_load(self, headers: Headers, value: bytes) -> None:
-        """The answer tells its engine's load. Who did not ask for it is not told."""
+        """Note the load that an answer's header carries, and drop the header if only Penstock asked for it."""
         if self._asked_load:
             assert self._head is not None
             self._head = (self._head[0], [header for header in headers if header[0].lower() != orca.HEADER])
@@ -444,7 +443,7 @@ class Relay:
             self._target.heard_load(value)
 
     def hang_up(self) -> None:
-        """Stop the engine's work."""
+        """Abort the call to the engine."""
         if self._call is not None:
             self._call.abort()
             self._call = None
@@ -477,14 +476,14 @@ class Relay:
         self.exchange.write(data)
 
     def _start(self, status: int, headers: Headers) -> None:
-        """Begin a response whose body follows in pieces, with an engine's head."""
+        """Begin a response with an engine's head; its body follows in pieces."""
         out = response_headers(headers) + self.own_headers()
-        if (self._sse or self._lines) and not any(name.lower() == b"x-accel-buffering" for name, _ in out):
+        if (self._sse or self._lines) and b"x-accel-buffering" not in {name.lower() for name, _ in out}:
             out.append((b"x-accel-buffering", b"no"))
         self.exchange.start(status, out, length=self._length)
 
     def beat(self, event: bytes) -> None:
-        """Tell a waiting client something before there is an answer. The first `event` commits status 200."""
+        """Send a waiting client an event before its answer. The first one commits status 200."""
         if not self._beating:
             self._beating = True
             self.exchange.start(200, [*_STREAM_HEADERS, *self.own_headers()], length=None)
@@ -493,10 +492,7 @@ class Relay:
     def refuse(
         self, api: errors.Api, reason: Reason, message: str, *, param: str | None, retry_after_s: float | None
     ) -> None:
-        """Answer with an error of our own; as an event where a stream was promised.
-
-        `retry_after_s`: None: no such header.
-        """
+        """Respond with an error of our own, or send it as an event if status 200 went out."""
         if self._beating:
             self.exchange.write(errors.error_event(api, reason, message, param=param))
             self.exchange.end()
@@ -522,29 +518,29 @@ class Relay:
         return True
 
     def told_retry_after_s(self) -> float:
-        """Returns for how long the engine that refused wants to be left alone; 0.0 if it does not say."""
+        """Returns the seconds of the engine's Retry-After; 0.0: none."""
         return 0.0 if self._head is None else retry_after_s(self._head[1], clock.wall())
 
     def refused(self, status: int, body: bytearray) -> None:
-        """Handle a refusal or an error of the engine whose head came, if `body` went to another sink."""
+        """Handle an engine's error whose `body` went to another sink."""
         self._call = None
         self._error_body = body
         self._sse = self._lines = False
         self._ended_in_error(status, body)
 
     def refused_by(self, target: Target, head: tuple[int, Headers], body: bytearray) -> None:
-        """Handle a refusal by `target`, another engine than the one asked last, whose work is useless now."""
+        """Handle a refusal by `target`, an engine other than the one asked last, whose work is useless now."""
         self.hang_up()
         self._target, self._head = target, head
         self._length = self._whole = None
         self.refused(head[0], body)
 
     def no_answer(self) -> None:
-        """What came is nothing to pass on."""
+        """Forget what came: it is not passed on."""
         self._call = self._head = self._error_body = None
 
     def _keep_error(self, kept: bytearray, data: bytes) -> None:
-        """Collect an error that may be taken back, as long as it is small."""
+        """Collect an error that may be retried, while it is small."""
         kept += data
         if len(kept) > ERROR_BODY_BYTES_MAX:
             if self._beating or self._sse or self._lines or self._suspect or self._refuses_key:
@@ -555,7 +551,7 @@ class Relay:
                 self._commit(bytes(kept))
 
     def _ended_in_error(self, status: int, body: bytearray) -> None:
-        """The answer is whole, and it is an error, or cannot follow the head that went out."""
+        """Judge a complete answer that is an error, or cannot follow the head that went out."""
         if self.mended(status, body):
             return
         if self._refuses_key:
@@ -577,7 +573,7 @@ class Relay:
             self.failed(Failure.NOT_AN_ENGINE, f"status {status}, and not as an engine answers")
         elif (self._sse or self._lines) and not self._opaque:
             if not self._lines and not tells_error(body):
-                self._error_body = None  # a bare `[DONE]` is nothing to pass on in the end
+                self._error_body = None  # a bare `[DONE]` is not passed on
             self.failed(Failure.SERVER_ERROR, "a stream that failed at once")
         elif status >= 300:
             self.engine_error([])
@@ -586,12 +582,12 @@ class Relay:
             self._ended_as_no_answer(status, body)
 
     def _ended_as_no_answer(self, status: int, body: bytearray) -> None:
-        """The answer has a good status, and is an error, was aborted, or is no stream as was promised."""
+        """Judge an answer with a good status that is an error, was aborted, or is not the promised stream."""
         plain = self._plain(bytes(body))
         if whole_error(plain):
             if of_caller(plain):
                 self.engine_error([])
-                self.succeeded(400)  # as if it had said so
+                self.succeeded(400)  # as if that were its status
             else:
                 self.failed(Failure.SERVER_ERROR, f"status {status}, and an error")
         elif not self._beating:
@@ -602,9 +598,7 @@ class Relay:
             self.failed(Failure.BROKEN, "not a stream")
 
     def break_off(self, api: errors.Api, reason: Reason) -> None:
-        """End an answer that has begun: with an error event for `reason` in a stream, else by closing the
-        connection.
-        """
+        """End an answer that has begun: with an error event in a stream, otherwise by closing the connection."""
         if self._may_insert():
             self.exchange.write(self._broken_event(api, reason))
             self.exchange.end()
@@ -612,7 +606,7 @@ class Relay:
             self.exchange.abort()
 
     def _may_insert(self) -> bool:
-        """Whether an event of ours can be put into the answer."""
+        """True if an event of ours can be inserted into the answer."""
         return self._beating or ((self._sse or self._lines) and self._length is None and not self._opaque)
 
     def _broken_event(self, api: errors.Api, reason: Reason) -> bytes:

@@ -1,7 +1,7 @@
-"""How is a large body read without holding up everybody else's tokens? Some of it in each turn of the event loop.
+"""Large bodies are read in slices of the event loop's time, so that they do not hold up other requests' tokens.
 
-Work is a generator that yields every millisecond or so. Each turn of the loop gives `SLICE_S` to all work together, one
-step each in turn, so a small one is not kept by a large one. What comes while nothing is under way begins at once.
+Work is a generator that yields about every millisecond. Each turn of the loop gives `SLICE_S` to all work together, one
+step each in turn, so a large body does not delay a small one. Work begins at once if none is under way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Work(Generic[T]):
         self.gone = gone
 
     def step(self) -> bool:
-        """Go on; returns whether that was the last of it."""
+        """Do one step. Returns True if it was the last."""
         if self.gone():
             self.steps.close()
             return True
@@ -42,7 +42,7 @@ class _Work(Generic[T]):
             next(self.steps)
         except StopIteration as end:
             result: T = end.value
-        except Exception as failure:  # noqa: BLE001 - whose work it is judges it
+        except Exception as failure:  # noqa: BLE001 - the owner of the work handles it
             self.failed(failure)
             return True
         else:
@@ -69,7 +69,7 @@ class Slices:
         failed: Callable[[Exception], None],
         gone: Callable[[], bool],
     ) -> None:
-        """Do all steps, then tell what they returned, or what they raised; nothing more once `gone` says so."""
+        """Do all steps, then call `done` with their result or `failed`; stop if `gone` returns True."""
         self._works.append(_Work(steps, done, failed, gone))
         if not self._turning:
             self._turn()

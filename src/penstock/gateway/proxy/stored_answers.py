@@ -1,8 +1,8 @@
 """Answers that engines keep (OpenAI's responses): read, deleted or cancelled where they were made.
 
-An answer is in the memory of the engine that made it. Which one that was is remembered (`ties.Responses`); of an
-answer that is not, as after a restart of ours, all endpoints are asked in turn, and the first that knows it answers. To
-ask one that does not know it changes nothing there. Nothing is computed for it, so it needs no turn and no lease.
+An answer is in the memory of the engine that made it, which is remembered (`ties.Responses`). If it is not, as after a
+restart of the gateway, all endpoints are asked in turn, and the first that knows the answer responds; asking another
+changes nothing. Nothing is computed, so no turn and no lease is needed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Responses
 from penstock.http.server.server import Exchange
 
-ASKED_MAX = 64  # endpoints, for one answer that is not remembered: a call each, within seconds where all are well
+ASKED_MAX = 64  # endpoints asked for an answer that is not remembered: a call each, seconds in all
 UNKNOWN = frozenset({404, 405})  # 405: an engine without this API
 #: What may be done to an answer, by what follows its id.
 METHODS: dict[str, tuple[str, ...]] = {"": ("GET", "DELETE"), "/cancel": ("POST",), "/input_items": ("GET",)}
 
 
 def split(path: str) -> tuple[str, str] | None:
-    """The id in such a path, and what is asked of it; None for any other path."""
+    """Returns the id in such a path and what is asked of it; None for other paths."""
     rest = path.removeprefix(RESPONSES_PATH + "/")
     if rest == path or not rest:
         return None
@@ -36,7 +36,7 @@ def split(path: str) -> tuple[str, str] | None:
 
 
 class StoredAnswers:
-    """The paths of answers that are kept."""
+    """Serves the paths of stored answers."""
 
     def __init__(self, means: Means, *, callers: Callers, responses: Responses, refusals: Refusals) -> None:
         self._means = means
@@ -52,7 +52,7 @@ class StoredAnswers:
         return split(path) is not None
 
     def begin(self, exchange: Exchange) -> None:
-        """Refuse a method that is none, and a caller that may not ask.."""
+        """Refuse a wrong method, or a caller without the right."""
         found = split(exchange.target_path)
         assert found is not None
         methods = METHODS[found[1]]
@@ -64,7 +64,7 @@ class StoredAnswers:
             self._refuse(exchange, key.reason, key.message)
 
     def complete(self, exchange: Exchange) -> None:
-        """Ask the endpoint where the answer was made, or every endpoint if that is not remembered."""
+        """Ask the endpoint that made the answer, or every one if that is not remembered."""
         header = exchange.lookup.get
         key = self._callers.key(header, exchange.repeats)
         caller = self._callers.identify(key, header, exchange.peer[0], now=self._driver.now())
@@ -95,7 +95,7 @@ class StoredAnswers:
 
 
 class StoredJourney(DirectJourney):
-    """Asks one endpoint after the other, until one knows the answer."""
+    """Asks endpoints in turn, until one knows the answer."""
 
     __slots__ = ("_alive", "_candidates", "_forget", "_name", "_remembered")
 
@@ -117,7 +117,7 @@ class StoredJourney(DirectJourney):
         self._alive = False  # any of them has answered
 
     def begin(self) -> None:
-        """Ask the next one; when all were asked, nobody has it."""
+        """Ask the next one; refuse if all were asked."""
         while self._candidates:
             name = self._candidates.pop(0)
             if name in self._targets:
@@ -140,7 +140,7 @@ class StoredJourney(DirectJourney):
         self._alive = self._alive or status in UNKNOWN
         if self._committed or (status and status not in UNKNOWN and not self._candidates):
             super().failed(failure, detail)
-        elif status in UNKNOWN and self._remembered:  # it made it, so it knows best what became of it
+        elif status in UNKNOWN and self._remembered:  # the endpoint that made it knows best
             self.engine_error([])
             self.succeeded(status)
         else:

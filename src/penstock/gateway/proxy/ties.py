@@ -1,6 +1,6 @@
-"""What ties a request to an endpoint: its session, its prompt's beginning, an earlier answer it refers to.
+"""What ties a request to an endpoint: its session, its prompt's prefix, an earlier answer it refers to.
 
-Read at the edge, for the core sees no bodies and no headers. What the routing policy would not look at is not read.
+Read here, because the core sees no bodies and headers; only what the routing policy uses is read.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.gateway.openai.fields import Peek, field_reader
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.http.server.server import Exchange
 
-SESSION_BYTES_MAX = 4096  # of a field that names one; a longer one is none
-SESSION_CHARACTERS_MAX = 256  # of what names a session; a longer name is cut, so sessions may become one
-RESPONSES_MAX = 100_000  # answers remembered, about 20 MB; what refers to one forgotten goes anywhere
+SESSION_BYTES_MAX = 4096  # of a session field; a longer one is ignored
+SESSION_CHARACTERS_MAX = 256  # a longer name is cut, so sessions may become one
+RESPONSES_MAX = 100_000  # answers remembered, about 20 MB; a reference to a forgotten one goes anywhere
 RESPONSE_ID_MAX = 256
 RESPONSES_PATH = "/v1/responses"
 _RESPONSE_ID = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
@@ -32,13 +32,13 @@ Ties = tuple[str | None, tuple[int, ...], str | None]
 
 
 class Made:
-    """Where an answer was made, and for whom."""
+    """Where an answer was made, and its owner."""
 
     __slots__ = ("endpoint", "owner")
 
     def __init__(self, endpoint: str, owner: str | None) -> None:
         self.endpoint = endpoint
-        self.owner = owner  # the tenant whose key asked for it; None: nobody proved to be anybody
+        self.owner = owner  # the tenant, if a key identified it
 
 
 class Responses:
@@ -49,7 +49,7 @@ class Responses:
         self.tell: Callable[[str, str, str | None], None] | None = None  #: to other processes; no endpoint: forgotten
 
     def made(self, head: bytes, endpoint: str, owner: str | None = None) -> bool:
-        """Note that an answer that begins like `head` was made there. Returns False if it does not tell its id yet."""
+        """Note that an answer that begins with `head` was made there. Returns False if its id has not come yet."""
         found = _RESPONSE_ID.search(head)
         if found is None:
             return False
@@ -60,7 +60,7 @@ class Responses:
         return True
 
     def note(self, answer: str, endpoint: str, owner: str | None) -> bool:
-        """Remember where an answer was made; with an empty `endpoint`, forget it. Return whether that is news."""
+        """Remember where an answer was made; empty `endpoint`: forget it. Returns True if that is new."""
         if not endpoint:
             return self._made.pop(answer, None) is not None
         is_news = answer not in self._made
@@ -70,29 +70,27 @@ class Responses:
         return is_news
 
     def latest(self, count: int) -> list[tuple[str, Made]]:
-        """Return the latest `count` answers that are remembered, the oldest first."""
+        """Returns the latest `count` answers, the oldest first."""
         return list(islice(reversed(self._made.items()), count))[::-1]
 
     def find(self, response_id: str) -> Made | None:
-        """Returns what is remembered of an answer; None if nothing is."""
+        """Returns where an answer was made; None: not remembered."""
         return self._made.get(response_id)
 
     def forget(self, response_id: str) -> None:
-        """Forget an answer that was deleted, here and, through `tell`, elsewhere; `response_id` as the engine gave
-        it.
-        """
+        """Forget a deleted answer, here and, through `tell`, elsewhere."""
         self._made.pop(response_id, None)
         if self.tell is not None:
             self.tell(response_id, "", None)
 
     def home(self, response_id: object) -> str | None:
-        """Returns the endpoint where an answer was made; None if that is not remembered."""
+        """Returns the endpoint where an answer was made; None: not remembered."""
         made = self._made.get(response_id) if isinstance(response_id, str) else None
         return None if made is None else made.endpoint
 
 
 class Affinities:
-    """Reads ties as the settings say."""
+    """Reads ties by the settings."""
 
     def __init__(self, prefix_seed: int) -> None:
         self.prefix_seed = prefix_seed  #: the same wherever keys are compared: see `prefix_keys`
@@ -100,7 +98,7 @@ class Affinities:
         self.cut = prefix_keys.USUAL  #: how prompts are cut into the chunks that keys stand for
 
     def follow(self, settings: Settings) -> None:
-        """Read ties as `settings` say from now on. Which endpoint made which answer stays known."""
+        """Read ties by `settings` from now on. Answers stay remembered."""
         routing = settings.routing
         session = routing.session
         self._reads_prefix = by_cache(routing.policy)
@@ -119,7 +117,7 @@ class Affinities:
             home = self.responses.home(peek.previous_response)
         session = self._session(exchange, body, peek) if self._reads_session else None
         keys: tuple[int, ...] = ()
-        # What goes on where an earlier answer ended begins with what only the engine knows.
+        # A request that continues an earlier answer begins with a prompt that only the engine knows.
         if (
             self._reads_prefix
             and path in prefix_keys.PATHS
@@ -130,11 +128,11 @@ class Affinities:
         return session, keys, home
 
     def _session(self, exchange: Exchange, body: Body, peek: Peek) -> str | None:
-        """The first of header, cookie and body that names one."""
+        """The session named by header, cookie or body, in this order."""
         name: str | None = None
-        if self._header is not None and (value := exchange.header(self._header)):
+        if self._header is not None and (value := exchange.lookup.get(self._header)):
             name = value.decode("latin-1").strip()
-        if not name and self._cookie is not None and (cookies := exchange.header(b"cookie")):
+        if not name and self._cookie is not None and (cookies := exchange.lookup.get(b"cookie")):
             found = self._cookie.search(cookies)
             name = found[1].decode("latin-1").strip() if found is not None else None
         if not name and self._field is not None and peek.text is not None:
@@ -144,7 +142,7 @@ class Affinities:
         return name[:SESSION_CHARACTERS_MAX] if name else None
 
     def _named(self, body: Body) -> object:
-        """The session field of a body; None where it is absent, or no name."""
+        """The session field of a body; None: absent or invalid."""
         if isinstance(body, Spliced):
             raw = body.raw(self._field_name, SESSION_BYTES_MAX)
         else:

@@ -1,5 +1,5 @@
-"""A request that is divided: who computes its prompt, who answers, and in which order are they asked?
+"""A divided request: one engine computes its prompt, another one answers.
 
-`base.py` is what a journey asks of both forms; `sequential.py`: the second engine is asked when the first is done
-(vLLM); `concurrent.py`: both at once, and they meet (SGLang).
+`base.py` is the interface for a journey; `sequential.py` asks the second engine when the first is done (vLLM),
+`concurrent.py` both at once (SGLang).
 """

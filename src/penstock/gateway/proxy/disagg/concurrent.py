@@ -1,10 +1,9 @@
-"""A request at two engines at once: one computes its prompt, the other waits for that and answers.
+"""A request at two engines at once: one computes its prompt, the other waits for that and answers (SGLang).
 
-As SGLang has it: both are sent the same body, with three fields more that say where they meet: the host and bootstrap
-port of the engine that computes the prompt, and a room, a number that no other request has. The KV goes from one to the
-other without us. The answer of the first says nothing that the client should see, unless it refuses the request; it
-tells that the prompt is computed, and what of it was cached. Whichever fails before the first byte, the other one's
-work is worth nothing, and is stopped.
+Both get the same body, with three fields that say where they meet: the host and bootstrap port of the first, and a
+room, a number unique to the request. They transfer the KV cache themselves. The first one's answer shows that the
+prompt is computed and what of it was cached; the client gets it only if it is a refusal. If one fails before the first
+byte, the other's work is useless and is stopped.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ROOM_BITS = 63  # SGLang reads it as a signed number of 64
 
 
 class Meeting(Division):
-    """One journey's engines that meet. It is the sink of the first one's call, and that call's owner."""
+    """The two engines of one journey. It owns the first one's call and is its sink."""
 
     __slots__ = ("_body", "_call", "_computing", "_decode", "_head", "_heard", "_target")
 
@@ -46,7 +45,7 @@ class Meeting(Division):
         self._head: tuple[int, Headers] = (0, [])
         self._heard = AnswerReader(streamed=False, hides_usage=False)
         self._body = bytearray()  # of a refusal
-        self._computing = True  # nobody told yet that the prompt is computed
+        self._computing = True  # until the prompt is reported as computed
         self._target: Target | None = None  # the first one,
         self._call: Call | None = None  # and its call, while it is of interest
 
@@ -61,11 +60,7 @@ class Meeting(Division):
         return endpoint == self._decode
 
     def answers(self, status: int) -> bool:
-        """True if the answer may go on: the one that answers may begin before the other one told that the prompt is
-        computed.
-
-        A refusal ends the meeting.
-        """
+        """True if the answer may go on, even before the first engine reported the prompt. A refusal ends both."""
         if self._computing:
             self.hang_up()
             self._journey.endpoint = self._decode
@@ -122,7 +117,7 @@ class Meeting(Division):
 
 
 def meeting_fields(host: str, port: int) -> dict[str, bytes]:
-    """Returns what both are told of where they meet, as JSON. An IPv6 address stands in brackets."""
+    """Returns the fields that say where both meet, as JSON. An IPv6 address is in brackets."""
     host = f"[{host}]" if ":" in host else host
     room = secrets.randbits(ROOM_BITS)
     return {

@@ -1,9 +1,9 @@
-"""A request in two phases: its prompt computed at one engine, its answer made by another.
+"""A request in two phases: its prompt computed by one engine, its answer made by another (vLLM's connectors).
 
-As vLLM's connectors have it: the first engine is asked for one token, with `kv_transfer_params` that say that another
-one will go on; its answer names where the KV is, and that is spliced into the request for the second engine, whose
-answer goes to the client byte for byte. Of the first answer nothing does, unless the engine refuses the request itself.
-Where the first engine names nothing (it has no connector), the second computes the prompt again: slow, not wrong.
+The first engine is asked for one token, with `kv_transfer_params` that announce another engine; its answer names where
+the KV cache is, and that is spliced into the request for the second engine, whose answer goes to the client. The
+client gets the first answer only if it is a refusal. If the first engine names nothing (it has no connector), the
+second computes the prompt again: slow, not wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ASKED = (
 
 
 class _Shape(msgspec.Struct, gc=False):
-    """What decides whether a request can be divided, and what a prefill must not be asked for; raw."""
+    """The raw fields that decide whether a request can be divided."""
 
     kv_transfer_params: msgspec.Raw = NOTHING
     bootstrap_host: msgspec.Raw = NOTHING
@@ -65,7 +65,7 @@ _prefilled = msgspec.json.Decoder(_Prefilled).decode
 
 
 def divisible(path: str, body: Body) -> bool:
-    """True if a request that `peek` has accepted has one prompt, one answer, and no say of its own in transfers."""
+    """True if a request has one prompt, one answer, and no transfer fields of its own."""
     if path not in PATHS:
         return False
     shape = _shape(body)
@@ -89,7 +89,7 @@ def _wished(raw: msgspec.Raw) -> bool:
 
 
 def prefill_body(path: str, body: Body) -> Body:
-    """Returns the same request for its prompt alone: one token, not streamed, its KV to be fetched."""
+    """Returns the request for its prompt alone: one token, not streamed, its KV cache to be fetched."""
     shape = _shape(body)
     values = {"max_tokens": b"1", "stream": b"false", "kv_transfer_params": _ASKED}
     if path == "/v1/chat/completions" or _wished(shape.max_completion_tokens):
@@ -102,7 +102,7 @@ def prefill_body(path: str, body: Body) -> Body:
 
 
 class TwoPhase(Division):
-    """The first phase of one journey, and what it left for the second. It is the sink of the prefill's call."""
+    """The first phase of one journey, and its result for the second. It is the sink of the prefill's call."""
 
     __slots__ = ("_body", "_params", "_status", "transfer")
 
@@ -111,7 +111,7 @@ class TwoPhase(Division):
         self._status = 0
         self._body = bytearray()
         self._params: bytes | None = None  # JSON, as the prefill's engine wrote it
-        self.transfer = "none"  #: `named` when the first engine has said where the KV is
+        self.transfer = "none"  #: `named` once the first engine has named the KV cache
 
     def begin(self, targets: Mapping[str, Target]) -> None:
         journey = self._journey
