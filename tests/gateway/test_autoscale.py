@@ -198,7 +198,7 @@ async def test_every_field_is_a_number_to_keda_before_during_and_after(world: Wo
     waiting.hang_up()
 
 
-async def test_what_is_no_number_would_be_an_error(world: World) -> None:
+async def test_a_field_that_is_not_a_number_is_an_error(world: World) -> None:
     await world.gateway(endpoints=[])
     for field in ("model", "nothing"):
         with pytest.raises(KedaError):

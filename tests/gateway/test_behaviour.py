@@ -212,7 +212,7 @@ async def test_an_idle_client_connection_is_kept_and_announced_for_the_configure
     assert await client.rest() == b""
 
 
-async def test_a_client_that_expects_to_be_told_is_told(world: World) -> None:
+async def test_a_client_that_expects_100_continue_gets_it(world: World) -> None:
     await world.engine()
     await world.gateway()
     data = request(headers={"expect": "100-continue"}, body=chat())

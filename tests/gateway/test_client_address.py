@@ -79,7 +79,7 @@ async def test_balancers_are_known_from_the_next_connection_after_a_reload(world
     assert (await (await world.client(V1 + request(body=chat()))).answer()).status == 200
 
 
-async def test_whoever_is_brought_is_not_this_machine(world: World, workers: int) -> None:
+async def test_a_proxied_client_is_not_local(world: World, workers: int) -> None:
     """A balancer on this machine, and a header that says so: neither opens what this machine may see."""
     await world.engine()
     await world.gateway(workers=workers, client_address=BROUGHT)

@@ -103,7 +103,7 @@ def test_every_word_that_dashboard_and_alerts_look_for_exists() -> None:
             assert set(value.split("|")) <= words[label], query
 
 
-def test_every_alert_says_what_to_do_in_the_operations_page() -> None:
+def test_every_alert_has_a_section_in_the_operations_page() -> None:
     text = (DOCS / "operations.md").read_text()
     told = re.findall(r"^### (\w+)$", text, re.MULTILINE)
     assert told == [rule["alert"] for rule in rules()]

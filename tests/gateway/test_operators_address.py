@@ -53,7 +53,7 @@ async def apart(world: World, workers: int = 1, **more: Any) -> None:
     await world.gateway(workers=workers, admin=admin, **more)
 
 
-async def test_operators_paths_are_there_and_nowhere_else(world: World, workers: int) -> None:
+async def test_operators_paths_are_served_there_only(world: World, workers: int) -> None:
     await world.engine()
     await apart(world, workers)
     for path in OPERATORS:

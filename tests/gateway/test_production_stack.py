@@ -99,7 +99,7 @@ async def test_an_engine_that_is_gone_is_not_healthy(world: World) -> None:
     assert await world.metric("vllm:healthy_pods_total", server=engine.url) == 0
 
 
-def test_callers_make_no_more_series_than_are_bounded() -> None:
+def test_the_series_made_by_callers_are_bounded() -> None:
     stack = ProductionStack(lambda: Scheduler(SchedulerSettings(), random=Random(0)).snapshot(now=0.0), now=lambda: 0.0)
     stack.model_known("real")
     for number in range(MODELS_MAX + 10):
@@ -119,7 +119,7 @@ def test_the_last_minute_forgets() -> None:
     assert minute.per_s(1000.0) == 0.0
 
 
-def test_a_machine_that_tells_nothing_has_a_disk(tmp_path: Path) -> None:
+def test_a_machine_without_figures_has_a_disk(tmp_path: Path) -> None:
     assert [name for name, _ in Machine(tmp_path).usage()] == ["disk"]
     (tmp_path / "stat").write_text("cpu  10 0 10 60 20 0 0 0 0 0\ncpu0 1\n")
     (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemAvailable: 250 kB\n")

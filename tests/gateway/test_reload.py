@@ -259,7 +259,7 @@ async def test_keys_limits_and_admin_tokens_change(world: World) -> None:
     assert hashed.encode() not in state
 
 
-async def test_a_file_of_endpoints_is_watched_from_now_on_or_no_more(world: World, tmp_path: Path) -> None:
+async def test_a_reload_starts_and_stops_watching_a_file_of_endpoints(world: World, tmp_path: Path) -> None:
     fixed, found = await world.engine(), await world.engine()
     listed = tmp_path / "engines.yaml"
     listed.write_text(f"[{{url: '{found.url}', name: found}}]")

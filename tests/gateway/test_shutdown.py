@@ -201,7 +201,7 @@ async def test_a_second_signal_forces(world: World, number: signal.Signals) -> N
     await world.until(lambda: engine.engine.in_engine == 0)
 
 
-async def test_without_load_it_leaves_at_once_whoever_is_still_connected(world: World) -> None:
+async def test_without_load_it_ends_at_once_despite_idle_connections(world: World) -> None:
     async with serving(world, "--endpoint", "http://127.0.0.1:9") as process:
         kept = await world.client(request("GET", "/health"))
         assert (await kept.answer()).status == 200
@@ -219,7 +219,7 @@ async def test_a_port_in_use_is_one_line_and_exit_code_1() -> None:
     assert process.log.startswith(b"penstock: cannot listen on 127.0.0.1:%d: " % port)
 
 
-async def test_wrong_settings_are_all_named_and_exit_code_2(tmp_path: Any) -> None:
+async def test_all_wrong_settings_are_reported_with_exit_code_2(tmp_path: Any) -> None:
     path = tmp_path / "penstock.yaml"
     wrong = {
         "endpoints": [{"url": "gpu-0:8000"}, {"url": "http://a:1"}, {"url": "http://a:1"}],

@@ -116,7 +116,7 @@ def test_a_value_of_any_kind_that_is_given_again_is_passed_over(value: bytes) ->
     assert replace_model(raw, "b") == b'{"x":%b,"model":"b","x":1}' % value
 
 
-def test_a_field_among_very_many_is_set_all_the_same() -> None:
+def test_a_field_among_very_many_is_set() -> None:
     many = {f"k{n}": n for n in range(20_000)}
     raw = json.dumps({"model": "a", **many}).encode()
     assert json.loads(replace_model(raw, "b")) == {"model": "b", **many}
@@ -212,7 +212,7 @@ def test_of_a_large_body_the_same_fields_are_set_and_removed(
     assert json.loads(written(large.without(gone))) == {name: value for name, value in held.items() if name != gone}
 
 
-def test_what_is_peeked_at() -> None:
+def test_peeked_fields() -> None:
     assert peek(b'{"model":"a","stream":true,"max_tokens":7}').output_tokens_max == 7
     assert peek(b'{"model":"a","max_tokens":7,"max_completion_tokens":9}').output_tokens_max == 9
     assert peek(b'{"model":"a","stream":true}').stream is True

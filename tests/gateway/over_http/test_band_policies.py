@@ -54,7 +54,7 @@ async def test_each_band_has_its_own_order(world: World) -> None:
     assert await order(world, "batch", asked) == ["long", "middle", "short"]
 
 
-async def test_a_reload_changes_them_for_who_waits(world: World) -> None:
+async def test_a_reload_changes_them_for_queued_requests(world: World) -> None:
     (engine,) = [await world.engine(max_num_seqs=1)]
     await world.gateway(slots=1, bands=[{"name": "standard"}, {"name": "batch"}])
     hold = await world.streaming(tokens=300)

@@ -20,7 +20,7 @@ async def test_a_fresh_gateway_refuses_no_short_deadline(world: World) -> None:
         assert (await world.chat_with({header: "100"}, stream=True)).status == 200
 
 
-async def test_after_a_slow_spell_who_can_be_served_in_time_is_served(world: World) -> None:
+async def test_after_a_slow_spell_feasible_deadlines_are_accepted_again(world: World) -> None:
     engine = await world.engine(step_s=0.01)
     await world.gateway(slots=32)
 

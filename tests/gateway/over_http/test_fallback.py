@@ -47,7 +47,7 @@ async def both(world: World, *, slots: int = 4, **settings: Any) -> None:
     await world.gateway(slots=slots, **{"models": BIG_FALLS_BACK, **settings})
 
 
-async def test_what_nobody_serves_is_asked_of_its_fallback_and_the_answer_says_so(world: World) -> None:
+async def test_a_model_without_endpoints_is_served_by_its_fallback_with_a_header(world: World) -> None:
     await both(world, models={"retired": {"fallback": ["gone", "small"]}})
     assert served_by(await ask(world, "retired")) == (200, "small", "small")
     assert served_by(await ask(world, "small")) == (200, None, "small"), "it is what was asked for"
@@ -67,7 +67,7 @@ async def test_the_body_is_the_callers_own_but_for_the_name_also_by_way_of_an_al
     assert served_by(await ask(world, "gpt", stream=False, user="u" * 300_000)) == (200, "small", "small"), "large ones"
 
 
-async def test_with_its_engine_dead_what_waits_and_what_comes_goes_to_the_fallback_at_once(world: World) -> None:
+async def test_if_its_engine_dies_queued_and_new_requests_go_to_the_fallback(world: World) -> None:
     await both(world, slots=1, queue={"max_wait": "60s"})
     await hold(world, "big")
     waits = world.soon(ask(world, "big"))
@@ -208,7 +208,7 @@ def test_each_is_asked_once_in_order_and_then_the_first_has_the_word() -> None:
     assert fallback.answer(last) is first
 
 
-def test_where_nobody_took_it_it_waits_once_for_the_model_that_was_asked_for() -> None:
+def test_if_no_fallback_takes_it_a_request_waits_once_for_its_own_model() -> None:
     asked: list[str] = []
     fallback = Fallback("a", ["b"], b"")
     for end in (ended(Reason.NO_ENDPOINT), ended(Reason.QUEUE_FULL)):
@@ -223,7 +223,7 @@ def test_where_nobody_took_it_it_waits_once_for_the_model_that_was_asked_for() -
 
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - FALLS_BACK))
-def test_what_is_not_the_models_fault_is_told_as_it_is(reason: Reason) -> None:
+def test_errors_of_the_request_itself_start_no_fallback(reason: Reason) -> None:
     fallback = Fallback("a", ["b", "c"], b"")
     assert fallback.takes(ended(Reason.QUEUE_FULL))
     assert fallback.next() == "b"

@@ -109,7 +109,7 @@ async def test_where_all_contexts_are_alike_the_first_refusal_is_the_answer(worl
     assert await world.metric("penstock_requests_total", outcome="completed", model="sim") == 1
 
 
-async def test_where_nobody_takes_it_the_last_refusal_passes_after_as_many_attempts_as_there_may_be(
+async def test_after_the_last_attempt_the_last_refusal_passes(
     world: World,
 ) -> None:
     engines = Engines(world)
@@ -125,7 +125,7 @@ async def test_where_nobody_takes_it_the_last_refusal_passes_after_as_many_attem
     assert [e.state for e in world.picture().endpoints] == ["up"] * 4
 
 
-async def test_a_model_that_takes_no_pictures_is_left_out_once_it_has_said_so(world: World) -> None:
+async def test_an_engine_that_refused_pictures_gets_no_more_of_them(world: World) -> None:
     engines = Engines(world)
     blind = whole(BLIND, b"400 Bad Request")
     await engines.add("blind", lambda data: blind if b"image_url" in data else OK, 4096)
@@ -157,9 +157,7 @@ async def test_a_model_that_takes_no_pictures_is_left_out_once_it_has_said_so(wo
         (422, "Extra inputs are not permitted", None),
     ],
 )
-def test_what_a_refusal_is_about_is_told_by_the_words_of_engines(
-    status: int, words: str, expected: Failure | None
-) -> None:
+def test_the_subject_of_a_refusal_is_read_from_engines_words(status: int, words: str, expected: Failure | None) -> None:
     body = json.dumps({"error": {"message": words}}).encode()
     assert refuses(status, body, has_media=True) is expected
     assert refuses(status, body, has_media=False) is (None if expected is Failure.MODALITY else expected)

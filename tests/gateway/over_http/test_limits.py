@@ -76,7 +76,7 @@ async def test_a_burst_of_500_on_gauges_that_stand_at_0_is_no_herd(world: World,
     assert len(engine.log.entries) == 500
 
 
-async def test_what_waits_is_bounded_in_bytes_too(world: World) -> None:
+async def test_the_queue_is_bounded_in_bytes(world: World) -> None:
     await world.engine(step_s=0.02)
     await world.gateway(slots=1, queue={"max_bytes": "10KiB"})
     running = await world.streaming(tokens=500)

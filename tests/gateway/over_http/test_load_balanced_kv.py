@@ -67,7 +67,7 @@ async def test_from_the_threshold_on_the_least_loaded_one_is_taken(world: World)
     hang_up(clients)
 
 
-async def test_a_prompt_that_nobody_holds_is_served_by_whoever_has_room(world: World) -> None:
+async def test_an_uncached_prompt_goes_to_an_endpoint_with_room(world: World) -> None:
     controller = await cluster(world)
     controller.holds("cache-1", TOKENS)
     clients = await busy(world, "gpu-0", 2) + await busy(world, "gpu-1", 1)

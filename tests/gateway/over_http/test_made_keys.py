@@ -72,7 +72,7 @@ async def _answers(world: World, key: str, status: int, until_then: tuple[int, .
 # --- made, listed, withdrawn -------------------------------------------------------------------------------------
 
 
-async def test_keys_are_made_listed_and_withdrawn_while_it_runs(world: World, tmp_path: Path) -> None:
+async def test_keys_are_issued_listed_and_revoked_at_run_time(world: World, tmp_path: Path) -> None:
     engine = await world.engine()
     await gateway(world, tmp_path)
     made = await make(world, models=["sim"], max_output_tokens=7, expires="2100-01-01")
@@ -116,7 +116,7 @@ async def test_keys_are_made_listed_and_withdrawn_while_it_runs(world: World, tm
     assert key not in json.dumps(events)
 
 
-async def test_a_restart_forgets_no_key_and_remembers_none_that_was_withdrawn(world: World, tmp_path: Path) -> None:
+async def test_a_restart_keeps_issued_keys_and_no_revoked_ones(world: World, tmp_path: Path) -> None:
     await world.engine()
     await gateway(world, tmp_path)
     stays, goes = (await make(world, "stays"))["key"], (await make(world, "goes"))["key"]

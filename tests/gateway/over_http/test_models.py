@@ -63,7 +63,7 @@ async def test_a_models_requests_have_its_band_without_asking_and_an_alias_may_h
     assert await band_of(world, "sim", x_penstock_band="interactive") == "standard"
 
 
-async def test_an_alias_has_what_is_said_of_its_model_where_it_says_nothing_itself(world: World) -> None:
+async def test_an_alias_inherits_the_settings_of_its_model(world: World) -> None:
     await world.engine()
     await world.gateway(models={"sim": {"band": "batch"}, "other": {"to": "sim"}})
     assert await band_of(world, "other") == "batch"
@@ -77,7 +77,7 @@ async def test_an_alias_has_what_is_said_of_its_model_where_it_says_nothing_itse
     ],
     ids=["its own highest band", "everybody's, below the default"],
 )
-async def test_who_is_kept_low_stays_low_with_an_urgent_model(world: World, settings: dict[str, Any]) -> None:
+async def test_a_tenants_highest_band_holds_for_an_urgent_model(world: World, settings: dict[str, Any]) -> None:
     await world.engine()
     await world.gateway(models={"sim": {"band": "interactive"}}, **settings)
     expected = "batch" if "identity" in settings else "standard"
@@ -91,7 +91,7 @@ async def test_an_alias_is_a_flow_of_its_own_where_models_are_a_level(world: Wor
     assert await served_first(world, 6, 6, "sim", "alias") == {"sim": 3, "alias": 3}
 
 
-async def test_models_share_by_weight_and_a_reload_weighs_anew(world: World) -> None:
+async def test_models_share_by_weight_and_follow_a_reload(world: World) -> None:
     await world.engine(max_num_seqs=1)
     await world.gateway(slots=1, models={"a": {"to": "sim", "weight": 3}, "b": {"to": "sim"}}, fairness=LEVELS)
     assert await served_first(world, 8, 8, "b", "a") == {"a": 6, "b": 2}
@@ -123,7 +123,7 @@ async def test_a_served_models_own_prices_hold_for_its_aliases(world: World) -> 
     assert first["cheap"] == pytest.approx(6, abs=1)
 
 
-async def test_models_list_names_aliases_and_not_what_is_only_said_of_a_model(world: World) -> None:
+async def test_models_list_has_aliases_but_no_models_without_endpoint(world: World) -> None:
     await world.engine()
     await world.gateway(models={"sim": {"band": "batch"}, "alias": {"to": "sim"}, "nowhere": {"band": "batch"}})
     listed = [entry["id"] for entry in (await world.ask("GET", "/v1/models")).json()["data"]]

@@ -38,7 +38,7 @@ async def test_fast_readings_begin_when_somebody_waits_however_long_the_interval
 
 
 @pytest.mark.virtual_time
-async def test_a_size_that_nobody_tells_is_found_by_answers_alone(world: World) -> None:
+async def test_an_unknown_size_is_found_by_answers_alone(world: World) -> None:
     engine = await world.engine(max_num_seqs=64, step_s=0.01)
     endpoint = {"url": engine.url, "engine": "openai", "slots": "auto"}
     await world.gateway(endpoints=[endpoint], bands=[{"name": "b"}], default_band="b")
@@ -58,7 +58,7 @@ async def test_a_size_that_nobody_tells_is_found_by_answers_alone(world: World) 
 
 
 @pytest.mark.virtual_time
-async def test_gauges_frozen_at_overloaded_keep_nobody_out_for_long(world: World) -> None:
+async def test_gauges_frozen_at_overloaded_close_an_endpoint_only_briefly(world: World) -> None:
     engine = await world.engine(max_num_seqs=8, step_s=0.01)
     fault(engine, "metrics_lie", value={"page": "frozen-overloaded"})
     await world.gateway(slots=8)

@@ -151,9 +151,7 @@ async def test_a_package_routes_orders_and_divides_by_the_names_it_gives(world: 
     assert (await world.ask("GET", "/admin/state")).json()["policy_trouble"] == []
 
 
-async def test_one_that_scores_goes_where_the_least_score_is_and_its_scores_are_told(
-    world: World, install: Install
-) -> None:
+async def test_a_scoring_policy_picks_the_least_score_and_reports_scores(world: World, install: Install) -> None:
     install({"routing": {"by_name": "ByName"}})
     for _ in range(2):
         await world.engine()
@@ -167,7 +165,7 @@ async def test_one_that_scores_goes_where_the_least_score_is_and_its_scores_are_
     assert [(one["endpoint"], one["score"]) for one in sent["candidates"]] == [("z", -122.0), ("a", -97.0)]
 
 
-async def test_one_that_raises_serves_nobody_worse_and_is_told(world: World, install: Install) -> None:
+async def test_a_policy_that_raises_delays_no_request_and_is_reported(world: World, install: Install) -> None:
     install({"routing": {"raises": "Raises"}, "fairness": {"sometimes": "Sometimes"}})
     for _ in range(2):
         await world.engine()
@@ -182,7 +180,7 @@ async def test_one_that_raises_serves_nobody_worse_and_is_told(world: World, ins
     assert "nan" in told["sometimes"]["last"]
 
 
-def test_what_is_wrong_with_one_is_told_at_its_path(install: Install) -> None:
+def test_an_invalid_policy_is_reported_at_its_path(install: Install) -> None:
     routing = {"seven": "no_policy", "nothing": "makes_nothing", "refuses": "refuses", "gone": "NotThere"}
     install(
         {"routing": routing, "fairness": {"negative": "Negative", "seven": "no_policy"}, "ordering": {"x": "no_policy"}}
@@ -204,13 +202,13 @@ def test_what_is_wrong_with_one_is_told_at_its_path(install: Install) -> None:
     assert line.startswith("bands[0].ordering: `x` (strange_policies:no_policy")
 
 
-def test_a_package_that_can_not_be_imported_is_told_with_its_reason(install: Install) -> None:
+def test_an_import_error_of_a_package_is_reported_with_its_reason(install: Install) -> None:
     install({"routing": {"broken": "X"}}, package="broken", code="import not_there_at_all")
     (line,) = problems(routing={"policy": "broken"})
     assert "of the package `broken`) can't be imported: ModuleNotFoundError: No module named 'not_there_at_all'" in line
 
 
-def test_names_that_clash_are_told_and_only_where_they_are_used(install: Install) -> None:
+def test_clashing_names_are_errors_only_if_used(install: Install) -> None:
     install({"routing": {"mine": "Last", "least_loaded": "Last"}}, package="one")
     install({"routing": {"mine": "Last"}}, package="two")
     (line,) = problems(routing={"policy": "mine"})
@@ -222,7 +220,7 @@ def test_names_that_clash_are_told_and_only_where_they_are_used(install: Install
     from_mapping({"routing": {"policy": "kv"}})
 
 
-def test_an_unknown_name_is_told_with_all_that_are_there(install: Install) -> None:
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(install: Install) -> None:
     install({"ordering": {"newest": "newest_first"}})
     (line,) = problems(ordering="newst")
     assert line == "ordering: `newst`: expected fcfs, deadline, shortest_first or newest (did you mean `newest`?)"

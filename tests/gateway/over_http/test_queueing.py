@@ -24,7 +24,7 @@ async def switch(world: World, *, on: bool, **settings: Any) -> None:
     assert "queue.enabled" in answer.json()["changed"]
 
 
-async def test_off_all_who_wait_are_sent_at_once_and_on_the_slots_bind_again(world: World) -> None:
+async def test_queueing_off_sends_all_queued_requests_and_on_restores_slots(world: World) -> None:
     engine = await world.engine(step_s=0.02, max_num_seqs=2)
     await world.gateway(slots=2)
     tasks = [world.soon(world.chat(str(at), tokens=40)) for at in range(6)]
@@ -45,7 +45,7 @@ async def test_off_all_who_wait_are_sent_at_once_and_on_the_slots_bind_again(wor
     assert max(endpoint.leases for endpoint in world.picture().endpoints) == 0
 
 
-async def test_who_waits_for_an_endpoint_that_is_gone_waits_on_for_as_long_as_it_may(world: World) -> None:
+async def test_a_request_for_a_removed_endpoint_keeps_its_time_in_the_queue(world: World) -> None:
     engine = await world.engine(step_s=0.005)
     await world.gateway(slots=4)
     fault(engine, "refuse")
@@ -61,7 +61,7 @@ async def test_who_waits_for_an_endpoint_that_is_gone_waits_on_for_as_long_as_it
     assert (await task).status == 200
 
 
-async def test_a_tenants_limit_on_what_runs_holds_when_it_is_switched_off(world: World) -> None:
+async def test_a_tenants_limit_on_running_requests_holds_with_queueing_off(world: World) -> None:
     engine = await world.engine(step_s=0.02)
     await world.gateway(slots=1, tenants=[{"name": "a", "limits": {"running": 2}}])
     tasks = [world.soon(world.chat_with({"x-tenant-id": "a"}, tokens=20)) for _ in range(4)]
@@ -72,7 +72,7 @@ async def test_a_tenants_limit_on_what_runs_holds_when_it_is_switched_off(world:
     assert engine.log.in_engine_max == 2
 
 
-async def test_what_was_sent_while_it_was_off_and_fails_while_it_is_on_waits(world: World) -> None:
+async def test_a_request_sent_with_queueing_off_that_fails_after_it_is_on_waits(world: World) -> None:
     """Without a queue its last answer would be the end; with one it goes back to its place."""
     engine = await world.engine(step_s=0.02)
     await world.gateway(slots=1, queue={"enabled": False})
@@ -92,7 +92,7 @@ async def test_what_was_sent_while_it_was_off_and_fails_while_it_is_on_waits(wor
     assert (await task).status == 200
 
 
-async def test_it_is_told_why_it_is_on_or_off(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_reason_for_queueing_on_or_off_is_reported(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     await world.engine()
     await world.gateway()
     ready = (await world.ask("GET", "/readyz")).json()["queueing"]
@@ -111,7 +111,7 @@ async def test_it_is_told_why_it_is_on_or_off(world: World, capsys: pytest.Captu
     assert "Queueing: off" in capsys.readouterr().out
 
 
-def test_who_said_so_is_a_file_a_variable_or_a_flag(tmp_path: Path) -> None:
+def test_the_origin_is_a_file_a_variable_or_a_flag(tmp_path: Path) -> None:
     path = tmp_path / "penstock.yaml"
     path.write_text("queue: {enabled: false}")
     empty = tmp_path / "empty.yaml"

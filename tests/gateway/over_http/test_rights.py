@@ -76,7 +76,7 @@ async def test_a_key_uses_the_models_that_it_names_and_sees_no_others(world: Wor
     assert tokenized.status == 403
 
 
-async def test_openais_client_is_told_that_it_has_no_permission(world: World) -> None:
+async def test_openais_client_raises_permission_denied(world: World) -> None:
     await world.engine()
     await world.gateway(**narrow(models=["other"]))
     async with client(world) as asking:
@@ -84,7 +84,7 @@ async def test_openais_client_is_told_that_it_has_no_permission(world: World) ->
             await asking.chat.completions.create(model="sim", messages=[{"role": "user", "content": "Hi"}])
 
 
-async def test_a_second_name_in_another_case_gets_nobody_another_model(world: World) -> None:
+async def test_a_model_field_in_another_case_does_not_bypass_rights(world: World) -> None:
     """Ollama, written in Go, takes `Model` for `model`, and the last one counts."""
     endpoint, requests = await world.scripted(OK)
     await world.gateway(endpoints=[endpoint], **narrow(models=["sim"]))
@@ -214,9 +214,7 @@ async def test_a_longer_answer_than_its_key_may_have_can_not_be_asked_for(world:
         ("/invocations", "max_tokens"),
     ],
 )
-async def test_a_request_that_says_nothing_is_sent_with_what_its_key_may_have(
-    world: World, path: str, field: str
-) -> None:
+async def test_a_request_without_a_limit_is_sent_with_that_of_its_key(world: World, path: str, field: str) -> None:
     endpoint, requests = await world.scripted(OK)
     await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
     for size in (10, 300_000):  # a small body, and one that is read by steps
@@ -322,7 +320,7 @@ async def test_a_bounded_field_is_given_once(world: World, size: int) -> None:
         assert "more than once" in await refused(world, "/api/generate", body)
 
 
-async def test_what_has_no_answer_in_tokens_is_not_bounded(world: World) -> None:
+async def test_requests_without_output_tokens_have_no_output_limit(world: World) -> None:
     endpoint, requests = await world.scripted(OK)
     await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
     body = {"model": "sim", "input": "x"}
@@ -344,7 +342,7 @@ async def test_a_key_is_a_user_by_its_name(world: World) -> None:
 # --- until when --------------------------------------------------------------------------------------------------
 
 
-async def test_a_key_that_has_expired_is_told_so(world: World) -> None:
+async def test_an_expired_key_gets_an_error_that_names_the_date(world: World) -> None:
     await world.engine()
     await world.gateway(**narrow(expires="2026-01-31"))
     for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("POST", "/tokenize")):
@@ -380,7 +378,7 @@ async def test_a_key_works_up_to_its_last_second(world: World) -> None:
 
 
 @pytest.mark.parametrize("place", ["tenant", "anonymous"])
-async def test_a_days_tokens_are_reserved_settled_and_told(world: World, place: str) -> None:
+async def test_tokens_of_a_day_are_reserved_settled_and_reported(world: World, place: str) -> None:
     """A day's 500 tokens come back at 21 an hour, so what is used up stays so for hours."""
     limits = {"tokens_per_day": 500}
     settings: dict[str, Any] = {"identity": {"anonymous": {"limits": limits}}}

@@ -175,7 +175,7 @@ async def test_a_session_waits_for_its_engine_and_then_moves(world: World) -> No
 # --- earlier answers --------------------------------------------------------------------------------------------------
 
 
-async def test_what_goes_on_from_an_earlier_answer_goes_where_that_was_made(world: World) -> None:
+async def test_a_continued_answer_goes_to_the_engine_of_the_earlier_one(world: World) -> None:
     def answering(name: str) -> bytes:
         body = json.dumps({"id": f"resp_{name}", "object": "response", "status": "completed", "output": []}).encode()
         return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body

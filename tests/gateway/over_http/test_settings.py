@@ -72,7 +72,7 @@ async def test_the_shortest_of_a_flow_goes_first(world: World, settings: dict[st
 @pytest.mark.parametrize(
     "settings", [{"fairness": {"policy": "fcfs"}}, {"bands": [{"name": "standard", "fairness": {"policy": "fcfs"}}]}]
 )
-async def test_who_came_first_is_served_first(world: World, settings: dict[str, Any]) -> None:
+async def test_requests_are_served_in_order_of_arrival(world: World, settings: dict[str, Any]) -> None:
     await world.engine()
     await world.gateway(slots=1, tenants=TENANTS, **settings)
     asked = [("a", "1", 4), ("a", "2", 4), ("a", "3", 4), ("b", "4", 4)]
@@ -87,7 +87,7 @@ FREE = {"prompt": 0, "cached_prompt": 0, "completion": 0}
     ("kind", "heavy", "light"),
     [("prompt", (LONG, 1), ("hi", 1)), ("completion", ("hi", 16), ("hi", 1))],
 )
-async def test_what_has_a_price_is_what_turns_are_dealt_by(
+async def test_prices_decide_the_share_of_service(
     world: World, place: str, kind: str, heavy: tuple[str, int], light: tuple[str, int]
 ) -> None:
     """With the one price, who asks for more of it stands back; with the other, both take turns."""
@@ -165,7 +165,7 @@ async def test_how_long_it_helps_to_wait_in_a_band(world: World, band: dict[str,
 
 @pytest.mark.parametrize("limit", [{"max_requests": 1}, {"max_bytes": 3000}, {"max_tokens": 500}])
 @pytest.mark.parametrize("place", ["queue", "band"])
-async def test_what_may_wait_is_bounded(world: World, place: str, limit: dict[str, int]) -> None:
+async def test_the_queue_is_bounded(world: World, place: str, limit: dict[str, int]) -> None:
     await world.engine()
     settings: dict[str, Any] = {"queue": limit}
     if place == "band":
@@ -175,7 +175,7 @@ async def test_what_may_wait_is_bounded(world: World, place: str, limit: dict[st
 
 @pytest.mark.parametrize("limit", [{"queued": 1}, {"queued_bytes": 3000}, {"queued_tokens": 500}])
 @pytest.mark.parametrize("place", ["tenant", "anonymous"])
-async def test_what_a_tenant_may_have_waiting_is_bounded_in_every_measure(
+async def test_the_queue_of_a_tenant_is_bounded_in_every_measure(
     world: World, place: str, limit: dict[str, int]
 ) -> None:
     await world.engine()
@@ -196,7 +196,7 @@ async def refuses_the_second(world: World, code: str, **settings: Any) -> None:
     assert (await first).status == 200
 
 
-async def test_who_asks_for_no_band_has_the_default_one_and_a_header_of_ones_own_names_it(world: World) -> None:
+async def test_the_default_band_and_a_custom_band_header(world: World) -> None:
     await world.engine()
     await world.gateway(default_band="interactive", identity={"band_header": "x-class"})
     assert (await world.chat()).header("x-penstock-band") == "interactive"
@@ -207,7 +207,7 @@ async def test_who_asks_for_no_band_has_the_default_one_and_a_header_of_ones_own
 # --- admission ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_engine_that_tells_no_size_begins_with_so_many_slots(world: World) -> None:
+async def test_an_engine_of_unknown_size_begins_with_slots_initial(world: World) -> None:
     await world.engine()
     endpoint = {"url": world.engines[0].url, "engine": "openai", "models": ["sim"]}
     await world.gateway(endpoints=[endpoint], admission={"slots_initial": 3})
@@ -357,7 +357,7 @@ DOCUMENT = "word " * 1_200  # 1,500 tokens
 
 
 @pytest.mark.parametrize("place", ["fairness", "models"])
-async def test_what_is_cached_has_a_price_of_its_own(world: World, place: str) -> None:
+async def test_cached_prompt_tokens_have_their_own_price(world: World, place: str) -> None:
     await world.engine()
     for price, turns in ((0, False), (1, True)):
         prices = {"prompt": 1, "cached_prompt": price, "completion": 0}
@@ -386,7 +386,7 @@ async def test_a_prefix_is_worth_so_much_of_a_wait(world: World, escape: str, st
     busy.hang_up()
 
 
-async def test_the_last_slots_are_kept_for_who_is_under_its_share(world: World) -> None:
+async def test_the_last_slots_are_reserved_for_tenants_under_their_share(world: World) -> None:
     await world.engine()
     tenants = [{"name": "a"}, {"name": "b", "weight": 10}]
     await world.gateway(slots=4, tenants=tenants, admission={"reserved_slots": 0.5})
@@ -503,6 +503,6 @@ def _is_read(ledger: Ledger, since_s: float) -> bool:
     return ledger.asked_s > since_s
 
 
-async def test_what_a_gateway_keeps_for_itself_is_in_its_folder(world: World, tmp_path: Path) -> None:
+async def test_a_gateway_keeps_its_state_in_its_folder(world: World, tmp_path: Path) -> None:
     await world.gateway(state_dir=str(tmp_path))
     assert list(tmp_path.rglob("*"))

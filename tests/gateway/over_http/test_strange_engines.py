@@ -33,7 +33,7 @@ async def direct(engine: EngineServer, body: dict[str, Any]) -> bytes:
     [("no_done",), ("no_finish_reason",), ("no_usage",), ("no_stream",), ("no_stream", "no_usage", "no_finish_reason")],
     ids="+".join,
 )
-async def test_what_an_answer_lacks_is_not_made_up(world: World, lacks: tuple[str, ...], *, stream: bool) -> None:
+async def test_missing_fields_of_an_answer_stay_missing(world: World, lacks: tuple[str, ...], *, stream: bool) -> None:
     engine = await world.engine()
     await world.gateway()
     for kind in lacks:
@@ -60,7 +60,7 @@ async def test_a_slot_comes_back_whatever_an_answer_lacks(world: World, lacks: s
 
 
 @pytest.mark.parametrize("page", [name for name in PAGES if name not in SLOW])
-async def test_whatever_the_page_says_all_are_answered(world: World, page: str) -> None:
+async def test_all_requests_are_answered_whatever_the_metrics_page_shows(world: World, page: str) -> None:
     engine = await world.engine(max_num_seqs=2, step_s=0.005)
     fault(engine, "metrics_lie", value={"page": page})
     await world.gateway(slots="auto")
@@ -69,7 +69,7 @@ async def test_whatever_the_page_says_all_are_answered(world: World, page: str) 
     assert [answer.status for answer in answers] == [200] * 12
 
 
-async def test_who_hangs_up_before_the_engine_had_it_gives_its_slot_back(world: World) -> None:
+async def test_a_client_that_leaves_before_the_engine_has_its_request_frees_the_slot(world: World) -> None:
     engine = await world.engine()
     fault(engine, "door", seconds=600.0, count=1)
     await world.gateway(slots=1)

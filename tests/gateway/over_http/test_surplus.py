@@ -18,7 +18,7 @@ STEP_S = 0.05
 
 @pytest.mark.slow
 @pytest.mark.virtual_time
-async def test_what_was_sent_beyond_what_an_engine_runs_comes_back(world: World) -> None:
+async def test_requests_queued_inside_an_engine_are_recalled(world: World) -> None:
     engine = await world.engine(max_num_seqs=SLOTS, step_s=STEP_S)
     await world.gateway(slots="auto")
     most = [0]

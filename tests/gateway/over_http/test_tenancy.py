@@ -65,7 +65,7 @@ async def test_without_a_known_key_nothing_is_served_where_one_is_required(
     assert await world.metric("penstock_rejections_total", reason="unauthorized") == 4
 
 
-async def test_anthropics_client_is_told_in_its_own_words(world: World) -> None:
+async def test_errors_have_anthropics_shape_for_its_client(world: World) -> None:
     await world.engine()
     await world.gateway(tenants=[TEAM_A], identity={"require_key": True})
     refused = await world.ask(path="/v1/messages", body=chat(), headers={"x-api-key": "pk-revoked"})
@@ -95,7 +95,7 @@ async def test_a_key_of_ours_never_reaches_the_engine(world: World, path: str, e
 
 
 @pytest.mark.parametrize("tenants", [[], [TEAM_A]])
-async def test_a_key_of_somebody_else_passes_on(world: World, tenants: list[Any]) -> None:
+async def test_an_unknown_key_passes_to_the_engine(world: World, tenants: list[Any]) -> None:
     endpoint, requests = await world.scripted(OK)
     await world.gateway(endpoints=[endpoint], tenants=tenants)
     headers = {"Authorization": "Bearer sk-elsewhere", "X-Api-Key": "sk-other"}
@@ -123,7 +123,7 @@ async def test_a_tenant_runs_as_many_as_it_may_and_its_others_wait_without_stand
     assert engine.log.in_engine_max == 3
 
 
-async def test_what_a_tenant_may_have_waiting_is_bounded(world: World) -> None:
+async def test_the_queue_of_a_tenant_is_bounded(world: World) -> None:
     await world.engine(step_s=0.01)
     await world.gateway(slots=1, **limited(queued=2))
     runs = await busy(world)
@@ -363,7 +363,7 @@ async def test_a_priority_orders_within_the_callers_own_flow_and_any_value_passe
 
 
 @pytest.mark.parametrize("header", ["x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"])
-async def test_what_cannot_be_served_in_time_is_refused_at_once(world: World, header: str) -> None:
+async def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once(world: World, header: str) -> None:
     await world.engine(step_s=0.01)
     await world.gateway(slots=1)
     assert (await world.chat(tokens=200)).status == 200, "from it the gateway knows how long a lease lasts"
@@ -379,7 +379,7 @@ async def test_what_cannot_be_served_in_time_is_refused_at_once(world: World, he
     assert (await world.ask(body=chat(), headers={header: "60000"})).status == 200
 
 
-async def test_what_has_become_too_late_is_not_sent(world: World) -> None:
+async def test_a_request_past_its_deadline_is_not_sent(world: World) -> None:
     engine = await world.engine(step_s=0.01)
     await world.gateway(slots=1)
     for _ in range(3):
@@ -400,7 +400,7 @@ async def test_a_deadline_without_sense_is_none(world: World, value: str) -> Non
     assert (await world.ask(body=chat(), headers={"x-slo-ttft-ms": value})).status == 200
 
 
-async def test_a_band_that_is_none_is_told_beside_the_one_that_was_given(world: World) -> None:
+async def test_an_unknown_band_is_reported_beside_the_one_in_use(world: World) -> None:
     await world.engine()
     await world.gateway()
     for headers, told in (

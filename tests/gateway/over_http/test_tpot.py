@@ -38,7 +38,7 @@ async def test_a_slow_engine_gets_nothing_more_even_where_all_it_runs_is_of_othe
     assert (await waiting).status == 200
 
 
-async def test_where_the_engine_tells_nothing_a_stream_of_our_own_shows_it_within_eight_tokens(world: World) -> None:
+async def test_without_gauges_an_own_stream_shows_tpot_within_eight_tokens(world: World) -> None:
     await world.engine(step_s=0.04)
     endpoints = [{"url": world.engines[0].url, "engine": "openai", "models": ["sim"], "slots": 8}]
     await world.gateway(endpoints=endpoints, **LIMITS[0])
