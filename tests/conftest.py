@@ -16,18 +16,15 @@ from hypothesis import settings
 
 from penstock.build import compiled
 
-gc.disable()  # until all tests are collected: nearly all that is made until then stays
+gc.disable()  # until all tests are collected, because nearly everything made until then stays
 
-settings.register_profile("shared_machine", deadline=None)  # an example's time says nothing there
+settings.register_profile("shared_machine", deadline=None)  # on a busy machine the time of an example means nothing
 settings.load_profile("shared_machine")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_folder() -> Iterator[None]:
-    """Gateways keep their own tokens here, and the commands find them here; nothing is left in anybody's home.
-
-    Nor is anything where temporary files are: what processes make there that are killed is made here.
-    """
+    """Keep gateways' tokens, and temporary files of killed processes, in one folder that is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="penstock-state-") as folder:
         without = {name: value for name, value in os.environ.items() if name != "STATE_DIRECTORY"}
         with mock.patch.dict(os.environ, {**without, "XDG_STATE_HOME": folder, "TMPDIR": folder}, clear=True):
@@ -36,7 +33,7 @@ def _state_folder() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _logs() -> Iterator[None]:
-    """A command that is run in this process logs to where it is captured, which is closed when its test is over."""
+    """Remove the log handlers of commands that ran in this process, because the test's captured output is closed."""
     root = logging.getLogger()
     level = root.level
     yield
@@ -62,7 +59,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """The collector looks as rarely as in a gateway that serves; what was made until now stays."""
+    """Collect garbage as rarely as a gateway does, and leave the imported modules out."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000)
@@ -70,6 +67,6 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What puts something of its own in the place of a part of the core can do so only where that is plain Python."""
+    """Skip tests that replace parts of the core if it is compiled."""
     if item.get_closest_marker("interpreted") is not None and compiled():
         pytest.skip("the core is compiled")

@@ -1,19 +1,18 @@
-"""How long do tests wait? Two kinds of bounds that a machine which is busy with other things does not break."""
+"""How long do tests wait? Two kinds of bounds that hold on a busy machine, too."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 
-#: Ends what would hang for good. What is waited for takes milliseconds, and seconds where a process has to start.
+#: Ends a test that hangs. The expected event takes milliseconds, or seconds if a process has to start.
 WAIT_S = 60.0
 
 
 async def looks(within_s: float, every_s: float = 0.01) -> AsyncIterator[None]:
-    """Look so often as there is time to; afterwards it is a failure.
+    """Yield once per look; fail after as many looks as fit into `within_s`.
 
-    The bound is a number of looks, not a time: where a machine is busy, each look and what is looked for take longer
-    together.
+    The bound is a number of looks, not a time, because a busy machine slows down the looks and the event alike.
     """
     for _ in range(round(within_s / every_s)):
         yield

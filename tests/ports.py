@@ -1,4 +1,4 @@
-"""Ports for addresses that are named before anybody listens there: those of the benchmarks, which run without tests."""
+"""Ports for addresses that are written into settings before a server listens there; shared with the benchmarks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""An event loop whose time passes only while nothing is left to do: then it jumps to what is waited for next.
+"""An event loop in virtual time: when nothing is left to do, the clock jumps to the next timer.
 
-What a machine needs for its work takes no time here, so it may be as slow, or as busy with other things, as it likes.
-Sockets between parts of one process are real: what one side writes, the other side can read at once. A thread's or
-another process's work takes no time either, so who waits for one with a time limit does not belong on this loop.
+Computing takes no time, so a slow or busy machine changes nothing. Sockets between parts of one process are real: the
+other side can read a write at once. Work of threads and other processes takes no time either, so a wait for one with a
+time limit does not belong on this loop.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 
-PATIENCE_S = 30.0  # real time, for what nobody set a time for
+PATIENCE_S = 30.0  # real time to wait for a socket when there is no timer
 
 
 class _Jumps(selectors.DefaultSelector):
@@ -22,7 +22,7 @@ class _Jumps(selectors.DefaultSelector):
             return ready
         if timeout is None:
             ready = super().select(PATIENCE_S)
-            assert ready, "everything waits, and for nothing"
+            assert ready, "all tasks wait, and no timer or socket is left"
             return ready
         self.passed_s += max(timeout, 0.0)
         return ready
