@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from penstock.core.explain.snapshot import ALL, BandSnapshot, EndpointSnapshot, ModelSnapshot, Snapshot
+from penstock.core.explain.snapshot import ALL, BandSnapshot, EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import MISSING, SERVING, EndpointState, Reason
 from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
 from penstock.gateway.admin.phrases import count, printable, seconds, short_name
@@ -76,36 +76,30 @@ def tone(snapshot: Snapshot, around: Around | None = None) -> str:
     """Return how bad it is: "ok", "busy" or "bad"."""
     around = around or Around()
     lately = around.lately
-    states = {endpoint.state for endpoint in snapshot.endpoints}
     dead = any(model.endpoints and not model.up for model in snapshot.models)
-    failing = lately is not None and (of_note(lately, (Kind.BROKEN, Kind.FAILED)) or of_alarm(lately))
     stopped = snapshot.draining or snapshot.paused or ALL in snapshot.drained
-    down = around.group or _stores(around)
-    if down or stopped or dead or not states or not states.isdisjoint(MISSING) or failing:
+    if _faulty(snapshot, around) or stopped or dead:
         return "bad"
     refusing = lately is not None and of_note(lately, (Kind.REFUSED, Kind.EVICTED))
     held = snapshot.drained or snapshot.paused_tenants
-    is_aside = not states.isdisjoint(_ASIDE)
+    is_aside = any(endpoint.state in _ASIDE for endpoint in snapshot.endpoints)
     return "busy" if snapshot.waiting or held or around.away or around.strangers or is_aside or refusing else "ok"
 
 
 def is_by_operators(snapshot: Snapshot, around: Around | None = None) -> bool:
     """Whether a tone of "bad" is only what operators paused, drained or shut down: no fault."""
-    if not snapshot.endpoints or tone(snapshot, around) != "bad":
-        return False
-    replace = msgspec.structs.replace
-    drained = [
-        replace(e, state=EndpointState.UP) if e.state == EndpointState.DRAINING else e for e in snapshot.endpoints
-    ]
-    models = [replace(m, up=m.up or _drained(m, snapshot)) for m in snapshot.models]
-    running = replace(snapshot, draining=False, paused=[], drained=[], endpoints=drained, models=models, waiting=0)
-    return tone(running, around) != "bad"
+    return tone(snapshot, around) == "bad" and not _faulty(snapshot, around or Around())
 
 
-def _drained(model: ModelSnapshot, snapshot: Snapshot) -> int:
-    """How many endpoints of a model would serve if none were drained; 0 if one of them is away by itself."""
-    serving = [e for e in snapshot.endpoints if e.models is None or model.name in e.models]
-    return len(serving) if all(e.state in (*SERVING, EndpointState.DRAINING) for e in serving) else 0
+def _faulty(snapshot: Snapshot, around: Around) -> bool:
+    """Whether something is wrong by itself: a store, an endpoint, many answers, a model without endpoints."""
+    lately, endpoints = around.lately, snapshot.endpoints
+    failing = lately is not None and (of_note(lately, (Kind.BROKEN, Kind.FAILED)) or of_alarm(lately))
+    if around.group or _stores(around) or failing or not endpoints or any(e.state in MISSING for e in endpoints):
+        return True
+    dead = [model for model in snapshot.models if model.endpoints and not model.up]
+    present = (*SERVING, EndpointState.DRAINING)
+    return any(e.state not in present for m in dead for e in endpoints if e.models is None or m.name in e.models)
 
 
 def _state(snapshot: Snapshot) -> list[str]:

@@ -6,7 +6,7 @@ have room; all others are `other`. Every series that can count exists from the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import prometheus_client
@@ -20,7 +20,7 @@ from penstock.gateway.telemetry.exposition import Levels, SeriesSource, level
 from penstock.gateway.telemetry.failures import Failures
 from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Gauges, RouterAliases
 from penstock.gateway.telemetry.production_stack import ProductionStack
-from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
+from penstock.gateway.telemetry.series import OTHER, SERIES_MAX, Count, Counter, Histogram, HistogramSeries
 from penstock.gateway.telemetry.tenants import TenantSeries
 
 if TYPE_CHECKING:
@@ -58,81 +58,41 @@ class Metrics:
 
     def __init__(self, *, snapshot: Callable[[], Snapshot]) -> None:
         self._sources: list[SeriesSource] = []
-        self.counted: list[
-            Counter | Histogram | ProductionStack
-        ] = []  #: counts, in the same order in all processes of a gateway
+        #: Counts, in the same order in all processes of a gateway.
+        self.counted: list[Counter | Histogram | ProductionStack] = []
         self._bands: list[str] = []  # shared with the gauges
         self._models: set[str] = set()
         self._lines: dict[tuple[str, str], _AnswerSeries] = {}
-        self._requests = Counter("penstock_requests", "Requests that ended.", ["model", "band", "outcome", "reason"])
-        self.queue_wait = Histogram(
-            "penstock_queue_wait_seconds", "Time in the queue.", ["band", "outcome"], bounds=_WAITS_S
-        )
-        self._dispatches = Counter("penstock_dispatches", "Leases granted.", ["endpoint"], most=ENDPOINTS_MAX)
-        self._prefills = Counter(
-            "penstock_prefills",
-            "Prompts computed for another endpoint to answer.",
-            ["endpoint", "transfer"],
-            most=ENDPOINTS_MAX * len(_TRANSFERS),
-        )
-        self._prefill_time = Histogram(
-            "penstock_prefill_seconds",
-            "From a divided request's dispatch to its prompt being computed.",
-            ["model", "band"],
-            bounds=_TIMES_S,
-        )
-        self._rejections = Counter("penstock_rejections", "Requests refused before they entered the queue.", ["reason"])
-        self._requeues = Counter(
-            "penstock_requeues", "Requests tried again because an endpoint did not serve them.", ["reason"]
-        )
-        self._fallbacks = Counter(
-            "penstock_fallbacks", "Requests given to another model than the one asked for.", ["model", "to"]
-        )
-        self._cancellations = Counter("penstock_queue_cancellations", "Waiting requests cancelled by their clients.")
-        self._ttft = Histogram(
-            "penstock_ttft_seconds",
-            "From the whole request to the answer's first byte.",
-            ["model", "band"],
-            bounds=_TIMES_S,
-        )
-        self._request_time = Histogram(
-            "penstock_request_seconds",
-            "From the whole request to the answer's last byte.",
-            ["model", "band"],
-            bounds=_TIMES_S,
-        )
-        self._overhead = Histogram(
-            "penstock_overhead_seconds",
-            "Penstock's own time before a request is sent, without waiting.",
-            bounds=_OVERHEADS_S,
-        )
-        self._tokens = Counter("penstock_tokens", "Tokens, as engines reported.", ["model", "kind"])
+        counter, histogram, by_band = self._counter, self._histogram, ("model", "band")
+        self._requests = counter("requests", "Requests that ended.", (*by_band, "outcome", "reason"))
+        self.queue_wait = histogram("queue_wait_seconds", "Time in the queue.", ("band", "outcome"), _WAITS_S)
+        self._dispatches = counter("dispatches", "Leases granted.", ("endpoint",), ENDPOINTS_MAX)
+        text, most = "Prompts computed for another endpoint to answer.", ENDPOINTS_MAX * len(_TRANSFERS)
+        self._prefills = counter("prefills", text, ("endpoint", "transfer"), most)
+        text = "From a divided request's dispatch to its computed prompt."
+        self._prefill_time = histogram("prefill_seconds", text, by_band, _TIMES_S)
+        self._rejections = counter("rejections", "Requests refused before they entered the queue.", ("reason",))
+        self._requeues = counter("requeues", "Requests retried after an endpoint did not serve them.", ("reason",))
+        self._fallbacks = counter("fallbacks", "Requests given to a fallback of the requested model.", ("model", "to"))
+        self._cancellations = counter("queue_cancellations", "Waiting requests cancelled by their clients.")
+        self._ttft = histogram("ttft_seconds", "From the whole request to the first byte.", by_band, _TIMES_S)
+        self._request_time = histogram("request_seconds", "From the whole request to the last byte.", by_band, _TIMES_S)
+        self._overhead = histogram("overhead_seconds", "Penstock's own time before a dispatch.", (), _OVERHEADS_S)
+        self._tokens = counter("tokens", "Tokens, as engines reported.", ("model", "kind"))
+        text = "Between an answer's first and last token, per token."
+        self._pace = histogram("time_per_output_token_seconds", text, by_band, _PACES_S)
         self._tenants = TenantSeries()
         self.failures = Failures()
-        self._pace = Histogram(
-            "penstock_time_per_output_token_seconds",
-            "Between an answer's first and last token, per token.",
-            ["model", "band"],
-            bounds=_PACES_S,
-        )
-        for series in (
-            *(self._requests, self.queue_wait, self._dispatches, self._rejections, self._requeues),
-            *(self._cancellations, self._ttft, self._request_time, self._overhead, self._tokens),
-            *(*self._tenants.all, self._pace, self._prefills, self._prefill_time, self._fallbacks),
-        ):
-            self._sources.append(series)
-            self.counted.append(series)
+        self._sources.extend(self._tenants.all)
+        self.counted.extend(self._tenants.all)
         self.loop_lag_s = 0.0
         self._config_hash = ""
         self._level("event_loop_lag_seconds", "How late the event loop ran a timer, lately.", lambda: self.loop_lag_s)
         self._sources.append(
             Levels("penstock_config_info", "The settings in force.", ["hash"], lambda: [((self._config_hash,), 1.0)])
         )
-        self._level(
-            "config_reload_failed",
-            "1 after a reload that was refused, until one is not.",
-            lambda: float(self._reload_failed),
-        )
+        text = "1 after a refused reload, until one succeeds."
+        self._level("config_reload_failed", text, lambda: float(self._reload_failed))
         self._reload_failed = False
         self._aliases = RouterAliases(snapshot, self)
         self._with_aliases = self._with_stack = False
@@ -186,6 +146,18 @@ class Metrics:
     def add_sources(self, sources: Iterable[SeriesSource]) -> None:
         """Print these, too."""
         self._sources.extend(sources)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str] = (), most: int = SERIES_MAX) -> Counter:
+        made = Counter(f"penstock_{name}", text, labels, most=most)
+        self._sources.append(made)
+        self.counted.append(made)
+        return made
+
+    def _histogram(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> Histogram:
+        made = Histogram(f"penstock_{name}", text, labels, bounds=bounds)
+        self._sources.append(made)
+        self.counted.append(made)
+        return made
 
     def _level(self, name: str, text: str, value: Callable[[], float]) -> None:
         self._sources.append(Levels(f"penstock_{name}", text, [], lambda: [((), value())]))
