@@ -199,9 +199,9 @@ def test_problems_of_this_machine_are_refused_by_both_in_the_same_words(
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (another_ones_key, "the key is another certificate's"),
-        (a_key_with_a_password, "has a password"),
-        (not_a_certificate, "is no PEM"),
+        (another_ones_key, "the key belongs to another certificate"),
+        (a_key_with_a_password, "is encrypted"),
+        (not_a_certificate, "is not a PEM"),
     ],
 )
 def test_a_wrong_private_key_is_refused_by_both_without_a_passphrase_prompt(

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from penstock.cli import check as config_cli
 from penstock.config.effect import effect_warnings
-from penstock.config.explain import NOT_YET, nested, sections
-from penstock.config.load import ConfigError, Flags, Settings, check, config_hash, from_mapping, load, require_endpoints
+from penstock.config.explain import nested, sections
+from penstock.config.load import ConfigError, Flags, Settings, config_hash, from_mapping, load, require_endpoints
 from penstock.config.problems import listing
 from penstock.config.sections.policies import OWN
 from penstock.config.sections.roles import role_warnings
@@ -30,6 +30,15 @@ FILE_BYTES_MAX = 4 * 1024 * 1024
 
 ROOT = Path(__file__).parents[2]
 NO_ENV: Mapping[str, str] = {}
+
+
+def check(path: str | None, env: Mapping[str, str]) -> list[str]:
+    """A line for each problem; empty if the settings can be used."""
+    try:
+        load(path, env)
+    except ConfigError as error:
+        return [problem.line() for problem in error.problems]
+    return []
 
 
 def read(tmp_path: Path, text: str, env: Mapping[str, str] = NO_ENV, flags: Flags | None = None) -> Settings:
@@ -727,11 +736,6 @@ def test_a_gateway_without_endpoints_does_not_start() -> None:
     require_endpoints(load(None, NO_ENV, Flags(endpoints=("http://a",))))
 
 
-def test_a_planned_setting_is_refused() -> None:
-    for _, section in sections():
-        assert not section.later & set(section.model_fields)
-
-
 # The file
 
 
@@ -888,7 +892,6 @@ def test_items_of_a_list_come_in_the_order_of_their_numbers() -> None:
             "0",
             "queue.max_wait: `0`: expected more than 0 (from PENSTOCK__QUEUE__MAX_WAIT)",
         ),
-        ("PENSTOCK__JOURNAL", "a", f"journal: {NOT_YET} (from PENSTOCK__JOURNAL)"),
         (
             "PENSTOCK__FAIRNESS__PRICES__PROMPT",
             "-1",
@@ -1046,7 +1049,7 @@ def test_the_hash_distinguishes_settings_but_not_spellings() -> None:
 def run_check(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     config_cli.add_arguments(parser)
-    return config_cli.run_check(parser.parse_args(arguments))
+    return config_cli.run(parser.parse_args(arguments))
 
 
 @pytest.fixture(autouse=True)
@@ -1103,7 +1106,7 @@ def test_the_reference_is_up_to_date() -> None:
 
 # Anything at all
 
-KEYS = sorted({key for _, section in sections() for key in [*section.model_fields, *section.later]})
+KEYS = sorted({key for _, section in sections() for key in section.model_fields})
 SCALARS = (
     st.none()
     | st.booleans()

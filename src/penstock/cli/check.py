@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def run_check(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Check a file; returns the exit code. Problems go to stderr, one per line; with `--json` all goes to stdout."""
     problems: tuple[Problem, ...] = ()
     code, message = EXIT_OK, ""
@@ -74,6 +74,3 @@ def live_problems(settings: Settings) -> list[str]:
     reports = asyncio.run(doctor.examine(settings, Doctor(timeout_s=LIVE_TIMEOUT_S, tries=False)))
     wrong = [f"{report.name}: {problem}" for report in reports for problem in report.problems]
     return wrong + doctor.unserved(settings, reports)
-
-
-run = run_check

@@ -33,7 +33,6 @@ from penstock.config.problems import (
 )
 from penstock.config.sections.section import Section
 
-NOT_YET = "not supported in this version"
 TOLD_MAX = 50  # more than anybody reads at once; a suggestion takes up to a tenth of a millisecond
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
@@ -68,7 +67,7 @@ def _sentence(detail: ErrorDetails, location: Location, written: object) -> tupl
     if kind == "extra_forbidden":
         return _unknown_key(location)
     if kind == "literal_error":
-        return _wrong_choice(written, location, _CHOICE.findall(context["expected"]))
+        return _wrong_choice(written, _CHOICE.findall(context["expected"]))
     if kind == "missing":
         return "is required", None
     if kind in {"tuple_type", "list_type"}:
@@ -80,29 +79,22 @@ def _sentence(detail: ErrorDetails, location: Location, written: object) -> tupl
 
 def _unknown_key(location: Location) -> tuple[str, str | None]:
     key, section = str(location[-1]), section_at(location[:-1])
-    if key in section.later:
-        return NOT_YET, None
     if (now := section.removed.get(key)) is not None:
         return "was removed", now
     if (ours := ours_for(key)) is not None:
         return "unknown setting", ours
     known = list(section.model_fields)
-    near = did_you_mean(key, [*known, *section.later])
+    near = did_you_mean(key, known)
     if near is None:
         found = [prefix for prefix, other in _all_sections() if key in other.model_fields]
         places = [f"`{prefix}{key}`" if prefix else f"`{key}` at the top level" for prefix in found]
         near = f"did you mean {listing(places)}?" if places else None
-    if near is None and any(key in other.later for _, other in _all_sections()):
-        return NOT_YET, None
     return "unknown setting", near or f"known here: {', '.join(known)}"
 
 
-def _wrong_choice(value: object, location: Location, choices: list[str]) -> tuple[str, str | None]:
-    expected = f"expected {listing(choices)}"
-    later = section_at(location[:-1]).later_choices.get(str(location[-1]), frozenset())
-    if isinstance(value, str) and value in later:
-        return f"{show(value)} is {NOT_YET}; {expected}", None
-    return f"{show(value)}: {expected}", did_you_mean(value, choices) if isinstance(value, str) else None
+def _wrong_choice(value: object, choices: list[str]) -> tuple[str, str | None]:
+    near = did_you_mean(value, choices) if isinstance(value, str) else None
+    return f"{show(value)}: expected {listing(choices)}", near
 
 
 def section_at(location: Location) -> type[Section]:

@@ -65,7 +65,6 @@ __all__ = [
     "TenantLimits",
     "Timeouts",
     "Tls",
-    "check",
     "config_hash",
     "endpoints_from_text",
     "from_mapping",
@@ -137,14 +136,6 @@ def _is_filled(value: object) -> bool:
     if isinstance(value, Mapping):
         return any(_is_filled(its) for its in value.values())
     return any(map(_is_filled, value)) if isinstance(value, list) else isinstance(value, Filled)
-
-
-def check(path: str | None, env: Mapping[str, str]) -> list[str]:
-    """Returns a line per problem, or a one-line summary if there is none."""
-    try:
-        return [summary(load(path, env))]
-    except ConfigError as error:
-        return [problem.line() for problem in error.problems]
 
 
 def summary(settings: Settings) -> str:

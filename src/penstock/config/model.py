@@ -291,8 +291,6 @@ class Settings(Section):
 
     _origins: OriginsSection = PrivateAttr(default_factory=OriginsSection)
 
-    later = frozenset({"journal"})
-
     listen: values.Listen = setting(
         "127.0.0.1:8080", "The address to listen on. `:8080` is every interface; port 0 is any free port."
     )

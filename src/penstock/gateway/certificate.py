@@ -47,8 +47,8 @@ def _why(error: OSError) -> str:
     """OpenSSL's error in plain words."""
     text = error.strerror or str(error)
     if "KEY_VALUES_MISMATCH" in text:
-        return "the key is another certificate's"
-    return "one of the two files is no PEM, or cut off" if "PEM lib" in text else text
+        return "the key belongs to another certificate"
+    return "one of the two files is not a PEM file, or is truncated" if "PEM lib" in text else text
 
 
 def _load(context: ssl.SSLContext, settings: Settings) -> None:

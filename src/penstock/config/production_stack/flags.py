@@ -50,7 +50,6 @@ ROUTING = {
 DIVIDED = ("disaggregated_prefill", "disaggregated_prefill_orchestrated")
 SESSIONS = ("session", "kvaware", "load_balanced_kvaware")  # that use sessions
 PREFER = (*SESSIONS, "prefixaware")  # that wait a little for one endpoint
-MODEL_TYPES = ("chat", "completion", "embeddings", "rerank", "score", "transcription", "vision", "messages")
 LOG_LEVELS = {
     "critical": "error",
     "error": "error",

@@ -1,7 +1,7 @@
 """Section: the base class of all settings.
 
-Each section is frozen, refuses unknown keys, and describes each setting for docs/configuration.md. `later` names
-planned settings, which are refused with that reason; `removed` names removed ones, with what replaces them.
+Each section is frozen, refuses unknown keys, and describes each setting for docs/configuration.md. `removed` names
+removed settings with their replacement.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ class Section(BaseModel):
     """A part of the settings: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-    later: ClassVar[frozenset[str]] = frozenset()
     removed: ClassVar[dict[str, str]] = {}
-    later_choices: ClassVar[dict[str, frozenset[str]]] = {}
 
     @model_validator(mode="before")
     @classmethod

@@ -1,12 +1,11 @@
-"""One budget of tokens for each tenant, over gateways that decide apart: told each second, never asked.
+"""One budget of tokens per tenant, shared by independent groups: reported every second, never queried by a request.
 
-Everyday picture: an account that several people spend from, each with a slip of paper. Each second one writes down at
-the bank what was spent, and on the slip what is left. So for a second each may spend what is on the slip: that is by
-how much a budget may be overdrawn, and the bank charges it all the same, so the next minute has that much less.
+Everyday picture: an account that several people spend from, each with a slip of paper. Every second the spending is
+reported to the bank, and the balance noted on a slip. So for a second each may spend the balance on its slip: a budget
+may be overdrawn by that, but the bank charges it, so the next minute has less.
 
-While the bank is closed, each goes on with the part of the budget that it used of late, among all. A part of a
-twentieth of the budget goes to each in equal shares beforehand: else a gateway at which a tenant was idle would have
-none to give.
+While the bank is closed, each goes on with the part of the budget that it used of late, among all. A twentieth of the
+budget is divided equally beforehand: otherwise a gateway with an idle tenant would have nothing to give.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ EVERY_S: Final = 1.0
 ANSWER_S: Final = 1.0
 APART_S: Final = 3.0  # without an answer
 RECENT_S: Final = 60.0  # use of so long ago counts a third
-EVEN: Final = 0.05  # of a budget, that is divided evenly whatever was used
-USES_MAX: Final = 1_000  # in one word; the others come with the next
+EVEN: Final = 0.05  # of a budget, divided evenly
+USES_MAX: Final = 1_000  # in one report; the others come with the next
 
 
 class Bank(Protocol):
-    """Where the budgets stand."""
+    """The store of the budgets."""
 
     where: str
 
     async def told(self, uses: list[Use]) -> tuple[int, list[float]]:
-        """Charge `uses`; returns how many gateways share, and what is left of each. Raises BudgetsError."""
+        """Charge `uses`; returns the number of sharing gateways, and the remainder of each. Raises BudgetsError."""
 
     async def close(self) -> None:
         """Let go of connections."""
 
 
 class _Shared:
-    """What is known of one budget."""
+    """One budget's state."""
 
     def __init__(self, at_s: float) -> None:
-        self.told = 0.0  # of what was taken here: so much the bank knows
+        self.told = 0.0  # of the use here: the part known to the bank
         self.own = self.others = 0.0  # used recently
         self.used_s = -math.inf  # when it was used here last
         self.at_s = at_s
@@ -67,7 +66,7 @@ class Together:
         decides: Callable[[], bool] = lambda: True,
         now: Callable[[], float] = clock.now,
     ) -> None:
-        """While `decides` says no, another gateway of the group speaks for all of it."""
+        """While `decides` is False, another gateway of the group reports for all of it."""
         self._scheduler = scheduler
         self._bank = bank
         self._decides = decides
@@ -91,7 +90,7 @@ class Together:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Tell the last, and end."""
+        """Report the rest, and end."""
         await cancel(self._task, wait_s=ANSWER_S)
         await self.tell()
         await self._bank.close()
@@ -105,7 +104,7 @@ class Together:
                 logger.exception("budgets")
 
     async def tell(self) -> None:
-        """Tell what was used here, and take in what is left."""
+        """Report the use here, and read the remainders."""
         if not self._decides():
             self._heard_s, self.trouble = self._now(), None
             return
@@ -133,13 +132,13 @@ class Together:
             self._scheduler.budget_shared(*key, its - meanwhile, now=self._now())
 
     def _uses(self, budgets: dict[tuple[str, float], Budget], now: float) -> list[Use]:
-        """What was used since the last time, those of which the last word is oldest first."""
+        """Returns the use since the last report, least recently reported first."""
         due: list[tuple[float, Use]] = []
         for key, budget in budgets.items():
             shared = self._shared.get(key)
             if shared is None:
                 if not budget.taken:
-                    continue  # nobody has used it here
+                    continue  # unused here
                 shared = self._shared[key] = _Shared(now)
             used = budget.taken - shared.told
             if used:

@@ -1,8 +1,8 @@
 """Budgets in Valkey, or in Redis: a bucket for each tenant, which all gateways charge and which refills by itself.
 
-One script for all that one gateway has to say: it charges what was used there and answers with what is left. Said is
-how much in all, and the store remembers what each said last: a word that was answered to nobody, and is said again, is
-charged once. A bucket that is not there begins with what the first gateway knows, so an empty store gives nothing anew.
+One script per report: it charges the use and returns the remainders. Reports are cumulative, and the store remembers
+each gateway's last one: a repeated report is charged once. A missing bucket starts with the first gateway's balance, so
+an empty store refills nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from redis.exceptions import RedisError
 
 from penstock.gateway.elect.valkey_hash import client_of, explained
 
-REMEMBERED_S: Final = 86_400.0  # what a gateway said last
-HEARD_S: Final = 10.0  # a gateway that said nothing for so long is none of those that share
+REMEMBERED_S: Final = 86_400.0  # a gateway's last report
+HEARD_S: Final = 10.0  # a gateway silent for so long no longer shares
 SCRIPT: Final = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -46,14 +46,14 @@ class BudgetsError(Exception):
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What one tenant used here since the last time, of the budget of one period."""
+    """One tenant's use since the last report, of the budget of one period."""
 
     tenant: str
     period_s: float
     size: float
     used: float
     taken: float  #: in all
-    left: float  #: as is known here, what was used included
+    left: float  #: as known here, including this use
 
 
 class ValkeyBudgets:
@@ -67,7 +67,7 @@ class ValkeyBudgets:
         self._client: Any = client_of(url, ca_file)
 
     async def told(self, uses: Sequence[Use]) -> tuple[int, list[float]]:
-        """Charge `uses`; returns how many gateways share, and what is left of each. Raises BudgetsError."""
+        """Charge `uses`; returns the number of sharing gateways, and the remainder of each. Raises BudgetsError."""
         given: list[object] = [self._id, int(HEARD_S * 1000), int(REMEMBERED_S * 1000)]
         for use in uses:
             given += [f"{use.tenant} {use.period_s:g}", use.size, use.period_s * 1000, use.used, use.taken, use.left]
