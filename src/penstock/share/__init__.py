@@ -1,10 +1,8 @@
-"""How do many carry bytes while one decides? Edges tell one decider facts, and carry out its actions.
+"""How do many carry bytes while one decides? Edges report facts to one decider and carry out its actions.
 
-An edge is whatever has clients' connections: a worker process beside the decider, a gateway on another machine. Pure:
-the same state machines run behind sockets (`gateway/workers`) and in virtual time. Read `messages.py` first, which says
-what passes between them; `frames.py` makes bytes of it and reads them strictly; `edge.py` stands where a scheduler
-would at an edge; `view.py` is what an edge knows without asking; `decider.py` stands between edges and the scheduler,
-and `peer.py` is who sits there. Deciders come and go, edges hold the truth: `announcing.py` is how an edge says all of
-it to the next decider, and `gathering.py` how that one takes it. `election.py` says which of several gateways is the
-decider.
+An edge is a process with clients' connections: a worker beside the decider, or one on another machine. Everything here
+is pure: the same state machines run behind sockets (`gateway/cluster`) and in virtual time. `messages.py` is the
+protocol, `frames.py` its bytes. `edge.py` takes the place of a scheduler at an edge, with the endpoints in `view.py`.
+`decider.py` stands between the edges, each a `peer.py`, and the scheduler. Deciders come and go, edges hold the truth:
+`announcing.py` reports all of it to the next decider, `gathering.py` checks it. `election.py` elects the decider.
 """

@@ -1,7 +1,7 @@
-"""What does an edge say to a decider that takes it? All that it holds, for it alone knows what is true.
+"""An edge's announcement to a new decider: everything that it holds, because only edges know the truth.
 
-What waits and what runs is in the edge's own books (`edge.py`). Beside these it remembers here, within bounds, what no
-request that is left would tell: what flows got in the last minute, and where sessions and prefixes went memory.
+Queued and running requests are in the edge's own books (`edge.py`). `EdgeMemory` keeps, within bounds, what ended
+requests leave behind: the service of flows in the last minute, and the endpoints of sessions and prefixes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FLOWS_MAX = 10_000
 SESSIONS_MAX = 10_000
 PREFIXES_MAX = 1_000
-PREFIX_KEYS_MAX = 50_000  # that are announced of them, the latest first: less than half a megabyte
+PREFIX_KEYS_MAX = 50_000  # announced, latest prefixes first: less than half a megabyte
 ROWS_PER_MESSAGE = 250
 
 Row = TypeVar("Row")
@@ -31,7 +31,7 @@ Flow = tuple[int, tuple[str, ...], tuple[float, ...], str, Prices | None]
 
 
 class _Got:
-    """What one flow got: requests, and tokens of prompts, of these cached, and of answers."""
+    """The service of one flow: requests, and tokens of prompts, cached ones among them, and of answers."""
 
     __slots__ = ("cached", "completion", "prompt", "requests")
 
@@ -41,7 +41,7 @@ class _Got:
 
 
 class EdgeMemory:
-    """What an edge remembers of requests that it has forgotten."""
+    """Traces of ended requests."""
 
     def __init__(self) -> None:
         self._flows: BoundedMap[Flow, tuple[Flow, _Got]] = BoundedMap(FLOWS_MAX)
@@ -49,14 +49,14 @@ class EdgeMemory:
         self._prefixes: BoundedMap[int, tuple[str, tuple[int, ...]]] = BoundedMap(PREFIXES_MAX)
 
     def sent(self, request: Request, endpoint: str) -> None:
-        """Note where a request goes."""
+        """Note the endpoint of a request."""
         if request.session is not None:
             self._sessions.set((request.model, request.session), (request.model, request.session, endpoint))
         if request.prefix:
             self._prefixes.set(request.prefix[-1], (endpoint, request.prefix))
 
     def ended(self, request: Request, usage: Usage | None, output_tokens: int, now: float) -> None:
-        """Note what a request got; where no engine told, `output_tokens` were seen."""
+        """Note a request's service; `output_tokens` count if the engine reported no usage."""
         flow = (request.band, request.flow, request.weights, request.account or request.tenant, request.prices)
         got = self._flows.renewed_or(flow, lambda: (flow, _Got()))[1]
         if usage is None:
@@ -67,7 +67,7 @@ class EdgeMemory:
         got.completion.add(usage.completion_tokens, now)
 
     def services(self, now: float) -> list[ServiceGot]:
-        """Returns what flows got, and is not forgotten."""
+        """Returns the recent service of each flow."""
         rows = [
             ServiceGot(*flow, got.requests.at(now), got.prompt.at(now), got.cached.at(now), got.completion.at(now))
             for flow, got in self._flows.values()
@@ -75,7 +75,7 @@ class EdgeMemory:
         return [row for row in rows if row.requests > 0.01]
 
     def homes(self) -> tuple[list[tuple[str, str, str]], list[tuple[str, tuple[int, ...]]]]:
-        """Returns where sessions and prefixes went, the oldest first; of prefixes as many as are worth the bytes."""
+        """Returns the endpoints of sessions and prefixes, oldest first; the latest prefixes up to `PREFIX_KEYS_MAX`."""
         prefixes: list[tuple[str, tuple[int, ...]]] = []
         left = PREFIX_KEYS_MAX
         for row in reversed(self._prefixes.values()):
@@ -96,7 +96,7 @@ def announce(
     gateways: int,
     now: float,
 ) -> None:
-    """Say all that an edge holds: each request of it either waits or runs."""
+    """Send all that an edge holds. Each of its requests either waits or runs."""
     send(Announcing(list(bands)))
     for held in requests:
         request = held.request

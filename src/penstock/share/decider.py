@@ -1,16 +1,16 @@
-"""What stands between many edges and the one scheduler: whose request is whose, and which facts still hold.
+"""Between many edges and the one scheduler: which request belongs to which edge, and which facts are still valid.
 
-To the driver a request of an edge is a journey like any other: it joins when it arrives, hears what is decided, and
-leaves. Only that what it hears is written to its edge. So one scheduler, one driver and one timer serve requests of
-this process and of all edges alike, and no decision asks where a request came from.
+To the driver a request of an edge is a journey like any other: it joins on arrival, receives the decisions, which go to
+its edge as messages, and leaves. So one scheduler, one driver and one timer serve requests of this process and of all
+edges alike, and no decision depends on where a request came from.
 
-Facts cross with actions on their way. One about a lease that was taken back meanwhile is dropped, but for two that end
-the request whatever the scheduler believes: an answer that is complete, and a client that is gone. What an edge says is
-looked at before the scheduler hears it: a number twice, a band that is not there end the link, not the gateway.
+Facts cross with actions on their way. A fact about a lease that was taken back meanwhile is dropped, except two that
+end the request in any case: a complete answer and a client that is gone. Facts are validated before the scheduler sees
+them: a repeated number or an unknown band ends the link, not the gateway.
 
-One decider decides at a time, its *epoch* says which. One that begins to lead first hears what all edges hold
-(`gathering.py`), for half a second at most, and then sends; who announces later is taken in then. One that may lead no
-longer sends nothing, and one that does no longer forgets all. Meanwhile facts are put off, in their order.
+One decider decides at a time; its *epoch* says which. A new leader first gathers what all edges hold (`gathering.py`),
+for half a second at most, and then dispatches; later announcements are merged. A leader that can't renew dispatches
+nothing, and one that steps down forgets everything. Meanwhile facts are deferred, in order.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ from penstock.share.messages import (
 )
 from penstock.share.peer import Journeys, Peer, Remote
 
-CUT_S: Final = 3.0  # that leases outlive their link: as long as a machine that died is not known to be dead
+CUT_S: Final = 3.0  # leases outlive their link so long: the time in which a dead machine is noticed
 LATER_MAX: Final = 100_000  # facts: those of seconds at full load
-EPOCH_BITS: Final = 32  # below it, in the number of a lease: so many of one epoch, and none of two
+EPOCH_BITS: Final = 32  # lease numbers of one epoch; those of two epochs never meet
 
 
 class Phase(StrEnum):
-    """What a decider does."""
+    """The state of a decider."""
 
     IDLE = "idle"  #: another one leads
-    GATHERING = "gathering"  #: it hears what edges hold
+    GATHERING = "gathering"  #: edges announce what they hold
     DECIDING = "deciding"
-    HOLDING = "holding"  #: it could not renew: it sends nothing until it has
+    HOLDING = "holding"  #: it could not renew, and dispatches nothing until it has
 
 
 class Decider:
-    """Tells the scheduler what edges say, each fact with the time of now."""
+    """Passes facts of edges to the scheduler, each with the present time."""
 
     def __init__(
         self,
@@ -88,21 +88,21 @@ class Decider:
         self._scheduler = scheduler
         self._journeys = journeys
         self._now = now
-        self.bands = bands  #: as of the settings in force, highest first
+        self.bands = bands  #: of the settings in force, highest first
         self._levels = levels
-        self.before_dispatch = before_dispatch  #: the edge has to know the endpoint before it is sent there
+        self.before_dispatch = before_dispatch  #: so that the edge knows the endpoint
         self.peers: list[Peer] = []
         self._serial = 0
         self.epoch = 1 if leads else 0
-        self.alone = False  #: it decides for its own edges only, with its part of all
-        self.gateways = 1  #: as announcers were told last
+        self.alone = False  #: it decides for its own edges only, with its part of slots and limits
+        self.gateways = 1  #: as last announced
         self._phase = Phase.DECIDING if leads else Phase.IDLE
         self._holds = False
-        self._cut: dict[str, Peer] = {}  # by name: links that broke lately, with the leases they left
-        self._expected: set[str] = set()  # edges that may hold something
+        self._cut: dict[str, Peer] = {}  # by name: links that broke recently, with their leases
+        self._expected: set[str] = set()  # edges that may hold requests
         self._begins_s = math.inf
-        self._credited: set[str] = set()  # edges whose flows' service is counted
-        self._later: list[tuple[Peer, Fact, float]] = []  # facts put off, and when they came
+        self._credited: set[str] = set()  # edges whose flows' service was counted
+        self._later: list[tuple[Peer, Fact, float]] = []  # deferred facts, and when they came
         self._taken_on = 0
         if not leads:
             scheduler.halted(afresh=True, now=now())
@@ -114,14 +114,14 @@ class Decider:
         return Phase.HOLDING if self._holds and self._phase is Phase.DECIDING else self._phase
 
     def lead(self, epoch: int, expected: Collection[str] = (), *, alone: bool = False) -> None:
-        """Lead from now on, once the `expected` edges, and those that announcers know of, have said what they hold.
+        """Lead as soon as the `expected` edges, and those that they name, have announced what they hold.
 
-        `alone`: no other gateway's edges are waited for, and it decides with one gateway's part of slots and limits. A
-        higher epoch for one that leads already is that alone.
+        `alone`: wait for no other gateway's edges, and decide with one gateway's part of slots and limits. A leader
+        that is called again takes the higher epoch.
         """
         now = self._now()
         if self._phase is not Phase.IDLE:
-            assert alone == self.alone, "who decides for others, or for others no more, steps down first"
+            assert alone == self.alone, "step down before the change between alone and all"
             self.epoch = max(self.epoch, epoch)
             if self.phase is Phase.DECIDING:
                 self._journeys.tell(self._scheduler.begun(lease_from=self._lease_from, now=now))
@@ -131,12 +131,12 @@ class Decider:
         self._scheduler.halted(afresh=True, now=now)
 
     def hold(self) -> None:
-        """Send nothing: another one may lead soon."""
+        """Dispatch nothing: another gateway may lead soon."""
         self._holds = True
         self._scheduler.halted(now=self._now())
 
     def go_on(self) -> None:
-        """It leads still."""
+        """It still leads."""
         self._holds = False
         if self._phase is Phase.GATHERING:
             self._begin_if_ready()
@@ -145,7 +145,7 @@ class Decider:
             self._catch_up()
 
     def step_down(self) -> None:
-        """Another one leads: forget what edges hold. They keep it, and say it there."""
+        """Another one leads: forget what edges hold. They announce it there."""
         now = self._now()
         self._scheduler.halted(now=now)
         for peer in [*self.peers, *self._cut.values()]:
@@ -161,12 +161,12 @@ class Decider:
         self._phase, self._begins_s = Phase.IDLE, math.inf
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do; None: never."""
+        """Returns when `expire` has something to do; None: never."""
         due_s = min([self._begins_s, *[peer.cut_until_s for peer in self._cut.values()]])
         return None if due_s == math.inf else due_s
 
     def expire(self) -> None:
-        """Let time pass: who has not announced is waited for no longer, and leases of links that broke come back."""
+        """End the wait for announcements, and return leases of links that broke long enough ago."""
         now = self._now()
         if now >= self._begins_s:
             self._expected.clear()
@@ -180,7 +180,7 @@ class Decider:
         return self.epoch << EPOCH_BITS
 
     def _begin_if_ready(self) -> None:
-        """Begin, if all have announced who are known, or the time is over."""
+        """Begin if all known edges have announced, or the time is over."""
         now = self._now()
         announced = {peer.name for peer in self.peers if peer.pieces is not None and peer.pieces.end is not None}
         over = now >= self._begins_s
@@ -194,7 +194,7 @@ class Decider:
         self._catch_up()
 
     def _catch_up(self) -> None:
-        """Tell what was put off. Each fact is carried out before the next."""
+        """Process the deferred facts, each before the next."""
         later, self._later = self._later, []
         for peer, fact, came_s in later:
             if not peer.gone:
@@ -203,19 +203,19 @@ class Decider:
     # --- edges come and go ----------------------------------------------------------------------------------------
 
     def opened(self, peer: Peer) -> None:
-        """An edge's link holds. It announces what it holds, before anything else."""
+        """An edge's link is open. First it announces what it holds."""
         self.peers.append(peer)
 
     def lost(self, peer: Peer) -> list[Action]:
-        """An edge is gone, and with it its clients: its leases come back, what waited there is dropped."""
+        """An edge is gone with its clients: its leases come back, its queued requests are dropped."""
         if peer.gone:
-            return []  # another link of it took over, or this one leads no more
+            return []  # another link replaced it, or this decider leads no longer
         self._leaves(peer)
         self._expected.discard(peer.name)
         return self._given_back(peer)
 
     def cut(self, peer: Peer) -> list[Action]:
-        """A link broke, and its edge may live: its leases are kept for a while, in which it may announce them again."""
+        """A link broke, and its edge may live: keep its leases for a while, until it announces them again."""
         if peer.gone:
             return []
         self._leaves(peer)
@@ -234,20 +234,20 @@ class Decider:
     def _given_back(self, peer: Peer) -> list[Action]:
         actions: list[Action] = []
         now = self._now()
-        # Those that wait first: else leases that come back would be given to them.
+        # Queued ones first: otherwise they would get the leases that come back.
         for remote in sorted(peer.requests.values(), key=lambda remote: not remote.waits):
             self.forget(remote)
             actions += self._scheduler.cancelled(remote.request.id, now=now)
         return actions
 
     def drop(self, remotes: Sequence[Remote]) -> None:
-        """Forget requests that are decided about elsewhere, or will be announced again."""
+        """Forget requests that another decider has, or that will be announced again."""
         for remote in remotes:
             self.forget(remote)
         self._scheduler.forgotten([remote.request.id for remote in remotes], now=self._now())
 
     def in_use(self, endpoint: str) -> bool:
-        """Whether any edge has a request there."""
+        """Returns whether any edge has a request there."""
         return any(
             remote.lease is not None and remote.endpoint == endpoint
             for peer in (*self.peers, *self._cut.values())
@@ -288,7 +288,7 @@ class Decider:
         return self._late(peer)
 
     def _late(self, peer: Peer) -> list[Action]:
-        """It announces where all is decided already: an edge that comes late, or again, or is new."""
+        """Merge the announcement of an edge that is late, returns, or is new."""
         assert peer.pieces is not None
         now = self._now()
         if peer.name not in self._cut and not peer.pieces.requests and not peer.pieces.services:
@@ -302,12 +302,12 @@ class Decider:
         return []
 
     def _book(self, peers: Sequence[Peer], now: float) -> None:
-        """Take over what these edges hold: what runs as it was sent, then what waits as it came."""
+        """Adopt the requests of these edges: running ones as they were dispatched, then queued ones as they came."""
         runs: list[tuple[Peer, RunsHere]] = []
         waits: list[tuple[Peer, WaitsHere]] = []
         for peer in peers:
             before = [other for other in self.peers if other.name == peer.name and other is not peer]
-            for other in before:  # nobody has noticed yet that its link broke
+            for other in before:  # its break was not noticed yet
                 self._leaves(other)
             before += [self._cut.pop(peer.name)] if peer.name in self._cut else []
             for other in before:
@@ -327,7 +327,7 @@ class Decider:
         for peer, run in sorted(runs, key=lambda row: -row[1].underway.running_s):
             self._take_on(peer, run, now)
         for peer, wait in sorted(waits, key=lambda row: -row[1].came_s):
-            if wait.request.pinned is not None:  # which never waits: it was never decided about
+            if wait.request.pinned is not None:  # it never queues, so no decision was made about it
                 self._later.append((peer, Arrived(wait.number, wait.request), now))
                 continue
             remote = self._joins(peer, wait.number, wait.request, now)
@@ -335,14 +335,14 @@ class Decider:
         self._tell_members()
 
     def _replaced(self, before: Peer, peer: Peer) -> None:
-        """An edge whose link broke is here again: what it still holds is announced anew, the rest is over."""
+        """An edge whose link broke has returned: what it still holds is announced again, the rest has ended."""
         assert peer.pieces is not None
         goes_on = [remote for number, remote in before.requests.items() if number in peer.pieces.requests]
         self.drop(goes_on)
         self._journeys.tell(self._given_back(before))
 
     def _take_on(self, peer: Peer, run: RunsHere, now: float) -> None:
-        """A lease that another decider granted, or this one over another link. Its edge calls it what it did."""
+        """Adopt a lease of another decider or of another link. Its edge keeps its number for it."""
         remote = self._joins(peer, run.number, run.request, now)
         its = run.underway
         remote.lease, remote.told, remote.endpoint = self._next_taken_on(), its.lease, its.endpoint
@@ -354,14 +354,14 @@ class Decider:
         self._scheduler.adopted(remote.request, came_s=run.came_s, waited_s=run.waited_s, underway=its, now=now)
 
     def _next_taken_on(self) -> int:
-        """Numbers of leases that were not granted here: none of those that are."""
+        """Negative numbers: no lease that is granted here has one."""
         self._taken_on -= 1
         return self._taken_on
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def take(self, peer: Peer, fact: Fact | Announcement) -> list[Action]:
-        """Tell the scheduler one fact. What it returns has to be carried out before the next. `LinkError`: nonsense."""
+        """Process one fact. The returned actions have to be carried out before the next. Raises `LinkError`."""
         if isinstance(fact, Piece):
             return self._announces(peer, fact)
         if not peer.announced and (peer.pieces is None or peer.pieces.end is None):
@@ -376,7 +376,7 @@ class Decider:
         return self._take(peer, fact, self._now())
 
     def _puts_off(self, peer: Peer, fact: Fact) -> bool:
-        """Whether a fact is for later: while edges are heard all are; while it holds, those about newcomers."""
+        """Whether to defer a fact: all while gathering; while holding, those about new requests."""
         if self._phase is not Phase.DECIDING or isinstance(fact, Arrived):
             return True
         return isinstance(fact, OfLease | OfRequest) and fact.number not in peer.requests
@@ -433,7 +433,7 @@ class Decider:
                 return scheduler.prefilled(lease, fact.usage, now=now)
 
     def forget(self, remote: Remote) -> None:
-        """Nothing more is decided about it."""
+        """Forget a request that needs no further decision."""
         del remote.peer.requests[remote.number]
         self._journeys.leave(remote.request.id)
 
@@ -442,7 +442,7 @@ class Decider:
         peer.stale += 1
         if not isinstance(fact, Finished):
             return []
-        self.forget(remote)  # its client has the answer: whatever it was about to wait for, or was sent to again, ends
+        self.forget(remote)  # its client has the answer, so its return to the queue or its next dispatch ends
         return self._scheduler.cancelled(remote.request.id, now=now)
 
     def _valid(self, peer: Peer, fact: Arrived) -> Arrived:
@@ -457,7 +457,7 @@ class Decider:
         return self._scheduler.arrived(remote.request, now=now)
 
     def _joins(self, peer: Peer, number: int, request: Request, came_s: float) -> Remote:
-        """A request of an edge is here, that was told of at `came_s`."""
+        """Add a request of an edge, reported at `came_s`."""
         changes: dict[str, object] = {}
         if request.deadline_s is not None:
             changes["deadline_s"] = came_s + request.deadline_s
@@ -473,10 +473,10 @@ class Decider:
     def _checked(self, peer: Peer, request: Request) -> Request:
         return checked(request, bands=peer.bands, here=self.bands, levels=self._levels)
 
-    # --- what edges are told beside actions -------------------------------------------------------------------------
+    # --- for edges, beside actions ----------------------------------------------------------------------------------
 
     def allowance(self, request: Request) -> Allowed | None:
-        """What its account has left, where it has rates."""
+        """Returns the allowance of its account; None: it has no rates."""
         account = request.account or request.tenant
         left = self._scheduler.allowance(account, now=self._now())
         return None if left is None else Allowed(account, left)

@@ -1,17 +1,14 @@
-"""What stands where the scheduler would, at an edge: facts go to the decider, its actions come back, later.
+"""An edge takes the place of the scheduler: facts go to the decider, and its actions come back later.
 
-Everyday picture: a shop floor whose manager sits in another room. Whoever serves customers tells the same things, in
-the same words, as if the manager stood beside them; what comes back comes a moment later and may cross with news.
+Facts and actions cross on their way. Two rules settle that. *An end is final*: the number of a forgotten request is
+never used again, so an action for it is dropped, and the side that forgets reports it. *An answer that a client reads
+is never retried*: a `Requeue` that comes after the first byte is not followed. The answer goes on without a lease, as
+foreign load, and the edge reports that the request needs no further decision. So no request is answered twice, and none
+is forgotten by one side alone.
 
-Crossings are settled here, by two rules. *What is over is over*: a request that the edge has forgotten is named by a
-number that is never used again, so an action for it is dropped; and who forgets says so, so the other side does too.
-*What a client has begun to read can't be taken back*: a `Requeue` that comes after the first byte is not followed. The
-answer goes on without a lease, as the foreign load that it is to the decider by then, and the edge says that nothing
-more is to be decided about it. So no request is answered twice, and none is forgotten by one side alone.
-
-*Without a link all goes on*: streams stream, leases end here, newcomers wait here. When a decider takes the edge, be it
-the one of before or another, the edge says all that it holds (`announcing.py`), and from then on listens to that one
-alone. So what was on its way when a link broke need not be known: what the edge says afterwards is what holds.
+*Without a link everything goes on*: streams continue, leases end here, new requests wait here. When a decider accepts
+the edge, the same one or another, the edge announces all that it holds (`announcing.py`) and follows that decider only.
+So it does not matter what was on its way when a link broke.
 """
 
 from __future__ import annotations
@@ -56,15 +53,15 @@ from penstock.share.messages import (
 )
 from penstock.share.view import View
 
-NAME_CHARACTERS_MAX = 4096  # of a model: clients may write what they like, and no engine has one of a longer name
-PROGRESS_TOKENS = 64  # growth is told in such steps, unless a limit on the time per token is held against it
+NAME_CHARACTERS_MAX = 4096  # of a model, which clients choose; no engine has a longer name
+PROGRESS_TOKENS = 64  # progress is reported in such steps, unless a TPOT limit needs each token
 WAITING_MAX = 10_000  # as `queue.max_requests` is by default
-RETRY_AFTER_S = 2.0  # for those who find too many waiting here: a decider is there within seconds
-MOVED_INTERVAL_S = 0.1  # how often it is said which endpoints' answers go on: less than half of `liveness.CHECK_S`
+RETRY_AFTER_S = 2.0  # if too many wait here without a link: a decider is back within seconds
+MOVED_INTERVAL_S = 0.1  # between reports of endpoints whose answers grow: under half of `liveness.CHECK_S`
 
 
 class HeldRequest:
-    """A request at this edge, from its arrival until nothing more is decided about it."""
+    """A request at this edge, from its arrival until it needs no further decision."""
 
     __slots__ = (
         "begun",
@@ -88,50 +85,50 @@ class HeldRequest:
         self.number = number
         self.request = request
         self.since_s = now
-        self.lease: int | None = None  #: the decider's, from its dispatch to the fact that ends it
+        self.lease: int | None = None  #: from its dispatch to the fact that ends it
         self.endpoint = ""
-        self.decode: tuple[str, int] | None = None  #: of a divided request: who answers, and its lease
-        self.output_tokens = self.told_tokens = 0  #: seen of its answer, and told
-        self.begun = False  #: its client has some of the answer
-        self.loose = False  #: its lease was taken back too late: the answer goes on, the decider has forgotten it
-        self.undecided: Failure | None = None  #: how its lease ended, while the decider has not said what follows
+        self.decode: tuple[str, int] | None = None  #: of a divided request: the endpoint of the answer, and its lease
+        self.output_tokens = self.told_tokens = 0  #: received of its answer, and reported
+        self.begun = False  #: its client has part of the answer
+        self.loose = False  #: its lease was taken back too late: the answer goes on without
+        self.undecided: Failure | None = None  #: how its lease ended, until the decider reacts
         self.handed_over = False  #: its prompt was computed elsewhere
         self.sent_s = 0.0
-        self.waited_s = 0.0  #: before it was sent last
-        self.waits_s = now  #: since when, where it waits
+        self.waited_s = 0.0  #: before its last dispatch
+        self.waits_s = now  #: since when, if it waits
 
 
 class Edge:
-    """Told of facts as a `Scheduler` is; what is decided comes out of `take`."""
+    """Takes facts like a `Scheduler`; decisions come out of `take`."""
 
     def __init__(self, *, remembers: bool = True) -> None:
         self._send: Callable[[Fact | Aside | Announcement], None] = _to_nobody
         self.is_linked = False
         self.view = View()
-        self.bands: Sequence[str] = ()  #: their names, as of the settings by which requests are read
-        self.waiting_max = WAITING_MAX  #: without a link, as many may wait here
-        self.edges: Sequence[str] = ()  #: all there are, as last told
-        self.gateways = 1  #: as last told
-        self._memory = EdgeMemory() if remembers else None  # None: no other decider will ever ask
+        self.bands: Sequence[str] = ()  #: names, by the settings in force
+        self.waiting_max = WAITING_MAX  #: bound of requests that wait without a link
+        self.edges: Sequence[str] = ()  #: of the decider, as last reported
+        self.gateways = 1  #: as last reported
+        self._memory = EdgeMemory() if remembers else None  # None: no other decider will ask
         self.requests: dict[int, HeldRequest] = {}
         self._by_id: dict[str, HeldRequest] = {}
         self._leases: dict[int, HeldRequest] = {}
         self.epoch = 0  #: the highest that was followed
-        self.stale = 0  #: frames of a decider that another one has followed
+        self.stale = 0  #: frames of superseded deciders
         self._last_number = 0
         self._moved_s = 0.0
-        self._grown: dict[int, HeldRequest] = {}  # by a step or more since it was told
+        self._grown: dict[int, HeldRequest] = {}  # by a step or more since the last report
 
     # --- deciders come and go -----------------------------------------------------------------------------------
 
     def follows(self, epoch: int) -> bool:
-        """Whether a decider of that epoch may be followed; False: a later one was followed already."""
+        """Returns whether a decider of that epoch may be followed: no later one was followed."""
         return epoch >= self.epoch
 
     def linked(self, send: Callable[[Fact | Aside | Announcement], None], epoch: int, *, now: float) -> list[Action]:
-        """A decider has taken this edge: say all through `send`, and from now on what happens.
+        """A decider has accepted this edge: announce everything through `send`. Returns actions to carry out.
 
-        Feed `take` with frames of this link alone. Returns what has to be carried out.
+        From now on, feed `take` with frames of this link only.
         """
         actions = self.unlinked(now=now)
         self.epoch = max(self.epoch, epoch)
@@ -152,12 +149,12 @@ class Edge:
         return actions
 
     def unlinked(self, *, now: float) -> list[Action]:
-        """The link is gone. What the decider had yet to answer is decided here. Returns what has to be carried out."""
+        """The link is gone: decide here about failures that the decider had not answered. Returns the actions."""
         self._send, self.is_linked = _to_nobody, False
         return [self._after(held, held.undecided, now) for held in list(self.requests.values()) if held.undecided]
 
     def _after(self, held: HeldRequest, failure: Failure, now: float) -> Action:
-        """What becomes of a request whose lease ended by `failure`, where no decider says so."""
+        """Returns the action for a request whose lease ended by `failure`, without a decider."""
         held.undecided = None
         if held.begun or failure is Failure.BROKEN:
             self._forget(held)
@@ -168,9 +165,9 @@ class Edge:
     # --- from the decider ---------------------------------------------------------------------------------------
 
     def take(self, frame: Frame[Down], *, now: float) -> tuple[list[Action], list[Down]]:
-        """What is to be carried out, in order; and what is not about requests, for whoever runs this edge.
+        """Returns actions to carry out, in order, and messages that are not about requests.
 
-        What a decider says that another one has followed is not heard.
+        Frames of a superseded decider are dropped.
         """
         actions: list[Action] = []
         others: list[Down] = []
@@ -200,11 +197,11 @@ class Edge:
         return actions, others
 
     def _decided(self, held: HeldRequest, action: Action, now: float) -> Action | None:
-        """Book an action. None: nothing is to be done about it."""
+        """Book an action, and return it; None: there is nothing to do."""
         match action:
             case Dispatch() | Decode():
                 if action.lease == held.lease:
-                    return None  # it was lent with the dispatch
+                    return None  # it was granted with the dispatch
                 if held.begun:
                     return self._too_late(held)
                 if action.endpoint not in self.view.rows:
@@ -227,20 +224,20 @@ class Edge:
                 pass
             case _:
                 self._forget(held)
-        if action.request_id != held.request.id:  # the decider knows another request of that name
+        if action.request_id != held.request.id:  # the decider knows it by another id
             action = msgspec.structs.replace(action, request_id=held.request.id)
         return action
 
     def _too_late(self, held: HeldRequest) -> Action | None:
-        """The lease is gone, and the client reads: let it read on, and tell that nothing more is to be decided."""
+        """The lease is gone, and the client reads: let it read on, and report that no decision is needed."""
         self._send(Cancelled(held.number))
         if held.lease is not None:
             held.loose = True
             return None
-        self._forget(held)  # the answer broke off meanwhile: this is its end
+        self._forget(held)  # the answer broke off meanwhile
         return _broken(held)
 
-    # --- facts, as a scheduler is told them -----------------------------------------------------------------------
+    # --- facts, as a scheduler takes them ------------------------------------------------------------------------
 
     def arrived(self, request: Request, *, now: float) -> list[Action]:
         if len(request.model) > NAME_CHARACTERS_MAX:
@@ -276,7 +273,7 @@ class Edge:
         if self.view.paced:
             self._tell_progress(held, lease)
         elif output_tokens >= held.told_tokens + PROGRESS_TOKENS:
-            self._grown[held.number] = held  # told with `moved`: the decider is not woken for it
+            self._grown[held.number] = held  # reported with `moved`, without waking the decider
         return []
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
@@ -286,7 +283,7 @@ class Edge:
         if held.decode is None or held.decode[0] not in self.view.rows:
             held.undecided = Failure.CONNECT
             return [] if self.is_linked else [self._after(held, Failure.CONNECT, now)]
-        # Who answers may have begun already: the lease holds from here on, and not a round trip later.
+        # The other engine may have begun its answer: the lease holds now, not a round trip later.
         endpoint, following = held.decode
         self._lend(held, following, endpoint, now)
         held.decode, held.handed_over = None, True
@@ -306,7 +303,7 @@ class Edge:
             self._memory.ended(held.request, usage, held.output_tokens, now)
         if not held.loose:
             if usage is None and held.output_tokens > held.told_tokens:
-                self._tell_progress(held, lease)  # nothing else tells how long the answer was
+                self._tell_progress(held, lease)  # nothing else reports the length of the answer
             self._send(Finished(held.number, lease, usage, refused))
         return []
 
@@ -351,15 +348,12 @@ class Edge:
         return []
 
     def endpoint_down(self, name: str, *, now: float) -> list[Action]:  # noqa: ARG002
-        """A request that needs no turn found nobody there."""
+        """A request that needs no slot found the endpoint unreachable."""
         self._send(Unreachable(name, down=True))
         return []
 
     def moved(self, names: Iterable[str], *, now: float) -> list[Action]:
-        """Answers of these endpoints have come further; whose have grown is said with it.
-
-        Said a few times a second; ask `wants_moved` before.
-        """
+        """Answers of these endpoints have grown: report that, and progress. Ask `wants_moved` before."""
         self._moved_s = now
         grown, self._grown = self._grown, {}
         for held in grown.values():
@@ -371,18 +365,18 @@ class Edge:
         return []
 
     def wants_moved(self, now: float) -> bool:
-        """Whether it is time to say whose answers go on."""
+        """Returns whether the next report of growing answers is due."""
         return now >= self._moved_s + MOVED_INTERVAL_S
 
     def expire(self, *, now: float) -> list[Action]:  # noqa: ARG002
         return []
 
     def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:  # noqa: ARG002
-        """The decider drains, and says what becomes of each request."""
+        """The decider drains, and decides about each request."""
         return []
 
     def next_deadline(self) -> float | None:
-        """Time is the decider's."""
+        """Returns None: deadlines are the decider's."""
         return None
 
     # --- questions ------------------------------------------------------------------------------------------------
@@ -397,7 +391,7 @@ class Edge:
 
     @property
     def watches(self) -> bool:
-        """Whom it matters to, observers, are with the decider."""
+        """False: observers are with the decider."""
         return False
 
     def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:  # noqa: ARG002
@@ -407,12 +401,12 @@ class Edge:
         return self.view.serving(model)
 
     def proven(self, name: str) -> bool:
-        """True if the decider takes an endpoint for an engine."""
+        """Returns whether the endpoint has answered as an engine, by the decider."""
         row = self.view.rows.get(name)
         return row is not None and row.proven
 
     def refuses_key(self, name: str) -> bool:
-        """Whether an endpoint refuses the gateway's key, as the decider says."""
+        """Returns whether the endpoint refuses the gateway's key, by the decider."""
         row = self.view.rows.get(name)
         return row is not None and row.key_refused
 
@@ -423,7 +417,7 @@ class Edge:
         return self.view.allowance(tenant)
 
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:  # noqa: ARG002
-        """Where requests stood when that was last asked for; and ask, so that the next time it is known."""
+        """Returns the positions known from the last question, and asks again."""
         asked = {held.number: held for name in request_ids if (held := self._by_id.get(name)) is not None}
         if not asked:
             return {}
@@ -458,7 +452,7 @@ class Edge:
 
 
 def _to_nobody(_fact: Fact | Aside | Announcement) -> None:
-    """Without a link nobody is told: it is announced when one comes."""
+    """Without a link nothing is sent: it is announced when one comes."""
 
 
 def _broken(held: HeldRequest) -> Fail:

@@ -1,9 +1,8 @@
-"""How are messages written on a stream of bytes, and read from whoever may be at its other end?
+"""Frames: messages as bytes, read strictly, because anybody may be at the other end.
 
 A frame is four bytes of length (big-endian) and one msgpack array: the epoch, and all messages of one turn of the loop.
-Reading is strict: a length that no frame has, bytes that are no messages, a field of another kind end the link with a
-`LinkError` that says what came. What a peer may make us hold is one frame, and it has to begin with a length we accept
-before a byte of it is kept.
+A length out of range, undecodable bytes and a field of another type end the link with a `LinkError`. A peer can make us
+hold one frame at most, and no byte of it before its length was accepted.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ import msgspec
 from penstock.share.messages import PROTOCOL, Down, Frame, Hello, Up
 
 FRAME_BYTES_MAX: Final = 32 * 1024 * 1024  # a thousand tenants' settings are some 300 KB
-MESSAGES_MAX: Final = 512  # in one frame that we write; a turn that has more to say writes several
+MESSAGES_MAX: Final = 512  # in one frame that we write; longer turns write several
 _LENGTH_BYTES: Final = 4
 
 M = TypeVar("M")
 
 
 class LinkError(Exception):
-    """What came is nothing that a peer of ours sends. The text says what it was."""
+    """The bytes or messages are none that a peer of ours sends. The text describes them."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def written(epoch: int, messages: Sequence[object]) -> bytes:
-    """The bytes of one frame, or several where there are many messages."""
+    """Returns the bytes of one frame, or of several if there are many messages."""
     pieces: list[bytes] = []
     for at in range(0, len(messages), MESSAGES_MAX):
         payload = _encoder.encode((epoch, messages[at : at + MESSAGES_MAX]))
@@ -49,15 +48,15 @@ class FrameReader(Generic[M]):
 
     @property
     def inside(self) -> bool:
-        """Whether a frame has begun and is not whole: a link that ends now was cut."""
+        """Whether a frame is incomplete: a link that ends now was cut."""
         return bool(self._kept)
 
     def feed(self, data: bytes) -> list[Frame[M]]:
-        """The frames that are whole now. A `LinkError` says why the link can't go on."""
+        """Returns the frames that are complete now. Raises `LinkError`."""
         kept = self._kept
         if kept:
             kept += data
-        here: bytes | bytearray = kept or data  # mostly whole frames: then nothing is kept
+        here: bytes | bytearray = kept or data  # usually whole frames, and nothing is kept
         frames: list[Frame[M]] = []
         at = 0
         while len(here) - at >= _LENGTH_BYTES:
@@ -84,17 +83,17 @@ class FrameReader(Generic[M]):
 
 
 def edge_reader() -> FrameReader[Down]:
-    """What an edge reads."""
+    """Returns the reader of an edge."""
     return FrameReader(msgspec.msgpack.Decoder(Frame[Down]))
 
 
 def decider_reader() -> FrameReader[Up]:
-    """What a decider reads."""
+    """Returns the reader of a decider."""
     return FrameReader(msgspec.msgpack.Decoder(Frame[Up]))
 
 
 def why_not(hello: Hello, *, version: str) -> str | None:
-    """Why an edge is not taken; None: it is."""
+    """Returns why an edge is refused; None: it is accepted."""
     if hello.protocol != PROTOCOL:
         return _differs(hello.protocol, hello.version)
     if hello.version != version:
@@ -108,7 +107,7 @@ def _differs(protocol: object, version: object) -> str:
 
 
 def _other_version(payload: bytes | bytearray) -> str | None:
-    """Where what came is the hello of another protocol: that."""
+    """Returns the difference if the payload is the hello of another protocol."""
     try:
         _, ((name, protocol, version, *_), *_) = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError):

@@ -1,6 +1,6 @@
-"""What does an edge say of requests, and does it make sense? Its announcement in pieces, until the last word.
+"""Validation of what edges report about requests, and an edge's announcement until it is complete.
 
-Nothing of it is booked before all of it is here: an edge whose link breaks in between has announced nothing.
+Nothing is booked before the announcement is complete: an edge whose link breaks halfway has announced nothing.
 """
 
 from __future__ import annotations
@@ -16,22 +16,19 @@ from penstock.share.edge import NAME_CHARACTERS_MAX
 from penstock.share.frames import LinkError
 from penstock.share.messages import Announced, Announcement, Announcing, Homes, RunsHere, ServedHere, WaitsHere
 
-GATHER_S = 0.5  # that whoever has not announced is waited for
+GATHER_S = 0.5  # the wait for edges that have not announced
 REQUESTS_MAX = 200_000  # of one edge
-ROWS_MAX = 50_000  # of what it remembers, of each kind
+ROWS_MAX = 50_000  # of its memory, of each kind
 NUMBER_MAX = 1 << 62
 INF: Final = math.inf
 
 
 def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], levels: int) -> Request:
-    """Returns a request of an edge whose settings have these `bands`, as the scheduler may take it.
-
-    `LinkError`: what that takes on trust from a gateway of its own is not so.
-    """
+    """Returns a request of an edge whose settings have these `bands`, in the bands `here`. Raises `LinkError`."""
     if max(map(len, (request.id, request.model, request.tenant, request.account, *request.flow))) > NAME_CHARACTERS_MAX:
         raise LinkError("a request with a name that is too long")
     path = len(request.flow)
-    # Those without a key stand together, a level further down.
+    # Requests without a key share a flow, one level further down.
     if len(request.weights) != path or not levels <= path <= levels + 1:
         raise LinkError(f"a request with {path} fairness levels, where there are {levels}")
     sane = request.body_bytes >= 0 and -INF < request.locate_s < INF
@@ -48,20 +45,17 @@ def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], leve
 
 
 def band_here(rank: int, bands: Sequence[str], here: Sequence[str]) -> int:
-    """Returns the rank here of a band that has that rank among the `bands` of an edge.
-
-    By its name, or where it is gone, the next lower one that is there.
-    """
+    """Returns the rank `here` of an edge's band: by its name, or if that is gone, the same rank or the lowest."""
     if not 0 <= rank < len(bands):
         raise LinkError(f"a request in band {rank}, where there are {len(bands)}")
     if bands is here:
         return rank
-    names = list(here)  # the edge has not heard of new settings yet
+    names = list(here)  # the edge does not follow the new settings yet
     return names.index(bands[rank]) if bands[rank] in names else min(rank, len(names) - 1)
 
 
 class Pieces:
-    """The announcement of one edge, as far as it is here."""
+    """The announcement of one edge, as far as it has come."""
 
     def __init__(self, checked: Callable[[Request], Request], in_band: Callable[[int], int]) -> None:
         self._checked = checked
@@ -73,7 +67,7 @@ class Pieces:
         self.end: Announced | None = None
 
     def add(self, message: Announcement) -> None:
-        """Take one piece. `LinkError`: no edge of ours says that."""
+        """Take one piece. Raises `LinkError`."""
         match message:
             case WaitsHere() | RunsHere():
                 self._add_request(message)

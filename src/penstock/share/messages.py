@@ -1,11 +1,11 @@
-"""What passes between an edge and its decider: facts up, actions down, and a view of what can't be asked each time.
+"""The protocol between an edge and its decider: facts up; actions and a view of the endpoints down.
 
-Facts name a request by the number that its edge gave it, once for the edge's life: clients choose the ids of requests,
-and choose them again, so an action on its way down could meet another request of the same name. Facts about a lease
-name it too, for the decider may have taken it back meanwhile.
+Facts name a request by a number that its edge gives it once: clients choose request ids, and may repeat them, so an
+action on its way down could meet another request of the same id. Facts about a lease name it too, because the decider
+may have taken it back meanwhile.
 
-No body, no prompt and no key goes up: sizes, names, counts, and hashes of a prompt's blocks. Times are ages or remain
-spans, never moments: the clocks of two machines have nothing in common.
+No body, prompt or key goes up: only sizes, names, counts, and hashes of a prompt's blocks. Times are ages or remaining
+spans, never moments, because the clocks of two machines have nothing in common.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from penstock.core.values.located import Source
 from penstock.core.values.request import Request, ServiceGot, Underway, Usage
 from penstock.core.values.rows import Allowance
 
-PROTOCOL = 4  # of this file: two that differ in it do not talk
+PROTOCOL = 4  # version of this file; both ends need the same
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):
-    """An array, its name in front."""
+    """An array that begins with the name."""
 
 
 class ForScheduler(_Message, frozen=True):
-    """What the decider takes: a fact, or a piece of an announcement. What kind it is is asked of every message."""
+    """For the decider: a fact, or a piece of an announcement."""
 
 
 class Piece(ForScheduler, frozen=True):
-    """Of an announcement."""
+    """A piece of an announcement."""
 
 
 class OfRequest(ForScheduler, frozen=True):
@@ -52,26 +52,26 @@ class OfLease(ForScheduler, frozen=True):
 
 
 class Hello(_Message, frozen=True):
-    """An edge's first word. Protocol and version stand in front, where every version finds them."""
+    """An edge's first message. Protocol and version come first, where every version finds them."""
 
     protocol: int
     version: str
-    name: str  #: what people call it
-    epoch: int  #: the highest it has followed, 0: none yet
-    settings: str  #: hash of the settings it has, empty: it has none yet
+    name: str  #: for people
+    epoch: int  #: the highest that it has followed; 0: none yet
+    settings: str  #: hash of its settings; empty: it has none yet
     pid: int = 0
-    follows: str = ""  #: the address of whoever decided in that epoch, among several gateways
+    follows: str = ""  #: the address of the gateway that decided in that epoch
 
 
 class Welcome(_Message, frozen=True):
-    """The decider's first word: this edge is one of its own now."""
+    """The decider's first message: the edge is accepted."""
 
     version: str
     settings: str  #: hash
 
 
 class NotTaken(_Message, frozen=True):
-    """The decider's only word to an edge that it does not take."""
+    """The decider's only message to an edge that it refuses."""
 
     why: str
 
@@ -80,22 +80,22 @@ class NotTaken(_Message, frozen=True):
 
 
 class Announcing(Piece, frozen=True):
-    """An edge says all that it holds, from here to `Announced`."""
+    """The edge announces all that it holds, from here to `Announced`."""
 
-    bands: list[str]  #: by their names, highest first: ranks in its requests mean these
+    bands: list[str]  #: names, highest first: the ranks in its requests mean these
 
 
 class WaitsHere(Piece, frozen=True):
-    """A request waits here. Its deadline is how long it has left."""
+    """A request is queued here. Its deadline is the time left."""
 
     number: int
     request: Request
     came_s: float  #: ago
-    waited_s: float  #: in queues, all visits together
+    waited_s: float  #: in queues, all visits
 
 
 class RunsHere(Piece, frozen=True):
-    """A lease goes on here, whoever granted it. Its number stays what it is to this edge."""
+    """A lease goes on here. It keeps its number, whichever decider granted it."""
 
     number: int
     request: Request
@@ -105,22 +105,22 @@ class RunsHere(Piece, frozen=True):
 
 
 class ServedHere(Piece, frozen=True):
-    """What flows got here in the last minute."""
+    """The service of flows here in the last minute."""
 
     services: list[ServiceGot]
 
 
 class Homes(Piece, frozen=True):
-    """Where requests went lately, the oldest first."""
+    """The endpoints of recent requests, oldest first."""
 
     sessions: list[tuple[str, str, str]]  #: model, session, endpoint
     prefixes: list[tuple[str, tuple[int, ...]]]  #: endpoint, keys
 
 
 class Announced(Piece, frozen=True):
-    """That is all, and facts follow."""
+    """The announcement is complete; facts follow."""
 
-    edges: list[str]  #: as `Members` said last: whom to wait for
+    edges: list[str]  #: by the latest `Members`: the edges to wait for
     gateways: int
 
 
@@ -128,7 +128,7 @@ class Announced(Piece, frozen=True):
 
 
 class Arrived(ForScheduler, frozen=True):
-    """A request came. Its deadline is how long it has left."""
+    """A request came. Its deadline is the time left."""
 
     number: int
     request: Request
@@ -137,11 +137,11 @@ class Arrived(ForScheduler, frozen=True):
 class FirstToken(OfLease, frozen=True):
     """A stream has begun."""
 
-    well: bool = True  #: it is no error that came
+    well: bool = True  #: it is no error
 
 
 class PassedOn(OfLease, frozen=True):
-    """A part of an answer that does not stream has reached its client."""
+    """A part of an answer that is not streamed has reached its client."""
 
 
 class Progressed(OfLease, frozen=True):
@@ -157,7 +157,7 @@ class PromptComputed(OfLease, frozen=True):
 
 
 class Finished(OfLease, frozen=True):
-    """The request is answered: the edge has forgotten it."""
+    """The request is answered, and the edge has forgotten it."""
 
     usage: Usage | None = None
     refused: bool = False  #: with an error
@@ -170,7 +170,7 @@ class Failed(OfLease, frozen=True):
 
 
 class Cancelled(OfRequest, frozen=True):
-    """Nothing more has to be decided about the request: its client is gone, or its answer can't be taken back."""
+    """The request needs no further decision: its client is gone, or reads the answer already."""
 
 
 class FoundBlocks(OfRequest, frozen=True):
@@ -188,26 +188,26 @@ class FoundCached(OfRequest, frozen=True):
 
 
 class Following(_Message, frozen=True):
-    """The edge reads requests by these settings from here on."""
+    """The edge follows these settings from here on."""
 
     settings: str  #: hash
 
 
 class Moved(ForScheduler, frozen=True):
-    """Answers of these endpoints have come further since the last such message."""
+    """Answers of these endpoints have grown since the last such message."""
 
     endpoints: list[str]
 
 
 class Unreachable(_Message, frozen=True):
-    """A request that needs no turn found nobody there. `down`: the scheduler is to know at once."""
+    """A request that needs no slot found the endpoint unreachable. `down`: the scheduler has to know at once."""
 
     endpoint: str
     down: bool = False
 
 
 class Disowned(_Message, frozen=True):
-    """An endpoint says that it lacks a model that it is believed to have."""
+    """An endpoint reports that it lacks a model that was assumed there."""
 
     endpoint: str
 
@@ -220,13 +220,13 @@ class LoadHeader(_Message, frozen=True):
 
 
 class WherePlaced(ForScheduler, frozen=True):
-    """Where do these requests stand in the queue? Asked for all who wait for a sign, at most every tick."""
+    """A question for the queue positions of these requests, at most once a tick."""
 
     numbers: list[int]
 
 
 class AnswerMade(_Message, frozen=True):
-    """An answer that its engine keeps was made there; or (no endpoint) it was deleted. Up, and down to all others."""
+    """An engine keeps this answer, or (no endpoint) it was deleted. Sent up, and down to all others."""
 
     answer: str
     endpoint: str
@@ -234,84 +234,84 @@ class AnswerMade(_Message, frozen=True):
 
 
 class OperatorsSaid(_Message, frozen=True):
-    """What operators have said. Between the one that decides and the first processes of other gateways, both ways."""
+    """All orders of operators. Between the decider and the first processes of other gateways, both ways."""
 
-    number: int  #: grows with each change; of two the higher one holds. 0: nothing was ever said
-    document: bytes  #: JSON, whole
+    number: int  #: grows with each change; the higher one holds. 0: no orders yet
+    document: bytes  #: JSON, complete
 
 
 class Counted(_Message, frozen=True):
-    """What was counted since the last such message: series by family, labels and what to add."""
+    """Counts since the last such message: family, labels and amounts to add."""
 
     series: list[tuple[int, list[str], list[float]]]
 
 
 class EdgeStanding(_Message, frozen=True):
-    """How an edge is, once a second."""
+    """An edge's report, once a second."""
 
     sent_s: float  #: by the edge's clock; it comes back in `Heard`
-    link_s: float  #: how long a message and its answer took, the last time
+    link_s: float  #: the last round trip
     lag_s: float  #: how late its loop ran a timer
     cpu_s: float  #: since it started
     connections: int
-    requests: int  #: that it holds, waiting ones included
+    requests: int  #: that it holds, queued ones included
     bodies_bytes: int
-    echo_s: float = 0.0  #: `at_s` of the decider's last `Heard`: since then the edge has heard it
+    echo_s: float = 0.0  #: `at_s` of the decider's latest `Heard`
 
 
 # --- actions and the view: down -----------------------------------------------------------------------------------
 
 
 class Told(_Message, frozen=True):
-    """Carry this out."""
+    """An action to carry out."""
 
     number: int
     action: Action
 
 
 class Members(_Message, frozen=True):
-    """Who is there, whenever that changes: whoever decides next waits for them, and alone is one part of them."""
+    """The members, whenever they change: the next decider waits for them, and one alone takes its part of them."""
 
     edges: list[str]
     gateways: int
 
 
 class Allowed(_Message, frozen=True):
-    """What a tenant with rates has left; comes before the action that makes its headers wanted."""
+    """The allowance left to a tenant with rates; comes before the action whose answer shows it."""
 
     account: str
     allowance: Allowance
 
 
 class EndpointRow(msgspec.Struct, array_like=True, frozen=True):
-    """One endpoint, as an edge has to know it to send to it."""
+    """One endpoint, as an edge needs it to send requests."""
 
     name: str
     url: str
-    engine: str  #: how it speaks, by name
+    engine: str  #: its make
     labels: dict[str, str] = {}
     api_key: str | None = None  #: only between processes of one gateway
-    priority: str | None = None  #: how its engine orders by `priority`, if it does
-    models: list[str] | None = None  #: None: it has not told yet
+    priority: str | None = None  #: the order of its engine's `priority`, if it has one
+    models: list[str] | None = None  #: None: not known yet
     serves_any: bool = False
-    proven: bool = True  #: it is taken for an engine
-    entries: list[dict[str, object]] = []  #: what it lists of its models, as `/v1/models` shows it
+    proven: bool = True  #: it has answered as an engine
+    entries: list[dict[str, object]] = []  #: its models as `/v1/models` shows them
     lmcache_instance: str | None = None
-    #: How it cuts prompts into blocks, and adapters of which it has some, as its KV events say; None: nothing is known.
+    #: Tokens in a block, and adapters with cached blocks, by its KV events; None: not known.
     block_cut: tuple[int, list[str]] | None = None
     key_refused: bool = False  #: it refuses our key
-    tls: dict[str, str | bool | None] | None = None  #: which files its certificate is checked by, as the settings say
+    tls: dict[str, str | bool | None] | None = None  #: how its certificate is verified, by the settings
 
 
 class Endpoints(_Message, frozen=True):
-    """All endpoints there are. Comes before the first action that names a new one."""
+    """All endpoints. Comes before the first action that names a new one."""
 
     rows: list[EndpointRow]
     divides: bool = False
 
 
 class Loads(_Message, frozen=True):
-    """What changes all the time, in the order of the last `Endpoints`: load for its size, None where nothing may go."""
+    """Relative loads, in the order of the latest `Endpoints`; None: not available."""
 
     loads: list[float | None]
     paced: bool = False
@@ -324,53 +324,53 @@ class Places(_Message, frozen=True):
 
 
 class NewSettings(_Message, frozen=True):
-    """Follow these from now on."""
+    """The settings to follow."""
 
     settings: str  #: hash
     document: bytes  #: JSON; only between processes of one gateway
-    prefix_seed: int  #: of the keys of prompts' chunks; the same for as long as the first process lives
+    prefix_seed: int  #: of the keys of prompts' chunks; constant while the first process lives
 
 
 class NewKeys(_Message, frozen=True):
-    """All keys that were made while the gateway runs, beside those of the settings."""
+    """All issued keys, beside those of the settings."""
 
     document: bytes  #: JSON; only between processes of one gateway
 
 
 class Heard(_Message, frozen=True):
-    """An edge's `EdgeStanding` is here; and what the other edges hold, so that limits are those of all together."""
+    """Answer to `EdgeStanding`, with what the other edges hold: limits count for all together."""
 
     sent_s: float
     others_connections: int
     others_bodies_bytes: int
-    at_s: float = 0.0  #: by the decider's clock; it comes back in `EdgeStanding`. 0: it is not sure that it decides
+    at_s: float = 0.0  #: by the decider's clock; it comes back in `EdgeStanding`. 0: it may not lead any more
 
 
 class WhoDecides(_Message, frozen=True):
-    """Who decides from now on, said by a gateway's first process to its own edges. No address: nobody, for now."""
+    """The gateway that decides from now on, from a first process to its workers. No address: none, for now."""
 
     address: str | None  #: empty: this gateway
     epoch: int
-    gateways: int = 0  #: there were at the last look, 0: as the last decider said
+    gateways: int = 0  #: as last counted; 0: as the last decider reported
 
 
 class Drain(_Message, frozen=True):
     """The gateway is stopping: let nothing new in."""
 
-    #: Where another gateway decides, and goes on: what still waits here after so long is turned away by the edge.
+    #: If another gateway decides and goes on: the edge evicts requests that are queued longer.
     queue_s: float | None = None
 
 
 class Stop(_Message, frozen=True):
-    """All is served: end."""
+    """All requests have ended: exit."""
 
 
 LeaseFact = FirstToken | PassedOn | Progressed | PromptComputed | Finished | Failed
 RequestFact = Cancelled | FoundBlocks | FoundCached
 Announcement = Announcing | WaitsHere | RunsHere | ServedHere | Homes | Announced
-#: What the scheduler is told, or asked.
+#: For the scheduler.
 Fact = Arrived | LeaseFact | RequestFact | Moved | WherePlaced
-#: What the edge tells those beside the scheduler.
+#: For the parts beside the scheduler.
 Aside = Following | Unreachable | Disowned | LoadHeader | AnswerMade | OperatorsSaid | Counted | EdgeStanding
 Up = Hello | Announcement | Fact | Aside
 Down = (
@@ -396,7 +396,7 @@ M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], array_like=True, frozen=True):
-    """What one turn of a loop had to say."""
+    """The messages of one turn of a loop."""
 
     epoch: int
     messages: list[M]

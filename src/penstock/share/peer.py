@@ -1,4 +1,4 @@
-"""Who sits at a decider's table: edges, each with its requests, which are journeys to the driver like any other."""
+"""A decider's peers: edges, each with its requests, which are journeys to the driver like any other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Journeys(Protocol):
-    """The driver, as a decider knows it."""
+    """The part of the driver that a decider uses."""
 
     def join(self, request_id: str, journey: Remote, /) -> None: ...
     def leave(self, request_id: str, /) -> None: ...
@@ -33,13 +33,13 @@ class Peer:
         self.name = name
         self.send = send
         self.requests: dict[int, Remote] = {}
-        self.bands = bands  #: as of the settings that it follows, highest first
+        self.bands = bands  #: by the settings that it follows, highest first
         self.last_number = 0
-        self.stale = 0  #: facts that came too late to mean anything
+        self.stale = 0  #: facts that came too late
         self.gone = False
-        self.pieces: Pieces | None = None  #: of its announcement, until that is booked
-        self.announced = False  #: and has been
-        self.cut_until_s = math.inf  #: its link broke: then its leases come back
+        self.pieces: Pieces | None = None  #: of its announcement, until it is booked
+        self.announced = False  #: it was booked
+        self.cut_until_s = math.inf  #: when its leases come back after its link broke
 
 
 class Remote:
@@ -53,11 +53,9 @@ class Remote:
         self.number = number
         self.request = request
         self.lease: int | None = None
-        self.told: int | None = (
-            None  #: what its edge calls that lease: where another decider granted it, as that one did
-        )
-        self.decode: tuple[int, int] | None = None  #: the same of the lease that follows, where it is such a one's, too
-        self.endpoint = ""  #: where it was sent last
+        self.told: int | None = None  #: its edge's number of that lease, which another decider may have granted
+        self.decode: tuple[int, int] | None = None  #: both numbers of the lease for the answer, if prefill is separate
+        self.endpoint = ""  #: to which it was sent last
 
     @property
     def waits(self) -> bool:
@@ -85,7 +83,7 @@ class Remote:
     def requeued(self, action: Requeue, /) -> None:
         self.lease = None
         if self.peer.gone:
-            self._decider.drop([self])  # its edge announces it, if it lives
+            self._decider.drop([self])  # its edge announces it again, if it lives
         else:
             self.peer.send(Told(self.number, action))
 

@@ -1,7 +1,7 @@
-"""What does an edge know without asking? Who is there, who serves which model, how loaded: as its decider last said.
+"""An edge's view of the endpoints: which exist, their models and their load, as last reported by the decider.
 
-The decider says it when it changes: endpoints at once, loads a few times a second. So what is asked for here may be a
-quarter of a second old; nothing that takes a slot is decided by it.
+The decider reports endpoints when they change and loads a few times a second, so loads may be a quarter of a second
+old; they decide about nothing that takes a slot.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from penstock.core.queueing.position import QueuePosition
 from penstock.core.values.rows import Allowance
 from penstock.share.messages import Allowed, EndpointRow, Endpoints, Loads, Places
 
-ALLOWANCES_MAX = 10_000  # tenants whose rates are remembered; of others the headers are left out
-PICKED_LOAD = 1 / 64  # what one request that was sent there without a turn counts until the next word comes
+ALLOWANCES_MAX = 10_000  # tenants whose rates are kept; others get no headers
+PICKED_LOAD = 1 / 64  # of one request that was sent there without a slot, until the next report
 
 
 class View:
-    """The last word on each thing."""
+    """The latest reports."""
 
     def __init__(self) -> None:
         self.rows: dict[str, EndpointRow] = {}
         self.divides = False
         self.paced = False
-        self._sure = False  # every endpoint has told what it serves
-        self._models: dict[str, list[str]] = {}  # endpoints that serve it
-        self._any: list[str] = []  # endpoints that serve whatever is asked
-        self._loads: dict[str, float] = {}  # of those that may be sent something
+        self._sure = False  # the models of every endpoint are known
+        self._models: dict[str, list[str]] = {}  # endpoints by model
+        self._any: list[str] = []  # endpoints that serve any model
+        self._loads: dict[str, float] = {}  # of endpoints that are available
         self._allowances: OrderedDict[str, Allowance] = OrderedDict()
         self._places: dict[int, QueuePosition] = {}
 
     def endpoints(self, told: Endpoints) -> None:
-        """These there are now."""
+        """Replace the endpoints."""
         self.rows = {row.name: row for row in told.rows}
         self.divides = told.divides
         self._sure = bool(told.rows) and all(row.models is not None or row.serves_any for row in told.rows)
@@ -43,9 +43,9 @@ class View:
         self._loads = {name: load for name, load in self._loads.items() if name in self.rows}
 
     def levels(self, told: Loads) -> None:
-        """So loaded they are."""
+        """Replace the loads."""
         self.paced = told.paced
-        # Where both crossed a change of the endpoints, the next word sets it right.
+        # If the report crossed a change of the endpoints, the next one corrects it.
         self._loads = {name: load for name, load in zip(self.rows, told.loads, strict=False) if load is not None}
 
     def allowed(self, told: Allowed) -> None:
@@ -55,17 +55,17 @@ class View:
             self._allowances.popitem(last=False)
 
     def placed(self, told: Places) -> None:
-        """The answer to the last question; it replaces the one before."""
+        """Replace the queue positions."""
         self._places = {number: QueuePosition(*place) for number, place in told.rows}
 
     # --- questions ----------------------------------------------------------------------------------------------
 
     def serving(self, model: str) -> list[str]:
-        """Who may be sent a request for the model now."""
+        """Returns the endpoints that are available for the model."""
         return [name for name in (*self._models.get(model, ()), *self._any) if name in self._loads]
 
     def least_loaded(self, model: str, but: Collection[str]) -> str | None:
-        """The least loaded of these. What it is given counts until the next word comes, or all would go to one."""
+        """Returns the least loaded of them. The pick counts as load until the next report, or all would go to one."""
         usable = [name for name in self.serving(model) if name not in but]
         if not usable:
             return None
@@ -74,7 +74,7 @@ class View:
         return chosen
 
     def knows(self, model: str) -> bool | None:
-        """Whether some endpoint serves the model; None while one may yet."""
+        """Returns whether some endpoint serves the model; None: not known yet."""
         if self._any or model in self._models:
             return True
         return False if self._sure else None

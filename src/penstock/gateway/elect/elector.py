@@ -132,7 +132,7 @@ class Elector:
         contender = self._contender
         if contender.leads(self._now()) is None or not self._knows:
             await self._look()
-        if not contender.stands(self._now()):
+        if not contender.is_candidate(self._now()):
             await self._give_back(contender.seen)
         if not await self._claimed():
             await self._look()  # the record differs from the known one
