@@ -443,7 +443,7 @@ class CheckedScheduler(Scheduler):
     def halted(self, *, afresh: bool = False, now: float) -> list[Action]:
         return self._checked(super().halted(afresh=afresh, now=now), now)
 
-    def begun(self, *, lease_from: int = 0, afresh: bool = False, now: float) -> list[Action]:
+    def begun(self, *, now: float, lease_from: int = 0, afresh: bool = False) -> list[Action]:
         return self._checked(super().begun(lease_from=lease_from, afresh=afresh, now=now), now)
 
     def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:

@@ -595,7 +595,7 @@ class Scheduler(Questions):
         state.wait_causes.look(now, at_once=True)
         return []
 
-    def begun(self, *, lease_from: int = 0, afresh: bool = False, now: float) -> list[Action]:
+    def begun(self, *, now: float, lease_from: int = 0, afresh: bool = False) -> list[Action]:
         """Send again. Leases have numbers above `lease_from`.
 
         `afresh`: only credited service of flows is known; tags are levelled, so that no flow is behind by more than a
