@@ -43,7 +43,7 @@ async def test_it_shows_a_flood_as_it_comes_and_goes(world: World, window: Windo
         for at in range(9)
     ]
     await window.says("Holding 7")
-    await window.says("for sim: all slots are taken, 2 of 2 on 1 engine")
+    await window.says("all slots are taken, 2 of 2 on 1 engine")
     await window.says("team-1", "#tenants")
     await window.says("slots_full", "#requests")
     await let_go(clients)

@@ -64,7 +64,7 @@ async def test_the_state_opens_with_a_sentence_that_says_who_waits_and_why(world
     clients = await crowded(world)
     seen = await state(world)
     assert seen["headline"].startswith(
-        "Holding 3, 2 from team-a for sim: all slots are taken, 1 of 1 on 1 engine. Oldest "
+        "Holding 3 for sim, 2 from team-a: all slots are taken, 1 of 1 on 1 engine. Oldest "
     )
     assert (seen["tone"], seen["waiting"], seen["running"]) == ("busy", 3, 1)
     assert {(row["tenant"], row["waiting"]) for row in seen["tenants"] if row["waiting"]} == {

@@ -321,7 +321,7 @@ def test_who_has_most_of_what_waits_is_named() -> None:
     the_lease(made.arrived(request("r", tenant="x"), now=0.0))
     for at, tenant in enumerate(("big", "big", "big", "small")):
         made.arrived(request(f"w{at}", tenant=tenant), now=0.0)
-    assert said(made, 1.0).startswith("Holding 4, 3 from big for m: all slots are taken, 1 of 1 on 1 engine.")
+    assert said(made, 1.0).startswith("Holding 4 for m, 3 from big: all slots are taken, 1 of 1 on 1 engine.")
 
 
 def test_several_models_are_counted() -> None:

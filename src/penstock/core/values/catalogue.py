@@ -96,7 +96,7 @@ class Cause(StrEnum):
     CLASS_SHARE = (
         "class_share",
         "the last slots and memory are reserved for tenants under their share",
-        "Nothing: that is what shares are for. `admission.reserved_slots` is how many are reserved.",
+        "Nothing, if shares are as they are meant. `admission.reserved_slots` is how many are reserved.",
     )
     TENANT_CAP = (
         "tenant_cap",

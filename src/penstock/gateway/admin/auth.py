@@ -30,8 +30,8 @@ FAILURE_DELAY_S = 1.0  # a second is nothing to a person who mistyped eleven tim
 ADDRESSES_MAX = 10_000  # remembered; past that the one that failed longest ago is forgotten
 _CLOSED = "/admin is closed: set `admin.token`, or listen on a loopback address to let this machine look."
 _CHANGES = (
-    "Changing something needs the admin token: `Authorization: Bearer …`. None is set, so the gateway made one of its "
-    "own, which the commands on its machine find by themselves."
+    "Changing something needs the admin token: `Authorization: Bearer …`. None is set, so the gateway generated "
+    "one, which the commands on its machine find by themselves."
 )
 _CHANGES_NOTHING = "Without `admin.token`, /admin changes nothing."
 _NOT_HERE = "Without a token /admin shows itself to this machine only, and this request came from elsewhere or a proxy."

@@ -191,10 +191,8 @@ def _holding(snapshot: Snapshot) -> list[str]:
     of = f", {first.waiting:,} of them" if others else ""
     more = f" ({count(others, 'other model')} too)" if others else ""
     by_band = _by_band(snapshot, bands, one_line=not others) if len(bands) > 1 else ""
-    holding = (
-        f"Holding {snapshot.waiting:,}{whose}{of} for {short_name(first.name)}: {model_why(first, snapshot)}{more}."
-    )
-    return [holding, by_band, bounds_met(snapshot), oldest]
+    holding = f"Holding {snapshot.waiting:,}{of} for {short_name(first.name)}{whose}: {model_why(first, snapshot)}"
+    return [f"{holding}{more}.", by_band, bounds_met(snapshot), oldest]
 
 
 def _by_band(snapshot: Snapshot, bands: list[BandSnapshot], *, one_line: bool) -> str:
