@@ -1,14 +1,14 @@
-"""Does the scheduler do the right thing? Invariants, checked after every fact that may send or end something.
+"""Invariants of the scheduler, checked after every fact that may send or end something.
 
-`CheckedScheduler` stands wherever a `Scheduler` does. It keeps a second set of books, those an honest driver keeps
-from the actions alone, and after each fact compares them with the scheduler's, recomputes with fresh eyes what the
-scheduler remembers, and raises `AssertionError` at the first difference:
+`CheckedScheduler` replaces a `Scheduler`. It keeps a second set of books from the actions alone, and after
+each fact compares them with the scheduler's, recomputes the scheduler's memory, and raises `AssertionError` at the
+first difference:
 
-- each request ends once, every action names a request for which it makes sense, and what is charged is the truth;
+- each request ends once, every action names a request that it is valid for, and charges are true;
 - leases held equal slots in use, in the books, in the scheduler and in the ledgers; none is granted past the limit;
 - the queues keep their bounds, make room by displacing the youngest of the lowest band, and tenants keep their limits;
-- no request waits past `max_wait` or its deadline; which request is sent where is what a naive pump would have chosen
-  (`oracle.py`), so no request waits that could be sent. The sums of the trees are made again (`tree_check.py`).
+- no request waits past `max_wait` or its deadline; each dispatch is the choice of a naive pump (`oracle.py`), so no
+  sendable request waits. The sums of the trees are recomputed (`tree_check.py`).
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from penstock.core.values.observation import Glimpse, Observation
 from penstock.core.values.request import Request, Underway, Usage
 from penstock.core.values.settings import EndpointLimits, EndpointSpec, Limits
 
-ROUNDING_S = 1e-6  # what sums of a few times may be off by
+ROUNDING_S = 1e-6  # rounding error of sums of a few times
 THOROUGH_BELOW = 200  # waiting requests up to which everything is checked after every fact, beyond: now and then
 
 
 class Books:
-    """What a driver knows about its requests, from the facts that it told and the actions that it got."""
+    """A driver's knowledge of its requests, from its facts and actions."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}  # not ended
-        self.between: set[str] = set()  # told of, and not yet answered for
+        self.between: set[str] = set()  # reported, and not yet answered
         self.waiting: set[str] = set()
         self.requeued: set[str] = set()  # of those not ended, which were back in the queue at least once
         self.leases: dict[int, Dispatch | Decode] = {}
-        self.answering: dict[str, str] = {}  # of requests whose prompts are computed: who will answer
+        self.answering: dict[str, str] = {}  # of requests with prompts being computed: the decode endpoint
         self.lease_of: dict[str, int] = {}
         self.outcomes: Counter[Outcome] = Counter()
 
@@ -129,7 +129,7 @@ class Books:
         del self.requests[request_id]
 
     def settle(self) -> None:
-        """After a fact: a request that arrived and got no answer waits; one that was taken back got an answer."""
+        """After a fact: an arrived request without an action waits; a withdrawn one got an action."""
         for request_id in self.between:
             assert request_id not in self.requeued, f"{request_id} failed, and nothing was decided"
             self.waiting.add(request_id)
@@ -137,7 +137,7 @@ class Books:
 
 
 class DecisionChecks:
-    """What must hold of single decisions, as they are made."""
+    """The rules of single decisions."""
 
     def __init__(self, state: SchedulerState, oracle: Oracle) -> None:
         self._state = state
@@ -199,7 +199,7 @@ class CheckedScheduler(Scheduler):
         self._facts = 0
         self._thorough_at = -1  # how many facts there had been when all was checked last
         self._ran: Counter[str] = Counter()  # requests of each tenant at engines when limits last changed
-        self._waited: set[str] = set()  # who waited when settings last changed
+        self._waited: set[str] = set()  # requests queued when settings last changed
         self._oracle = Oracle(self.inspect())
         self._state.watcher = DecisionChecks(self.inspect(), self._oracle)
 
@@ -276,7 +276,7 @@ class CheckedScheduler(Scheduler):
         underway: Underway | None = None,
         now: float,
     ) -> list[Action]:
-        """Nothing is sent by it; a tenant may run more than its limit, and what waits may be more than its bounds."""
+        """It dispatches nothing; a tenant may run more than its limit, and the queue may exceed its bounds."""
         self.books.adopted(request, underway)
         self._ran = self._runs()
         self._waited.add(request.id)
@@ -464,7 +464,7 @@ class CheckedScheduler(Scheduler):
         self._check_time(now)
 
     def check_later(self, *, now: float) -> None:
-        """The same while time alone has passed since the last fact: what was found then still stands."""
+        """If only time has passed since the last fact, its results still hold."""
         if self._thorough_at == self._facts:
             self._check_time(now)
         else:
@@ -472,7 +472,7 @@ class CheckedScheduler(Scheduler):
 
     def _check_time(self, now: float) -> None:
         due_s = self.next_deadline()
-        if due_s is None or due_s > now:  # else time has something to say first
+        if due_s is None or due_s > now:  # otherwise timers are due first
             self._oracle.check_nobody_waits_in_vain(now)
 
     def _checked(self, actions: list[Action], now: float) -> list[Action]:
@@ -491,7 +491,7 @@ class CheckedScheduler(Scheduler):
         return actions
 
     def _check_shared_records(self) -> None:
-        """Nobody wrote to what all share who have no record of their own."""
+        """The shared default record is unchanged."""
         assert not NO_AFFINITY.may_wait
         assert (NO_AFFINITY.preferred, NO_AFFINITY.until_s, NO_AFFINITY.weighed_s) == ((), -math.inf, -math.inf)
         assert NO_DISPATCH.backfilled == 0
@@ -547,7 +547,7 @@ class CheckedScheduler(Scheduler):
         )
 
     def _check_holds(self, band: Band) -> None:
-        """Models are held that operators paused, or whose endpoints all take nothing, and no others."""
+        """Exactly the models paused by operators, or with all endpoints closed, are held."""
         if band.unchecked or band.holds_changed:
             return  # looked at before anything is sent
         for model in band.tree.root.backlog:
@@ -558,7 +558,7 @@ class CheckedScheduler(Scheduler):
             assert endpoint not in band.open, f"{endpoint.name} takes nothing, and is open"
 
     def _check_room(self, request: Request) -> None:
-        """A new request was let in: then all bounds hold, whatever came back from engines."""
+        """A new request was admitted: then all bounds hold, despite requests returned from engines."""
         band = self._state.queues.bands[request.band]
         assert not self._state.queues.over_bounds()
         assert not band.over_bounds()

@@ -1,8 +1,8 @@
 """Which request ought to be sent next? The pump's rules once more, naively, by sorting and looking at everything.
 
 The pump keeps heaps, remembers which endpoints are open and arms timers; the oracle asks every request and endpoint
-every time and changes nothing. Where the two differ, one of them is wrong. The oracle is used twice: a dispatch must be
-its choice, and when the scheduler is done there must be no choice left, which is what work-conserving means
+every time and changes nothing. If the two differ, one of them is wrong. The oracle is used twice: a dispatch must be
+its choice, and when the scheduler is done there must be no choice left, which is work conservation
 (docs/design.md#admission).
 """
 
@@ -83,7 +83,7 @@ class Oracle:
                 assert not fit, f"{entry.request} overtook {other.request}"
 
     def _check_strict(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """No band is served while the head of a higher one may go to the same endpoint, but for a promised share."""
+        """No band is served while the head of a higher one may go to the same endpoint, except for a promised share."""
         bands = self._state.queues.bands
         if bands[entry.request.band].credit > 0:
             return
@@ -104,7 +104,7 @@ class Oracle:
     # --- the naive pump -----------------------------------------------------------------------------------------
 
     def _choice(self, now: float, *, known: bool, discount: set[Entry]) -> Choice | None:
-        """`known`: ask the endpoints that the scheduler knows to be open, else those that have been so for a while."""
+        """`known`: the endpoints that the scheduler knows to be open, otherwise those that have been so for a while."""
         bands = self._state.queues.bands
         reserved: set[Endpoint] = set()
         passed: list[Entry] = []
@@ -143,7 +143,7 @@ class Oracle:
             lines += [[first], self._under_share_line(band, order, first.request.model, now, known=known)]
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
-        if not known:  # in which line who stands is not sure: claim nothing that any of them could be in the way of
+        if not known:  # the order is uncertain: claim nothing that any of them could block
             passed += [x for x in order if not self._places(x, free, reserved, now, known=False)]
             for entry in passed:
                 self._reserve(entry, free, reserved, now, backfilled=entry.dispatch.backfilled)
@@ -182,7 +182,7 @@ class Oracle:
     def _places(
         self, entry: Entry, free: list[Endpoint], reserved: set[Endpoint], now: float, *, known: bool
     ) -> list[Endpoint]:
-        """Where it may go as far as it alone is concerned."""
+        """Returns its endpoints, ignoring other requests."""
         rest = [e for e in free if e not in reserved]
         fitting = [e for e in rest if self._fits(entry, e, now, known=known)]
         return self._allowed(entry, self._answered(entry, fitting, rest, now, known=known), now, known=known)
@@ -222,7 +222,7 @@ class Oracle:
         return iter(sorted(wanted, key=_rank))
 
     def _sendable(self, band: Band) -> list[str]:
-        """The models that requests wait for, but for those that an operator has paused; none while all is halted."""
+        """Returns the models with waiting requests, except paused ones; none while everything is halted."""
         paused = self._state.pauses.paused
         if None in paused or self._state.pauses.halted:
             return []
@@ -234,7 +234,7 @@ class Oracle:
         """True if the slots that are left are reserved for flows under their share.
 
         The pump decides how many are reserved: the number changes with time, and the pump looks again once a second. In
-        between, the oracle claims only that no more than the limit is reserved, and none if no flow is under its share.
+        between, the oracle claims only that at most the limit is reserved, and none if no flow is under its share.
         """
         state = self._state
         measure, slots = state.reserved, state.pool.slots(model)
@@ -261,7 +261,7 @@ class Oracle:
         return self._leaves_one_clear(entry, endpoint, now, known=known)
 
     def _room(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> admission.Room:
-        """The room that an endpoint has for a request; where it is tried against its gauges, these do not count."""
+        """Returns an endpoint's room for a request; if it is tried against its gauges, these are ignored."""
         settings, band = self._state.settings.admission, self._state.queues.bands[entry.request.band]
         tried = admission.told_only(endpoint, band.settings, settings, None, now=now)
         room = admission.room(endpoint, settings, tried=tried, now=now)
@@ -303,7 +303,7 @@ class Oracle:
     def _answered(
         self, entry: Entry, fitting: list[Endpoint], free: list[Endpoint], now: float, *, known: bool = True
     ) -> list[Endpoint]:
-        """Without prefill endpoints where none of those that are free would answer what they compute."""
+        """Without prefill endpoints if no free decode endpoint would take over."""
         for e in free:
             answers = e.role is Role.DECODE and e.serves(entry.request.model) and not entry.excludes(e.name, now)
             if answers and entry.estimated_tokens <= self._room(entry, e, now, known=known)[1]:
@@ -311,7 +311,7 @@ class Oracle:
         return [e for e in fitting if e.role is not Role.PREFILL]
 
     def _allowed(self, entry: Entry, fitting: list[Endpoint], now: float, *, known: bool = True) -> list[Endpoint]:
-        """Of the endpoints where a request fits, those where it may go: none during an affinity wait for another."""
+        """Returns the endpoints that a request fits and may take: none during an affinity wait for another."""
         affinity = self._state.affinity
         if not entry.affinity.may_wait or not fitting:
             return fitting
@@ -319,7 +319,7 @@ class Oracle:
         if only is not None:
             return [e for e in fitting if e is only]
         held = bool(entry.affinity.preferred) and affinity.waits_until_s(entry, fitting, now) > now
-        if not known and affinity.weighs_wait:  # what a wait is worth changes with every engine step
+        if not known and affinity.weighs_wait:  # the worth of a wait changes with every engine step
             held = bool(entry.affinity.preferred) and now < entry.affinity.until_s
         return [] if held or now < entry.affinity.locate_until_s else fitting
 
@@ -353,11 +353,11 @@ class Oracle:
         return self.healthy(endpoint, now) and admission.closed(endpoint, band.settings, settings, now=now) is None
 
     def _open_long(self, endpoint: Endpoint, band: Band, now: float) -> bool:
-        """Open, and where others' load just fades, long enough for the scheduler to have looked again."""
+        """Open, and if others' load is fading, long enough for the scheduler to have checked again."""
         fading = not endpoint.ledger.credible(now) and endpoint.ledger.foreign(now) > 0.01
         slack_s = REVIEW_S + ROUNDING_S if fading else 0.0
         settings = self._state.settings.admission
-        # The past first: what the ledger says of now, it says of then, too, once it was asked.
+        # The past first: once asked about now, the ledger answers the same for then.
         was_open = admission.closed(endpoint, band.settings, settings, now=now - slack_s) is None
         return was_open and self._open(endpoint, band, now)
 

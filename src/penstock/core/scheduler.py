@@ -1,14 +1,14 @@
-"""Facts in, actions out: which request goes next, to which endpoint, and what happens to the others.
+"""Facts in, actions out: the next request, its endpoint, and the fate of the others.
 
 A driver reports each fact with `now` (seconds, monotonic, never decreasing) and carries out the actions returned. The
 scheduler never waits, calls back or reads a clock, and its only randomness is the generator it is given: the same facts
 give the same actions.
 
-Model: every request enters the queue tree of its band, and one *pump* hands out whatever can be handed out: band by
-band, in fair order, to endpoints that are open at that moment. A request that finds none stays queued. Everything that
-may open an endpoint (a lease that ends, a first token, a reading, a timer) touches it and pumps again. There is no fast
-path beside the queue that could overtake it: while nothing is queued, the same pump answers the same questions about a
-new request, and only the way in and out of the tree is spared (`Pump.alone`).
+Model: every request enters the queue tree of its band, and one *pump* dispatches as much as possible: band by band, in
+fair order, to endpoints open at that moment. A request that finds none stays queued. Everything that may open an
+endpoint (a lease that ends, a first token, a reading, a timer) touches it and pumps again. There is no fast path beside
+the queue that could overtake it: while nothing is queued, the same pump answers the same questions about a new request,
+and only the way in and out of the tree is spared (`Pump.alone`).
 
 The methods here are all facts; the questions are inherited (`scheduling/questions.py`). Both share one record of state
 (`scheduling/state.py`). The functions in `scheduling/` change it for several facts.
@@ -87,7 +87,7 @@ class Scheduler(Questions):
         except BaseException:
             band = state.queues.bands[entry.request.band]
             if entry.state is State.WAITING and entry.seq not in band.entries:
-                entry.move(Event.CANCELLED)  # neither queued nor sent: nothing else knows of it
+                entry.move(Event.CANCELLED)  # neither queued nor sent
                 waiting.end(state, entry, None, now, Reason.CANCELLED)
             raise
 
@@ -346,10 +346,10 @@ class Scheduler(Questions):
     ) -> list[Action]:
         """An endpoint reported something of itself, or an operator set it. None: as before.
 
-        `vouched`: whether there is evidence of an engine before its first answer (`proof.py`); `by_word`: the
-        operator's word only. `key_refused`: whether it refused the gateway's key when listing models. `silent`: whether
-        a question goes unanswered. `slots` set by hand stay; `auto`: as the engine reports, or as measured. `lingers`:
-        its engine goes on with abandoned requests. `contexts`: the most tokens of a request, by model.
+        `vouched`: whether there is evidence of an engine before its first answer (`proof.py`); `by_word`: only the
+        operator's configuration. `key_refused`: whether it refused the gateway's key when listing models. `silent`:
+        whether a question goes unanswered. `slots` set by hand stay; `auto`: as the engine reports, or as measured.
+        `lingers`: its engine goes on with abandoned requests. `contexts`: the most tokens of a request, by model.
         """
         state = self._state
         endpoint = state.pool[name]
@@ -477,7 +477,7 @@ class Scheduler(Questions):
         return []
 
     def kv_lost(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
-        """The KV-event stream of an endpoint broke: assume what was sent there until it reports again."""
+        """The KV-event stream of an endpoint broke: use our own history until it reports again."""
         if (known := self._state.pool.get(endpoint)) is not None:
             self._state.router.lost(known)
         return []
@@ -697,7 +697,7 @@ class Scheduler(Questions):
         *,
         now: float,  # noqa: ARG002
     ) -> list[Action]:
-        """Where sessions (model, name, endpoint) live, and which prefixes were sent where, the oldest first."""
+        """Returns the endpoints of sessions (model, name, endpoint) and prefixes, oldest first."""
         state = self._state
         for model, session, name in sessions:
             state.router.lived(model, session, name)
@@ -709,7 +709,7 @@ class Scheduler(Questions):
     # --- time ---
 
     def expire(self, *, now: float) -> list[Action]:
-        """Time has passed: evict what waited too long, look again at endpoints and at which engines make progress."""
+        """Time has passed: evict requests that waited too long, check endpoints and engines' progress again."""
         state, actions = self._state, list[Action]()
         if now >= state.look_s:
             returning.look_who_moves(state, now, actions)

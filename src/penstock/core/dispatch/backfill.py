@@ -1,12 +1,12 @@
-"""Who was overtaken by requests that fit where it does not, how often, and what room is then reserved for it.
+"""Requests overtaken by smaller ones that fit, and the room then reserved for them.
 
-Within a turn of the pump it is noted who was passed over; when somebody is found, all of them count as overtaken. One
-that was overtaken as often as may be has room reserved for it: wherever it may go, nobody else goes until it fits
+Within a turn of the pump passed-over requests are collected; when one is dispatched, all of them count as overtaken.
+One that reached the maximum has room reserved: no other request is sent to its endpoints until it fits
 (docs/design.md#group-dispatch).
 
-To count how often each request is overtaken is not enough: a flow with few waiting at a time begins again with each of
-them, and would fall behind without end. So no flow gets more than as many of its own requests ahead of those it
-overtakes, which is the K * c_max in the bound of fairness (docs/design.md#fairness).
+Counting per request is not enough: a flow with few queued requests would restart with each of them, and fall behind
+without end. So a flow gets at most that many of its requests ahead of those it overtakes, which is the K * c_max in the
+bound of fairness (docs/design.md#fairness).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ EPSILON = 1e-9  # of sums of the same costs, made in another order
 
 
 class Backfill:
-    """What one turn of the pump has come across, and who has been overtaken too often."""
+    """The passed-over requests of one turn of the pump, and those overtaken too often."""
 
     def __init__(self, charges: Charges) -> None:
         self._charges = charges
         self.passed: list[Entry] = []  # in this turn: requests that did not fit
-        self.held: dict[Node, None] = {}  # in this turn: flows with requests that may not be sent yet, whatever fits
-        self.reserved: set[Endpoint] = set()  # in this turn: endpoints whose room is reserved for some of them
+        self.held: dict[Node, None] = {}  # in this turn: flows with requests that may not be sent yet
+        self.reserved: set[Endpoint] = set()  # in this turn: endpoints with room reserved for some of them
         self._starved: list[Entry] = []  # overtaken as often as may be: room is reserved for those of them that wait
 
     def reconfigured(self, account: Charges) -> None:
@@ -42,7 +42,7 @@ class Backfill:
         self.reserved.clear()
 
     def unreserved(self, endpoints: list[Endpoint]) -> list[Endpoint]:
-        """Returns those of the endpoints whose room is not reserved in this turn."""
+        """Returns the endpoints without reserved room in this turn."""
         return [e for e in endpoints if e not in self.reserved] if self.reserved else endpoints
 
     def passes(self, entry: Entry) -> None:
@@ -68,7 +68,7 @@ class Backfill:
             self.reserved.update([e for e in free if e.serves(model) and not entry.excludes(e.name, now)])
 
     def in_bound(self, entry: Entry, endpoints: list[Endpoint], others: list[Entry], now: float) -> list[Endpoint]:
-        """Returns where a request may go before `others` whose turn it is, and that could go there, too."""
+        """Returns the endpoints that a request may take before `others` that are next and could go there too."""
         node, may_lead = entry.node_of(), (BACKFILLED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         for other in others:
             if other.request.band == entry.request.band and lead(node, other.node_of()) > may_lead:
@@ -97,7 +97,7 @@ class Backfill:
         """True if a request that was overtaken as often as may be waits for room at `endpoint`."""
         if endpoint in self.reserved:
             return True
-        for entry in self._starved:  # a loop, for mostly there is nobody
+        for entry in self._starved:  # a loop, because it is usually empty
             if entry.state is State.WAITING and endpoint.serves(entry.model) and not entry.excludes(endpoint.name, now):
                 return True
         return False

@@ -1,16 +1,16 @@
-"""Where may a long prompt be computed, so that a small flow's request finds an endpoint that is soon done with its own?
+"""Spreading long prompts, so that a small flow's request finds an endpoint that is soon done.
 
-An engine computes prompts first come, first served, and nobody takes back what it was sent: a request that goes to an
-endpoint waits for the prompts before it. With one endpoint there is nothing to choose. With several it goes to where
-least is left, and what counts is that they are not all in the midst of long prompts at the same time. Think of two
-ferries: when both have just left, a traveller waits a whole crossing; when they leave by turns, half of one.
+An engine computes prompts first come, first served, and they are not withdrawn: a request at an endpoint waits for the
+prompts before it. With one endpoint there is nothing to choose. With several it goes to the one with the least left, so
+that they are not all in the middle of long prompts at the same time. Think of two ferries: when both have just left, a
+traveller waits a whole crossing; when they leave by turns, half of one.
 
-So while requests of flows under their share come, a prompt of a flow over its share that takes longer than `patience_s`
-is sent to an endpoint only if another one will be done with what it computes within that time. Else it waits for that,
-and shorter ones may overtake it. `patience_s` is half of the time that such prompts take, by work: of the one in which
-a token of theirs finds itself on average. With equal prompts and two endpoints that is just what taking turns gives,
-and costs no throughput; with more endpoints least is left somewhere anyway; and where few huge prompts are most of the
-work it is half of a huge one, for with less only one endpoint could ever work on them.
+So while requests of under-share flows arrive, a prompt of an over-share flow that takes longer than `patience_s` is
+sent to an endpoint only if another one will finish its prompts within that time. Otherwise it waits for that, and
+shorter ones may overtake it. `patience_s` is half of the time that such prompts take, by work: of the one in which a
+token of theirs finds itself on average. With equal prompts and two endpoints that equals taking turns, and costs no
+throughput; with more endpoints one has little left anyway; and if few huge prompts are most of the work it is half of a
+huge one, because with less only one endpoint could ever work on them.
 
 No prompt waits for good: not for an endpoint that takes twice as long as was predicted, not when no other one is well,
 and not after having been overtaken as often as may be.
@@ -25,7 +25,7 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
 
-FADES = 0.98  # of what was learned, per long prompt sent: about the last fifty
+FADES = 0.98  # of learned values, per long prompt sent: about the last fifty
 STEP_S = 0.005  # nothing is looked at again sooner: an engine's step takes longer
 
 
@@ -42,7 +42,7 @@ class PrefillStagger:
         self.made_wait = False  # some prompt was, in this turn
 
     def begin(self) -> None:
-        """A turn begins: what was found out in the last one may be true no more."""
+        """A turn begins: results of the last one are void."""
         self._soonest.clear()
         self._overdue_s = math.inf
         self.made_wait = False
@@ -58,7 +58,7 @@ class PrefillStagger:
         return 0.5 * self._squares / self._seconds if self._seconds > 0.0 else math.inf
 
     def allowed(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
-        """Returns those of the endpoints where a prompt of a flow over its share may be computed now."""
+        """Returns the endpoints that may compute a prompt of an over-share flow now."""
         patience_s, prompt_tokens = self.patience_s, entry.estimate.prompt_tokens
         allowed: list[Endpoint] = []
         for endpoint in endpoints:
@@ -76,7 +76,7 @@ class PrefillStagger:
         return allowed
 
     def _others_done_s(self, endpoint: Endpoint, model: str, now: float) -> float:
-        """In how many seconds the first of the others will be done; 0 where there is none to wait for."""
+        """Returns the seconds until the first of the others is done; 0 without any to wait for."""
         soonest = self._soonest.get(model)
         if soonest is None:
             soonest = self._soonest[model] = self._two_soonest(model, now)
@@ -86,7 +86,7 @@ class PrefillStagger:
         return 0.0
 
     def _two_soonest(self, model: str, now: float) -> list[tuple[float, Endpoint]]:
-        """The endpoints that will be done soonest; no more are looked at than are needed to know."""
+        """Returns the endpoints that will be done soonest, with as few checks as possible."""
         patience_s = self.patience_s
         soonest: list[tuple[float, Endpoint]] = []
         within = 0
@@ -95,7 +95,7 @@ class PrefillStagger:
                 continue
             prefill = endpoint.ledger.prefill
             if now >= prefill.due_s:
-                endpoint.ledger.advance(now)  # nobody else asks one whose slots are all taken
+                endpoint.ledger.advance(now)  # not asked of one with all slots taken
             if self._pool.unhealthy(endpoint, now) is not None or prefill.overdue(now):
                 continue
             done_s = prefill.left(now) / prefill.rate

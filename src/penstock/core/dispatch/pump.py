@@ -36,7 +36,7 @@ Found = tuple[Entry, list[Endpoint]]
 
 
 class Pump:
-    """Finds what may be sent. Changes nothing but what bands remember of endpoints, and who was overtaken."""
+    """Finds sendable requests. Changes only the bands' memory of endpoints, and the overtaken requests."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Pump:
         self._candidates = candidates
         self._stagger = stagger
         self._promised = promised
-        self._look = look  # again who holds its prompt's prefix; True: by now more of it is held
+        self._look = look  # the prefix again; True: more of it is cached by now
 
     def next(self, now: float) -> Found | None:
         """Returns the request to send next and the endpoints it may go to; None if nothing can be sent.
@@ -92,23 +92,20 @@ class Pump:
         return None
 
     def wants_slots(self, endpoint: Endpoint) -> bool:
-        """True if the highest band that waits for what the endpoint serves waits for slots: all are taken or
-        reserved.
-        """
+        """True if the highest band waiting for the endpoint's models waits for slots: all are taken or reserved."""
         for band in self._queues.bands:
             if any(endpoint.serves(model) for model in band.tree.root.backlog):
                 return endpoint in band.open or band.closed.get(endpoint) is Cause.SLOTS_FULL
         return False
 
     def alone(self, entry: Entry, now: float) -> list[Endpoint]:
-        """Where a newcomer may go while nobody else waits; empty: nowhere, or it takes the queue to tell.
+        """Returns the endpoints of a newcomer while no other request waits; empty: none, or the queue has to decide.
 
-        That is what `next` would find if it had been pushed into its queue. Of all bands only its own would have work,
-        so turns, promised shares and the fair order choose among one: the head of its flow is itself. Nobody can be
-        overtaken, none was bumped, and no room is reserved. What remains of `next` is asked here, in the same words:
-        which endpoints are open to the band, whether the slots left are reserved, whether its model and its
-        tenant may be sent, and which endpoints it fits. Whatever is not plain (reserved slots, affinities,
-        divided requests) is left to the queue, which this leaves as it was.
+        `next` would find the same if it had been pushed into its queue. Of all bands only its own would have work, so
+        turns, promised shares and the fair order choose among one: the head of its flow is itself. No request can be
+        overtaken, none was bumped, and no room is reserved. The rest of `next` is checked here too: endpoints open to
+        the band, reserved slots, holds of its model and its tenant, and the endpoints it fits. Special cases (reserved
+        slots, affinities, divided requests) are left to the unchanged queue.
         """
         request = entry.request
         band = self._queues.bands[request.band]
@@ -129,7 +126,8 @@ class Pump:
         return self._candidates.fitting(entry, free, now)
 
     def may_go(self, entry: Entry, now: float) -> bool:
-        """True if a newcomer changes what can be sent: no other could be a moment ago, and it opens no way for them.
+        """True if a newcomer can change the sendable requests: no other could be sent a moment ago, and it opens no way
+        for them.
 
         Most that come to a full pool don't, and this is a tenth of the price of finding out by looking at all.
         """
@@ -150,9 +148,7 @@ class Pump:
         return self._promised.owed() + turns
 
     def holds(self, model: str, band: Band) -> bool:
-        """True if no request of `band` for the model may be sent, whatever room there is: the model is paused, or all
-        its endpoints are away.
-        """
+        """True if no request of `band` for the model may be sent: it is paused, or all its endpoints are away."""
         return not self._pauses.sends(model) or self._candidates.away(model, band)
 
     def _next_of(self, band: Band, now: float) -> Found | None:
@@ -181,7 +177,7 @@ class Pump:
         return self._in_turn(band, models, free, now) if models else None
 
     def _in_turn(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
-        """The head of the fair order, or, where it does not fit the room that is left, who may overtake it."""
+        """Returns the head of the fair order or, if it does not fit the room left, a request that may overtake it."""
         head = self._capped.head(band, models)
         if head is None:
             return None  # all flows are held
@@ -202,7 +198,7 @@ class Pump:
         If none of the first in fair order fits, each model is looked at alone, so that many requests that do not
         fit hide only others of their own model.
         """
-        alone = band.tree.waiting == self._queues.waiting  # no other band has work, so nobody is overtaken by one
+        alone = band.tree.waiting == self._queues.waiting  # no other band has work, so none is overtaken
         if alone and band.prompt_tokens_min() > max((e.room[0] for e in free), default=0.0):
             return None  # nothing that waits is small enough: no need to look at each
         found = self._first_fit(band.tree.in_order(models), free, now)
@@ -224,12 +220,12 @@ class Pump:
     ) -> Found | None:
         """The first of a line, within the window, that fits. Notes which it passes over, and reserves room.
 
-        No flow gets too far ahead of those who are passed over, nor of a `head` whose turn it was, unless an operator
-        said so: `bumped`.
+        No flow gets too far ahead of passed-over requests or of a `head` whose turn it was, unless an operator ordered
+        it: `bumped`.
         """
         looked_at, prefill_room, kv_room = 0, math.inf, math.inf
         ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
-        waiting: list[Entry] = []  # for a warm endpoint, by an estimate: nobody gets too far ahead of them either
+        waiting: list[Entry] = []  # for a warm endpoint, by an estimate: they are not overtaken too far either
         for entry in islice(line, CAPPED_MAX):
             if entry.affinity.preferred and self._affinity.surely_waits(entry, free, now):
                 waiting.append(entry)
@@ -261,16 +257,16 @@ class Pump:
                     looked_at += 1
                     continue
             if self._waits_for_home(entry, waiting, now):
-                continue  # nobody overtakes it: it waits for an endpoint of its own
+                continue  # not overtaken: it waits for its own endpoint
             looked_at += 1
             self._backfill.passes(entry)
             self._backfill.reserve(entry, free, now)
         return None
 
     def _waits_for_home(self, entry: Entry, waiting: list[Entry], now: float) -> bool:
-        """True if a request waits for an endpoint of its own.
+        """True if a request waits for its own endpoint.
 
-        By an estimate: then it is `waiting`, and not passed too often. For a fixed time: then its turn is given up.
+        By an estimate: then it is `waiting`, and not passed too often. For a fixed time; then it gives up its turn.
         """
         if not (entry.affinity.may_wait and self._affinity.waits(entry, now)):
             return False
@@ -281,7 +277,7 @@ class Pump:
         return True
 
     def _pressed(self, entry: Entry, waiting: list[Entry], free: list[Endpoint], now: float) -> Found | None:
-        """The first of those that wait for a warm endpoint whom the flow of `entry` may not pass again: it goes."""
+        """Returns the first request waiting for a warm endpoint that the flow of `entry` may not pass again."""
         for other in waiting:
             if self._backfill.too_far(entry, other) and self._affinity.only(other, now) is None:
                 self._affinity.let_go(other)
@@ -291,7 +287,7 @@ class Pump:
         return None
 
     def _in_bound(self, entry: Entry, endpoints: list[Endpoint], head: Entry | None, now: float) -> list[Endpoint]:
-        """Where it may go with regard to how far its flow is ahead of those who would be overtaken."""
+        """Returns its endpoints, limited by its flow's lead over requests that would be overtaken."""
         overtaken = self._backfill.passed
         if head is not None and not (head.affinity.may_wait and self._affinity.waits(head, now)):
             overtaken = [head, *overtaken]
@@ -305,7 +301,7 @@ def _of_models(entries: Mapping[int, Entry], models: list[str]) -> Iterator[Entr
 
 
 def _largest_room(endpoints: list[Endpoint]) -> Room:
-    """What no request exceeds that fits any of them, in each measure."""
+    """Returns the upper bounds of requests that fit any of them, per measure."""
     most_prefill = most_kv = 0.0
     for endpoint in endpoints:
         prefill_room, kv_room = endpoint.room

@@ -146,8 +146,8 @@ class UnderShare:
     def in_order(self, band: Band, model: str, now: float) -> Iterator[Entry]:
         """Yields the requests for a model of flows that are under their share, in fair order.
 
-        They are remembered from their arrival, for they need not be among the first: a flood that is held back falls
-        behind its fair share of the tokens, and then stands before the flows for which the slots are reserved.
+        They are remembered from their arrival, because they need not be among the first: a throttled flood falls behind
+        its fair share of the tokens, and then precedes the flows with reserved slots.
         """
         head = self._capped.head(band, [model])
         if head is not None and self._quotas.at_limit(head.account):  # its flow is shared with others
@@ -183,8 +183,8 @@ class UnderShare:
     def _asked_for_less(self, node: Node, part: float, now: float) -> bool:
         """Whether a flow recently asked for about that part of the work or less.
 
-        It may be twice that part, but has to leave others at least half of theirs, if there are any: a client that asks
-        again when it was answered asks for no more than it gets, and a flood of these for all but what others ask.
+        It may be twice that part, but has to leave others at least half of theirs, if any: a closed-loop client asks
+        for no more than it gets, and a flood of these for everything that others do not ask for.
         """
         if part >= 1.0:
             return True

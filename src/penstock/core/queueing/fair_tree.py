@@ -142,8 +142,8 @@ class Node:
             self._trim(model, heap)
 
     def _trim(self, model: str, heap: list[tuple[float, int, Node]]) -> None:
-        """No more than half of a heap is of those that wait no more, or duplicates left behind by tags that shrank:
-        who looks through all that wait in order would meet each of them.
+        """At most half of a heap is stale (requests that no longer wait, or duplicates after tags shrank), because a
+        walk in order visits each of them.
         """
         if len(heap) > 2 * self.lined.get(model, 0) + 16:
             fresh = {item[2].index: item[2] for item in heap if item[2].backlog.get(model) and not item[2].capped}
@@ -301,8 +301,8 @@ class QueueTree:
     def serve_at_once(self, flow: Node) -> None:
         """Note that a request of `flow`, of which nothing waits, is sent without having waited.
 
-        To tags and virtual times it is what `push`, `serve` and `remove` of that request come to: a flow that comes
-        back from idle is lifted to the virtual time, which then moves up to the tags along its path.
+        Tags and virtual times change as by `push`, `serve` and `remove` of that request: a flow returning from idle is
+        lifted to the virtual time, which then moves up to the tags along its path.
         """
         node = flow
         while node.parent is not None:
@@ -376,9 +376,9 @@ class QueueTree:
     def level(self, costs: Mapping[Node, float]) -> None:
         """Let flows and groups that wait stand as close together as fairness would have kept them.
 
-        Their tags are what others counted recently. In a tree that had counted them itself, whoever waits is behind
-        by no more than a request: who was idle would have been lifted. `costs`: the largest request that waits below
-        each. Virtual time is where the hindmost stands, or where nobody waits, the foremost.
+        Their tags are the recent counts of others. In a tree that had counted them itself, a waiting flow is behind by
+        at most one request, because idle ones are lifted. `costs`: the largest request that waits below each. Virtual
+        time is the tag of the hindmost waiting flow, or of the foremost if none waits.
         """
         for node in _all_below(self.root):
             waiting = [child for child in node.children.values() if child.waiting]
@@ -434,7 +434,7 @@ class QueueTree:
     def passed(self, flow: Node, other: Node) -> None:
         """Note that a request of `other` was just served, because those of `flow` before it may not be sent yet.
 
-        Where their ways part, `flow` is lifted to the virtual time.
+        At their common ancestor, `flow` is lifted to the virtual time.
         """
         path: set[Node] = set()
         node: Node | None = other
@@ -556,7 +556,7 @@ def top(node: Node) -> Node:
 
 
 def lead(one: Node, other: Node) -> float:
-    """Returns how far a flow is ahead of another, where their ways part: service that it got beyond its fair part.
+    """Returns a flow's lead over another at their common ancestor: its service beyond its fair part.
 
     In the unit of the policy's costs; below 0: it is behind. 0 for a flow and itself.
     """

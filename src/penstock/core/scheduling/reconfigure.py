@@ -1,10 +1,10 @@
-"""Settings change while requests are queued and running: what may change, and what happens to those requests?
+"""Changing settings while requests are queued and running.
 
 None is lost, and no queued request gets less time than it was promised. Bands are matched by name. The requests of a
 band that is gone go on in the next lower one that stays, or in the lowest: so none rises, unless nothing is below.
-Service that flows got stays counted, even if prices change; another fairness policy counts something else, so all flows
-start equal. If queueing is switched off, all queued requests are sent at once; if it is switched on, an endpoint above
-its slots gets nothing until enough of its requests have ended.
+Flows' past service stays counted, even if prices change; another fairness policy has another unit, so all flows start
+equal. If queueing is switched off, all queued requests are sent at once; if it is switched on, an endpoint above its
+slots gets nothing until enough of its requests have ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NeedsRestartError(ValueError):
 def needing_restart(old: SchedulerSettings, new: SchedulerSettings) -> list[str]:
     """Returns the paths of changed settings that queued requests could not follow."""
     fixed = {
-        "fairness.levels": old.levels == new.levels,  # flows hold requests, whose other names are unknown
+        "fairness.levels": old.levels == new.levels,  # flows hold requests with unknown other names
     }
     return [key for key, same in fixed.items() if not same]
 
@@ -44,7 +44,7 @@ class Changed:
     """The bands affected by a change, including those that are gone."""
 
     def __init__(self) -> None:
-        self.afresh: list[Band] = []  #: their trees count something else from now on
+        self.afresh: list[Band] = []  #: their trees use another unit from now on
         self.recounted: list[Band] = []  #: their requests are counted otherwise where they go on
         self.reordered: list[Band] = []  #: and ordered otherwise
 
@@ -102,7 +102,7 @@ def resettle(
 
 
 def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float) -> list[Action]:
-    """Use other settings from now on. Returns what is sent.
+    """Use other settings from now on. Returns the dispatched requests.
 
     Raises NeedsRestartError, before anything changes, if queued requests could not follow. These keep their deadline,
     and their time to wait unless it grows.

@@ -1,4 +1,4 @@
-"""Failures: what the end of a request shows of its endpoint, and where a request goes that was not served there.
+"""Failures: their evidence about the endpoint, and the next step of the request.
 
 Before anything of an answer came, a request can go back to the queue with its age kept, or elsewhere at once; the
 engine's work on its prompt is lost. So can one that is queued inside an engine: because its engine makes no progress,

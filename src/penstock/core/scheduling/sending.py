@@ -25,14 +25,14 @@ BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant 
 
 
 def pumped(state: SchedulerState, now: float) -> list[Action]:
-    """Dispatch whatever can be dispatched. Returns what came of it."""
+    """Dispatch whatever can be dispatched. Returns the result."""
     actions: list[Action] = []
     hand_out(state, now, actions)
     return actions
 
 
 def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Action]:
-    """Look again at an endpoint that may have opened or closed. Returns what came of it."""
+    """Look again at an endpoint that may have opened or closed. Returns the result."""
     state.queues.touch(endpoint)
     return pumped(state, now) if state.queues.waiting else []
 

@@ -58,7 +58,7 @@ class Watcher(Protocol):
         """A request is about to be sent to one of `endpoints`."""
 
     def sent(self, entry: Entry, dispatch: Dispatch) -> None:
-        """A request was sent, as `dispatch` says."""
+        """A request was sent by `dispatch`."""
 
     def reserves(self, entry: Entry, partners: list[Endpoint], now: float) -> None:
         """A slot is about to be taken at one of `partners`, for the answer to a prompt that is computed elsewhere."""
@@ -139,7 +139,7 @@ class SchedulerState:
         self.budget = retry.RetryBudget(settings.retry_budget)
         self.timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
         self.entries: dict[str, Entry] = {}  # every request that has not ended
-        self.leases: dict[int, Entry] = {}  # every lease that was not released, but for pending ones
+        self.leases: dict[int, Entry] = {}  # every unreleased lease, except pending ones
         self.pending = PendingDecodes(self.pool)
         self.seq = 0
         self.lease_serial = 0
@@ -173,7 +173,7 @@ class SchedulerState:
             self.timers.set_earlier(endpoint.name, when)
 
     def place(self, entry: Entry, band: Band) -> None:
-        """Find the flow of `entry` in a band's tree, and charge the tree what the entry was charged so far."""
+        """Find the flow of `entry` in a band's tree, and charge the tree its charge so far."""
         request = entry.request
         path, weights = (request.flow, request.weights) if self.charges.of_band(band.rank).uses_flows else ((), ())
         node = band.tree.node(path, weights)

@@ -1,4 +1,4 @@
-"""The queue: what a request is estimated to need, whether and how long it may wait, and how it leaves.
+"""The queue: a request's estimate, its permission and time to wait, and its exit.
 
 Every end is reported once, with a Retry-After if coming back may help. Draining is a time limit for all requests.
 """
@@ -56,9 +56,9 @@ def reject(
     *,
     limit: LimitReached | None = None,
 ) -> None:
-    """Reject an admitted request, and give its tenant back what was reserved for it. Adds to `actions`.
+    """Reject an admitted request, and refund its tenant. Adds to `actions`.
 
-    `limit`: that of its tenant, where it is the reason.
+    `limit`: that of its tenant, if it is the reason.
     """
     if entry.state is not State.REJECTED:
         entry.move(Event.REFUSED)
@@ -216,7 +216,7 @@ def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
 
 
 def wait(state: SchedulerState, entry: Entry, now: float) -> None:
-    """Queue a request that may wait, whatever the bounds: it was admitted before."""
+    """Queue a request without checking bounds: it was admitted before."""
     enqueue(state, entry, now)
     arm(state, entry, now)
     state.recorder.waits(entry, now)
