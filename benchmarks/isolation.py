@@ -100,7 +100,7 @@ def frees_truly(world: World, of: UnderShare, now: float) -> list[float]:
     """When the next slots will free, if every answer's length were known."""
     ends_s = []
     for endpoint in of.inspect().pool:
-        pace_s = endpoint.ledger.pace.time_per_output_token_s(now)
+        pace_s = endpoint.ledger.speed.time_per_output_token_s(now)
         config = world.nodes[endpoint.name].spec.config
         for sequence in world.nodes[endpoint.name].engine._sequences.values():
             prefill_s = (sequence.tokens - sequence.computed) * config.prefill_s_per_token if not sequence.said else 0.0

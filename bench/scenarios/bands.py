@@ -74,10 +74,10 @@ class BatchWatch(WorldObserver):
         self.sent += 1
         self.truly += world.nodes[action.endpoint].engine.gauges().waiting > 0
         endpoint = world.scheduler.inspect().pool[action.endpoint]
-        base = endpoint.ledger.base
+        base = endpoint.ledger.page.base
         # The request itself is in the projection by now: it counts for one where no slot is known to be free.
         own = 1 if base is not None and base.waiting > 0 else 0
-        self.projected += endpoint.ledger.engine_queue(endpoint.slots, world.now) > own
+        self.projected += endpoint.ledger.engine_queue(world.now) > own
 
     def second(self, world: World) -> None:
         if world.now >= self._warm_s:

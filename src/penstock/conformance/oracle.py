@@ -263,7 +263,9 @@ class Oracle:
     def _room(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> admission.Room:
         """Returns an endpoint's room for a request; if it is tried against its gauges, these are ignored."""
         settings, band = self._state.settings.admission, self._state.queues.bands[entry.request.band]
-        tried = admission.told_only(endpoint, band.settings, settings, None, now=now)
+        tried = endpoint.ledger.page.closed_s is not None and admission.by_page(
+            endpoint, band.settings, settings, None, now=now
+        )
         room = admission.room(endpoint, settings, tried=tried, now=now)
         return admission.over_share_room(room, endpoint) if self._is_over_share(entry, now, known=known) else room
 

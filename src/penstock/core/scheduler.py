@@ -369,7 +369,7 @@ class Scheduler(Questions):
         if told_slots is not None:
             endpoint.slots_told(told_slots)
         if lingers is not None:
-            endpoint.ledger.abandoned.lingers = lingers
+            endpoint.ledger.lingers = lingers
         if contexts is not None:
             endpoint.contexts = dict(contexts)
         if price is not None:
@@ -434,10 +434,10 @@ class Scheduler(Questions):
         endpoint = state.pool[name]
         epoch = endpoint.ledger.epoch
         if reading is not None:
-            wanted = endpoint.adaptive is not None and state.pump.wants_slots(endpoint)
+            wanted = endpoint.finds_slots and state.pump.wants_slots(endpoint)
             if endpoint.observed(reading, now, wanted=wanted):
                 state.pool.changed()
-                if endpoint.overfull:
+                if endpoint.ledger.limit.shrunk:
                     state.look_again(endpoint, now)
             state.router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
         else:
@@ -721,9 +721,10 @@ class Scheduler(Questions):
             elif (endpoint := state.pool.get(key)) is not None:
                 state.queues.touch(endpoint)
                 sending.look(state, endpoint, now)
-                if endpoint.overfull:
+                limit = endpoint.ledger.limit
+                if limit.shrunk:
                     returning.surplus(state, endpoint, now, actions)
-                state.look_again(endpoint, endpoint.looks_s(now))
+                state.look_again(endpoint, limit.looks_s(endpoint.ledger, now))
         _expire_drain(state, now, actions)
         sending.hand_out(state, now, actions)
         return actions

@@ -91,11 +91,10 @@ def test_what_stands_on_its_way_to_the_engine_is_not_before_it() -> None:
     """A flow over its share may have a step's prompts before the engine, and what that computes on the way."""
     at = endpoint()
     at.ledger.add(lease(1, prompt=500))
-    at.ledger.at_work.step_s = 0.05
-    prefill = at.ledger.prefill
+    speed = at.ledger.speed
     plenty = (math.inf, math.inf)
     assert over_share_room(plenty, at)[0] == OVER_SHARE_PREFILL_TOKENS - 500
-    prefill.beside_s, prefill.rate, prefill.rate_known = 1.15, 10_000.0, True
+    speed.path_s, speed.rate, speed._samples = 1.05, 10_000.0, 5.0
     assert over_share_room(plenty, at)[0] == pytest.approx(OVER_SHARE_PREFILL_TOKENS - 500 + 10_000)
 
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.conformance.invariants import CheckedScheduler
+from penstock.core.endpoints.concurrency import ConcurrencyLimit
 from penstock.core.endpoints.ledger import Ledger
 from penstock.core.endpoints.roles import Role, bootstrap_port_of, role_of
 from penstock.core.scheduler import SchedulerSettings
@@ -302,12 +303,12 @@ def test_slots_are_counted_where_requests_are_answered() -> None:
 
 
 def test_a_pending_lease_takes_its_slot_whatever_the_engine_says_of_itself() -> None:
-    own = Ledger(stale_after_s=5.0, slots=4)
+    own = Ledger(ConcurrencyLimit(4), stale_after_s=5.0)
     pending = lease(1, at=0.0)
     own.reserve(pending)
     own.observe(Observation(1.0, 2, 0, progress=1.0))
     assert own.load(1.0) == 3, "two of others, and ours, which is not there yet"
-    assert own.engine_queue(4, 1.0) == 0, "it does not wait inside the engine"
+    assert own.engine_queue(1.0) == 0, "it does not wait inside the engine"
     own.begin(pending, 1.5)
     assert own.load(1.5) == 3
     own.observe(Observation(2.0, 3, 0, progress=2.0))
@@ -317,7 +318,7 @@ def test_a_pending_lease_takes_its_slot_whatever_the_engine_says_of_itself() -> 
 
 
 def test_a_pending_lease_outlives_a_restart_for_it_was_never_sent() -> None:
-    own = Ledger(stale_after_s=5.0, slots=4)
+    own = Ledger(ConcurrencyLimit(4), stale_after_s=5.0)
     own.reserve(lease(1, at=0.0))
     own.observe(Observation(1.0, 1, 0, progress=9.0))
     assert own.observe(Observation(2.0, 1, 0, progress=1.0)), "another process"

@@ -11,7 +11,7 @@ from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.prefill_stagger import STEP_S, PrefillStagger
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
-from penstock.core.endpoints.prefill_backlog import TOKENS_PER_S as PREFILL_TOKENS_PER_S
+from penstock.core.endpoints.speed import TOKENS_PER_S as PREFILL_TOKENS_PER_S
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.request import Request
 from penstock.core.values.settings import AdmissionSettings, EndpointSpec, HealthSettings

@@ -11,9 +11,9 @@ from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.pump import WINDOW
 from penstock.core.endpoints.pool import SLOTS_CACHED_MAX
-from penstock.core.endpoints.prefill_backlog import BASE_S as PREFILL_BASE_S
 from penstock.core.endpoints.prefill_backlog import STEP_TOKENS as PREFILL_STEP_TOKENS
-from penstock.core.endpoints.tpot import KEPT_S as PACE_KEPT_S
+from penstock.core.endpoints.speed import BASE_S as PREFILL_BASE_S
+from penstock.core.endpoints.speed import KEPT_S as PACE_KEPT_S
 from penstock.core.scheduler import BAND_RANKS, Scheduler, SchedulerSettings
 from penstock.core.values.actions import Dispatch
 from penstock.core.values.catalogue import Failure

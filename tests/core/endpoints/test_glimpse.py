@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from penstock.core.endpoints.concurrency import ConcurrencyLimit
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
-from penstock.core.endpoints.tpot import KEPT_S as PACE_KEPT_S
+from penstock.core.endpoints.speed import KEPT_S as PACE_KEPT_S
 from penstock.core.values.observation import Glimpse, Observation
 
 
 def ledger(**reading: float) -> Ledger:
-    made = Ledger(stale_after_s=5.0, slots=16)
+    made = Ledger(ConcurrencyLimit(16), stale_after_s=5.0)
     made.observe(Observation(**{"asked_s": 0.0, "running": 10.0, "waiting": 4.0, "kv_usage": 0.5, **reading}))
     return made
 
@@ -34,8 +35,8 @@ def test_a_part_moves_the_split_and_not_the_whole() -> None:
     assert made.load(1.0) == 17.0
     made.glimpse(Glimpse(asked_s=2.0, waiting=1.0, kv_usage=0.75), now=2.0)
     assert made.load(2.0) == 17.0
-    assert made.base is not None
-    assert (made.base.running, made.base.waiting) == (16.0, 1.0)
+    assert made.page.base is not None
+    assert (made.page.base.running, made.page.base.waiting) == (16.0, 1.0)
     assert made.kv_usage(2.0) == 0.75
 
 
@@ -45,41 +46,41 @@ def test_what_happened_after_a_part_was_written_still_counts() -> None:
     made.add(lease(2, 3.0))
     made.glimpse(Glimpse(asked_s=2.0, waiting=0.0), now=3.0)
     assert made.load(3.0) == 16.0
-    assert made.base is not None
-    assert made.base.running == 15.0
+    assert made.page.base is not None
+    assert made.page.base.running == 15.0
 
 
 def test_a_part_that_says_nothing_new_says_nothing() -> None:
     made = ledger()
     made.glimpse(Glimpse(asked_s=2.0, waiting=4.0, kv_usage=0.5), now=2.0)
-    assert made.asked_s == 0.0, "how many run it did not tell, so the reading grows no younger"
+    assert made.page.asked_s == 0.0, "how many run it did not tell, so the reading grows no younger"
 
 
 def test_a_part_alone_or_late_is_no_reading() -> None:
-    made = Ledger(stale_after_s=5.0, slots=16)
+    made = Ledger(ConcurrencyLimit(16), stale_after_s=5.0)
     made.glimpse(Glimpse(asked_s=1.0, waiting=9.0), now=1.0)
-    assert made.base is None
+    assert made.page.base is None
     made = ledger(asked_s=2.0)
     made.glimpse(Glimpse(asked_s=1.0, waiting=9.0), now=2.0)
-    assert made.base is not None
-    assert made.base.waiting == 4.0
+    assert made.page.base is not None
+    assert made.page.base.waiting == 4.0
     made.glimpse(Glimpse(asked_s=60.0, waiting=9.0), now=60.0)
-    assert made.base.waiting == 4.0, "what it would correct is too old"
+    assert made.page.base.waiting == 4.0, "what it would correct is too old"
 
 
 def test_the_engines_own_pace_counts_where_no_stream_of_ours_tells_it() -> None:
     made = ledger(pace_s_total=10.0, pace_tokens_total=100.0)
-    assert made.pace.time_per_output_token_s(0.0) == 0.0
+    assert made.speed.time_per_output_token_s(0.0) == 0.0
     made.observe(Observation(asked_s=1.0, running=9.0, waiting=4.0, pace_s_total=12.0, pace_tokens_total=200.0))
-    assert made.pace.time_per_output_token_s(1.0) == 0.02
-    assert made.pace.time_per_output_token_s(1.0 + PACE_KEPT_S) == 0.0
+    assert made.speed.time_per_output_token_s(1.0) == 0.02
+    assert made.speed.time_per_output_token_s(1.0 + PACE_KEPT_S) == 0.0
     own = lease(1, 1.0)
     made.add(own)
     made.first_token(own, 2.0)
     made.progressed(own, 101, 3.0)
-    assert made.pace.time_per_output_token_s(3.0) == 0.01
+    assert made.speed.time_per_output_token_s(3.0) == 0.01
     made.observe(Observation(asked_s=4.0, running=8.0, waiting=4.0, pace_s_total=22.0, pace_tokens_total=300.0))
-    assert made.pace.time_per_output_token_s(4.0) == 0.01
+    assert made.speed.time_per_output_token_s(4.0) == 0.01
 
 
 def test_a_restart_is_no_pace() -> None:
@@ -87,7 +88,7 @@ def test_a_restart_is_no_pace() -> None:
     made.observe(
         Observation(asked_s=1.0, running=1.0, waiting=0.0, progress=9.0, pace_s_total=99.0, pace_tokens_total=900.0)
     )
-    assert made.pace.time_per_output_token_s(1.0) == 0.0
+    assert made.speed.time_per_output_token_s(1.0) == 0.0
 
 
 def test_requests_at_the_door_count_before_the_gauges_show_them() -> None:
@@ -97,7 +98,6 @@ def test_requests_at_the_door_count_before_the_gauges_show_them() -> None:
     assert made.load(1.0) == 12.0
     made.add(lease(1, 1.5))
     assert made.load(1.5) == 13.0
-    assert made.engine_queue(12, 1.5) == 1.0, "its slots are taken by others"
     made.observe(Observation(asked_s=2.0, running=13.0, waiting=0.0, kv_usage=0.5, in_all=13.0))
     assert made.load(2.0) == 13.0, "now the gauges show them"
 

@@ -21,7 +21,7 @@ RECALLS_MAX = 2
 
 STEP_S = 0.1
 SIZE = 48
-FOUND_FULL_S = 0.9  # from the first request until more than a few wait inside, of which nothing has come back
+FOUND_FULL_S = 0.7  # from the first request until more than a few wait inside, of which nothing has come back
 
 
 class Engine:
@@ -68,7 +68,7 @@ class Engine:
                 self.running[lease] = name
                 self.began[name] += 1
                 self.take(self.made.first_token(lease, now=self.now))
-            if self.steps % round(1.0 / STEP_S) == 0:
+            if self.lies or self.steps % round(1.0 / STEP_S) == 0:
                 running, waiting = len(self.running), len(self.waiting)
                 if self.lies:
                     running, waiting = running + waiting, 0

@@ -257,11 +257,11 @@ def test_what_is_learned_of_an_engines_size_is_set_aside_while_alone() -> None:
     core = scheduler()
     core.endpoint_added(EndpointSpec("auto", 32, frozenset({"m"}), adaptive_slots=True), now=0.0)
     endpoint = core.inspect().pool["auto"]
-    learned = endpoint.adaptive
+    learned = endpoint.ledger.limit
     core.apportioned(3, now=1.0)
-    assert (endpoint.slots, endpoint.adaptive) == (10, None)
+    assert (endpoint.slots, endpoint.finds_slots) == (10, False)
     core.apportioned(1, now=2.0)
-    assert (endpoint.slots, endpoint.adaptive) == (32, learned)
+    assert (endpoint.slots, endpoint.ledger.limit) == (32, learned)
 
 
 def test_a_part_is_never_nothing_and_nothing_stays_nothing() -> None:

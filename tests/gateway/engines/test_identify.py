@@ -43,7 +43,7 @@ async def test_an_engine_is_recognised_and_tells_what_it_serves(world: Faces, na
     await world.until(lambda: world.endpoint(face).slots == (slots or 16))
     assert world.endpoint(face).models == [model]
     assert world.target(face).priority is priority
-    assert world.gate.driver.scheduler.inspect().pool[face.name].ledger.abandoned.lingers == (engine == "llamacpp")
+    assert world.gate.driver.scheduler.inspect().pool[face.name].ledger.lingers == (engine == "llamacpp")
     (entry,) = (await world.ask("GET", "/v1/models")).json()["data"]
     assert entry.get("max_model_len") == context
     assert (await world.ask(body=chat(model=model))).status == 200

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from penstock.core.endpoints.gauge_belief import Standing
+from penstock.core.endpoints.page import Standing
 from tests.gateway.conftest import World, fault
 
 

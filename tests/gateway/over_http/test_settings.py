@@ -489,10 +489,10 @@ async def test_gauges_are_read_as_often_as_is_set_and_faster_while_somebody_wait
     if waits:
         waiting = world.soon(world.chat())
         await world.until(lambda: world.picture().waiting == 1)
-    asked_s = [ledger.asked_s]
+    asked_s = [ledger.page.asked_s]
     for _ in range(5):
         await world.until(partial(_is_read, ledger, asked_s[-1]))
-        asked_s.append(ledger.asked_s)
+        asked_s.append(ledger.page.asked_s)
     assert min(after - before for before, after in pairwise(asked_s)) < 0.5, "a second is what it is by default"
     holder.hang_up()
     if waits:
@@ -500,7 +500,7 @@ async def test_gauges_are_read_as_often_as_is_set_and_faster_while_somebody_wait
 
 
 def _is_read(ledger: Ledger, since_s: float) -> bool:
-    return ledger.asked_s > since_s
+    return ledger.page.asked_s > since_s
 
 
 async def test_a_gateway_keeps_its_state_in_its_folder(world: World, tmp_path: Path) -> None:

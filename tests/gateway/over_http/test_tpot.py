@@ -28,7 +28,7 @@ async def test_a_slow_engine_gets_nothing_more_even_where_all_it_runs_is_of_othe
     world.port = gateway_port
     await world.until(lambda: world.picture().endpoints[0].engine_running == 2)
     await world.until(
-        lambda: world.gate.driver.scheduler.inspect().pool[world.picture().endpoints[0].name].ledger.pace._told_s
+        lambda: world.gate.driver.scheduler.inspect().pool[world.picture().endpoints[0].name].ledger.speed._page_s
     )
     waiting = world.soon(world.chat())
     await world.until(lambda: world.picture().waiting == 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.page import TRY_S
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.catalogue import Cause
@@ -22,74 +23,61 @@ OVER_SHARE_KV_SHARE = (
 )
 
 
-_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # causes by gauges
+_BY_PAGE = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what a page may close an endpoint for
 
 
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
-    """Why no request of the band may go to the endpoint now; None when it is open to the band."""
+    """Why no request of the band may go to the endpoint now; None when it is open to the band.
+
+    Where nothing but the page says so, single requests are sent to find out whether that is true (`endpoints/page.py`).
+    """
     cause = _closed(endpoint, band, settings, now)
-    belief = endpoint.ledger.belief
-    if belief.closed_s is None or cause not in _TOLD or _closed_by_own(endpoint, band, settings, now):
+    if cause is None or endpoint.ledger.page.closed_s is None or not by_page(endpoint, band, settings, cause, now=now):
         return cause
-    stands_s = -math.inf if _would_wait(cause, endpoint, band, now) else _stands_s(cause, endpoint)
-    return None if belief.may_try(now, stands_s=stands_s) else cause
+    return None if endpoint.ledger.page.may_try(now, _stands_since_s(cause, endpoint, band, now)) else cause
 
 
-def _stands_s(cause: Cause, endpoint: Endpoint) -> float:
-    """Since when the gauges that close it have stood still."""
-    belief = endpoint.ledger.belief
-    return belief.kv_stood_s if cause is Cause.KV_FULL else belief.stood_s
-
-
-def _would_wait(cause: Cause, endpoint: Endpoint, band: BandSettings, now: float) -> bool:
-    """Whether the gauges imply that one more request would wait there, so that they are wrong if it does not."""
-    if band.engine_waiting_max == 0:
-        return False  # a band that only uses idle endpoints
-    return cause is Cause.ENGINE_QUEUE or (
-        cause is Cause.SLOTS_FULL and endpoint.ledger.load(now) >= endpoint.ledger.slots
-    )
-
-
-def told_only(
+def by_page(
     endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, cause: Cause | None, *, now: float
 ) -> bool:
-    """Whether an endpoint is closed only by its gauges; `cause` is the result of `closed`."""
-    if cause is None:
-        cause = _closed(endpoint, band, settings, now) if endpoint.ledger.belief.closed_s is not None else None
-    return cause in _TOLD and not _closed_by_own(endpoint, band, settings, now)
+    """Whether nothing but its page keeps an endpoint closed. `cause`: why it is; None: find out, it may be tried."""
+    cause = cause or _closed(endpoint, band, settings, now)
+    return cause in _BY_PAGE and _closed(endpoint, band, settings, now, told=False) is None
 
 
-def _closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> Cause | None:
+def _stands_since_s(cause: Cause | None, endpoint: Endpoint, band: BandSettings, now: float) -> float:
+    """Since when what the page says has stood still, where one more may begin at once although it is true: memory, and
+    a band that only goes where nothing else does.
+    """
+    ledger = endpoint.ledger
+    if cause is Cause.KV_FULL:
+        return ledger.page.kv_moved_s
+    waits = cause is Cause.ENGINE_QUEUE or ledger.load(now) >= ledger.limit.slots
+    return -math.inf if waits and band.engine_waiting_max else ledger.page.moved_s
+
+
+def _closed(
+    endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float, *, told: bool = True
+) -> Cause | None:
+    """Why the endpoint is closed; `told`: also by what its page says."""
     ledger = endpoint.ledger
     if now >= ledger.prefill.due_s:
         ledger.advance(now)
-    load, slots = ledger.load(now), ledger.slots
-    if load >= slots * band.ceiling or len(ledger.leases) >= slots:
+    own, slots = len(ledger.leases), ledger.limit.slots
+    load = ledger.load(now) if told else float(own)
+    if load >= slots * band.ceiling or own >= slots:
         return Cause.SLOTS_FULL
-    if _queues(endpoint, band, now):
+    if _queues(endpoint, band, now, told=told):
         return Cause.ENGINE_QUEUE
     if load <= 0:
         return None  # an idle endpoint always takes one request, however large
     settings = endpoint.admission(settings)
     if ledger.prefill.outstanding_tokens >= settings.prefill_tokens_max:
         return Cause.PREFILL_FULL
-    kv_usage = ledger.kv_usage(now)
+    kv_usage = ledger.kv_usage(now) if told else None
     if kv_usage is not None and kv_usage >= settings.kv_usage_max:
         return Cause.KV_FULL
     return Cause.PACE if _slow(endpoint, band, settings, now) else None
-
-
-def _closed_by_own(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
-    """Whether our own requests there keep it closed too."""
-    ledger = endpoint.ledger
-    leases = len(ledger.leases)
-    if leases >= ledger.slots * band.ceiling or leases >= ledger.slots:
-        return True
-    if _queues(endpoint, band, now, told=False):
-        return True
-    if leases and ledger.prefill.outstanding_tokens >= endpoint.admission(settings).prefill_tokens_max:
-        return True
-    return _slow(endpoint, band, endpoint.admission(settings), now)
 
 
 def _queues(endpoint: Endpoint, band: BandSettings, now: float, *, told: bool = True) -> bool:
@@ -97,10 +85,10 @@ def _queues(endpoint: Endpoint, band: BandSettings, now: float, *, told: bool = 
     ledger, own, waiting_max = endpoint.ledger, endpoint.limits, band.engine_waiting_max
     if own is not None and own.engine_waiting_max is not None and own.engine_waiting_max < waiting_max:
         waiting_max = own.engine_waiting_max
-    waiting = ledger.engine_queue(ledger.slots, now, told=told)
+    waiting = ledger.engine_queue(now, told=told)
     if waiting > 0 and waiting >= waiting_max:
         return True
-    return endpoint.adaptive is not None and now < endpoint.fills_until_s(now)
+    return now < ledger.limit.fills_until_s(ledger, now)
 
 
 def _slow(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
@@ -108,7 +96,7 @@ def _slow(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, n
     pace_s_max = band.time_per_output_token_s_max or settings.time_per_output_token_s_max
     if own is not None and own.time_per_output_token_s_max is not None:
         pace_s_max = min(pace_s_max or math.inf, own.time_per_output_token_s_max)
-    return pace_s_max is not None and ledger.pace.exceeds(pace_s_max, now, own=bool(ledger.leases))
+    return pace_s_max is not None and ledger.speed.exceeds(pace_s_max, now, own=bool(ledger.leases))
 
 
 def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False, now: float) -> Room:
@@ -119,14 +107,14 @@ def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False
     ledger = endpoint.ledger
     outstanding = ledger.prefill.outstanding_tokens
     prefill_tokens = endpoint.admission(settings).prefill_tokens_max - outstanding if outstanding else math.inf
-    free = None if tried or ledger.base is None else kv_tokens_free(endpoint, settings, now=now)
+    free = None if tried or ledger.page.base is None else kv_tokens_free(endpoint, settings, now=now)
     return prefill_tokens, free if free is not None and ledger.load(now) > 0 else math.inf
 
 
 def kv_tokens_free(endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> float | None:
     """Returns the tokens of KV memory left below the ceiling, negative above it; None if unknown."""
     ledger = endpoint.ledger
-    capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
+    capacity = ledger.page.base.kv_capacity_tokens if ledger.page.base is not None else None
     kv_usage = ledger.kv_usage(now) if capacity else None
     if not capacity or kv_usage is None:
         return None
@@ -142,9 +130,9 @@ def over_share_room(room: Room, endpoint: Endpoint) -> Room:
     """
     ledger, (prefill_tokens, tokens) = endpoint.ledger, room
     if outstanding := ledger.prefill.outstanding_tokens:
-        on_the_way = ledger.prefill.on_the_way_tokens(ledger.at_work.step_s)
+        on_the_way = ledger.speed.on_the_way_tokens()
         prefill_tokens = min(prefill_tokens, OVER_SHARE_PREFILL_TOKENS + on_the_way - outstanding)
-    capacity = ledger.base.kv_capacity_tokens if ledger.base is not None else None
+    capacity = ledger.page.base.kv_capacity_tokens if ledger.page.base is not None else None
     return prefill_tokens, tokens - OVER_SHARE_KV_SHARE * capacity if capacity else tokens
 
 
@@ -184,10 +172,16 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
         ends_s = (endpoint.health.held_until_s, endpoint.health.ejected_until_s)
         return min(end_s for end_s in ends_s if end_s > now)
     review_s = endpoint.ledger.review_s(now)
-    if cause is Cause.ENGINE_QUEUE and (filled_s := endpoint.fills_until_s(now)) > now:
-        review_s = min(review_s, filled_s)
-    if cause in _TOLD:
-        belief = endpoint.ledger.belief
-        tries_s = (belief.try_s, belief.may_try_s(stands_s=_stands_s(cause, endpoint)))
-        review_s = min([review_s, *[try_s for try_s in tries_s if try_s > now]])
-    return min(review_s, endpoint.ledger.pace.forgotten_s(now)) if cause is Cause.PACE else review_s
+    if cause in _BY_PAGE:
+        review_s = min(review_s, *_tries_s(cause, endpoint, now))
+    return min(review_s, endpoint.ledger.speed.forgotten_s(now)) if cause is Cause.PACE else review_s
+
+
+def _tries_s(cause: Cause, endpoint: Endpoint, now: float) -> list[float]:
+    """When time may lift what keeps requests from being sent against the page, and what else of ours closes it."""
+    ledger, page = endpoint.ledger, endpoint.ledger.page
+    times = [ledger.limit.fills_until_s(ledger, now)]
+    if page.closed_s is not None:
+        stands_s = (page.kv_moved_s if cause is Cause.KV_FULL else page.moved_s) + TRY_S
+        times += [page.try_s, max(page.try_s, stands_s), ledger.speed.forgotten_s(now)]
+    return [math.inf, *[each for each in times if each > now]]

@@ -23,7 +23,6 @@ from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import AdmissionSettings, BandSettings
 
-_MAY_BE_TOLD = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)
 UNBOUNDED = (math.inf, math.inf)
 _AWAY = (Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD, Cause.EJECTED, Cause.STUCK)  # not busy with others' requests
 
@@ -79,13 +78,12 @@ class CandidateFilter:
                 else:
                     del band.away[endpoint]
                 band.holds_changed = True
-            if cause in _MAY_BE_TOLD or endpoint.ledger.belief.closed_s is not None:
-                self._ask_gauges(endpoint, band.settings, cause, now)
+            self._ask_page(endpoint, band.settings, cause, now)
             if cause is None:
                 # Slots are counted at decode endpoints: pure prefill has none to reserve.
                 answers = endpoint.role is not Role.PREFILL
                 band.opened(endpoint, endpoint.ledger.slots - endpoint.ledger.load(now) if answers else 0.0)
-                tried = endpoint.ledger.belief.closed_s is not None
+                tried = endpoint.ledger.page.closed_s is not None
                 endpoint.room = room = admission.room(endpoint, self.settings, tried=tried, now=now)
                 endpoint.room_over_share = admission.over_share_room(room, endpoint)
                 if room != UNBOUNDED:
@@ -95,12 +93,15 @@ class CandidateFilter:
                 self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
         band.unchecked.clear()
 
-    def _ask_gauges(self, endpoint: Endpoint, band: BandSettings, cause: Cause | None, now: float) -> None:
-        """Whether nothing but its gauges closes it; then it is tried, in time."""
-        if admission.told_only(endpoint, band, self.settings, cause, now=now):
-            endpoint.ledger.belief.closes(now)
+    def _ask_page(self, endpoint: Endpoint, band: BandSettings, cause: Cause | None, now: float) -> None:
+        """Note whether nothing but its page closes an endpoint; then a request is sent all the same, in time."""
+        page = endpoint.ledger.page
+        if cause is None and page.closed_s is None:
+            return
+        if admission.by_page(endpoint, band, self.settings, cause, now=now):
+            page.closes(now)
         elif cause is None and endpoint.ledger.load(now) > 0:
-            endpoint.ledger.belief.opens()  # an idle one accepts a request with any memory, so this is no evidence
+            page.opens()  # an idle one takes a request whatever its memory: that shows nothing
 
     def away(self, model: str, band: Band) -> bool:
         """True if no endpoint for the model takes anything, as far as is known: all are down, drained, or back off."""

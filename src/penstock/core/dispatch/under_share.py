@@ -220,7 +220,7 @@ class UnderShare:
         foreseen = self._pool.slots(model) <= FORESEEN_SLOTS_MAX
         step_s, ends_s = 0.0, []
         for endpoint in self._pool:
-            pace_s = endpoint.ledger.pace.time_per_output_token_s(now) if endpoint.serves(model) else 0.0
+            pace_s = endpoint.ledger.speed.time_per_output_token_s(now) if endpoint.serves(model) else 0.0
             step_s = max(step_s, pace_s)
             if foreseen and pace_s > 0:
                 ends_s += [lease.ends_s(pace_s, now) - now for lease in endpoint.ledger.leases.values()]

@@ -41,7 +41,6 @@ class Lease:
         "prompt_tokens",
         "queued_tokens",
         "request_id",
-        "seen",
         "serial",
         "sought",
         "source",
@@ -87,7 +86,6 @@ class Lease:
         self.taken_s = -1.0  #: when its slot was taken, where it was sent later than that
         self.cached_told = False  #: of a divided request: whether who computed its prompt told `cached_tokens`
         self.passed_on = False  #: its client has some of an answer that does not stream
-        self.seen = False  #: its engine is known to have taken it into its batch
         self.tries = False  #: it was sent against what its engine's gauges say
         self.beside = 1  #: as many were there when it was sent, itself among them
         self.within_proven = False  #: no more were sent to its engine by then than were seen to run there at once

@@ -117,7 +117,7 @@ class Liveness:
         self._unseen_s = _unseen_s(ledger, whole, now) if by_page and whole is not None else 0.0
         if not self.warm:
             return
-        patience_s = self._distrusted(now) * max(PATIENCE_S, STEPS * _step_s(ledger, now), self._prefill_s(ledger))
+        patience_s = self._distrusted(now) * max(PATIENCE_S, STEPS * ledger.speed.step_s, self._prefill_s(ledger))
         if decoding:
             self._silent(moved_s, patience_s, now)
         stream = _oldest_awaited(ledger)
@@ -184,12 +184,12 @@ class Liveness:
     def _answer_due_s(self, ledger: Ledger, now: float) -> float:
         whole = [x for x in ledger.leases.values() if _is_whole(x)]
         predicted_s = sum([x.prompt_tokens for x in whole]) / self._speed(ledger)
-        predicted_s += max([x.output_tokens for x in whole], default=0) * _step_s(ledger, now)
+        predicted_s += max([x.output_tokens for x in whole], default=0) * ledger.speed.step_s
         return self._distrusted(now) * max(PATIENCE_S, ANSWER_TIMES * max(self._answer_s, predicted_s))
 
     def _speed(self, ledger: Ledger) -> float:
         """Prompt tokens per second, rather too few."""
-        return ledger.prefill.rate if ledger.prefill.rate_known else max(TOKENS_PER_S, self._prompt_speed)
+        return ledger.speed.rate if ledger.speed.rate_known else max(TOKENS_PER_S, self._prompt_speed)
 
     def _distrusted(self, now: float) -> float:
         return max(1.0, self._distrust * math.exp2((self._distrust_s - now) / HALVES_S))
@@ -216,22 +216,18 @@ def _oldest_awaited(ledger: Ledger) -> Lease | None:
 
 def _has_room(ledger: Ledger, now: float) -> bool:
     """Whether the engine can run all of its requests, so that none waits for a slot."""
-    base = ledger.base
+    base = ledger.page.base
     return ledger.load(now) <= ledger.slots and (base is None or base.waiting == 0 or not ledger.credible(now))
-
-
-def _step_s(ledger: Ledger, now: float) -> float:
-    return max(ledger.pace.time_per_output_token_s(now), ledger.at_work.step_s)
 
 
 def _page_tells(ledger: Ledger) -> bool:
     """Whether the page has counters, and has moved with the answers so far: within a moment of the last one."""
-    if ledger.last is None or ledger.last.progress is None or ledger.belief.no_page:
+    if ledger.page.last is None or ledger.page.last.progress is None or ledger.page.no_page:
         return False
-    return -math.inf < ledger.life_s <= ledger.gauges_moved_s + max(ledger.read_every_s, UNSEEN_S)
+    return -math.inf < ledger.life_s <= ledger.page.moved_s + max(ledger.page.read_every_s, UNSEEN_S)
 
 
 def _unseen_s(ledger: Ledger, whole: Lease, now: float) -> float:
     """For how long the page should have shown something new: until it was last read, or is overdue."""
     since_s = max(whole.dispatched_s, ledger.moved_s)
-    return max(0.0, max(ledger.asked_s, now - ledger.read_every_s) - since_s) if now > since_s else 0.0
+    return max(0.0, max(ledger.page.asked_s, now - ledger.page.read_every_s) - since_s) if now > since_s else 0.0

@@ -17,8 +17,8 @@ import msgspec
 
 from penstock.core.dispatch.admission import kv_tokens_free
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.endpoints.gauge_belief import Standing, why
 from penstock.core.endpoints.health import Presence
+from penstock.core.endpoints.page import Standing, why
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
 from penstock.core.explain.recorder import Recorder
@@ -269,7 +269,7 @@ def endpoint_now(
 ) -> EndpointSnapshot:
     """`busy`: the highest band with work; `tight`: endpoints open to it that do not help, and why."""
     ledger = endpoint.ledger
-    base = ledger.base if ledger.credible(now) else None
+    base = ledger.page.base if ledger.credible(now) else None
     closed = busy.closed.get(endpoint) if busy is not None else None
     misfit = tight.get(endpoint) if closed is None else None
     return EndpointSnapshot(
@@ -278,11 +278,11 @@ def endpoint_now(
         role=endpoint.role,
         models=sorted(endpoint.models) if endpoint.models is not None else None,
         slots=endpoint.slots,
-        slots_auto=endpoint.adaptive is not None,
+        slots_auto=endpoint.finds_slots,
         leases=len(ledger.leases),
         reserved=ledger.reserved,
         pending=ledger.pending,
-        given_up=ledger.abandoned.count(now),
+        given_up=ledger.abandoned(now),
         load=ledger.load(now),
         others=ledger.foreign(now),
         engine_waiting=base.waiting if base is not None else None,
@@ -291,10 +291,10 @@ def endpoint_now(
         prefix_hit_ratio=base.prefix_hit_ratio if base is not None else None,
         kv_usage_believed=ledger.kv_usage(now),
         kv_tokens_free=_whole(kv_tokens_free(endpoint, settings, now=now)),
-        observed_s_ago=now - ledger.asked_s if ledger.asked_s > -math.inf else None,
+        observed_s_ago=now - ledger.page.asked_s if ledger.page.asked_s > -math.inf else None,
         gauges=ledger.standing(now),
-        gauges_why=why(ledger.standing(now), ledger.base, now),
-        time_per_output_token_s=ledger.pace.time_per_output_token_s(now),
+        gauges_why=why(ledger.standing(now), ledger.page.base, now),
+        time_per_output_token_s=ledger.speed.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
         price=endpoint.price,
         weight=endpoint.weight,

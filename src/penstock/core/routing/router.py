@@ -274,7 +274,7 @@ class Router:
 
     def answers(self, endpoint: Endpoint) -> None:
         """Note that `endpoint` answers. If it has no gauges to tell, it is taken for a new process."""
-        if endpoint.index in self._doubted and endpoint.ledger.base is None:
+        if endpoint.index in self._doubted and endpoint.ledger.page.base is None:
             self.read(endpoint, restarted=True)
 
     def read(self, endpoint: Endpoint, *, restarted: bool) -> None:

@@ -234,7 +234,7 @@ def surplus(state: SchedulerState, endpoint: Endpoint, now: float, actions: list
 
     More was sent than it runs, to measure its slots. The requests lose nothing: their age decides their next turn.
     """
-    for lease in endpoint.surplus(now):
+    for lease in endpoint.ledger.limit.surplus(endpoint.ledger, now):
         entry = state.leases[lease.serial]
         if _may_wait(state, entry):
             _recall(state, entry, lease, now)

@@ -39,14 +39,15 @@ def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Actio
 
 def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Learn an endpoint's slots from our own answers, and set the timer that acts on it."""
-    if endpoint.adaptive is not None:
+    if endpoint.finds_slots:
         look(state, endpoint, now)
-        state.look_again(endpoint, now if endpoint.overfull else endpoint.looks_s(now))
+        limit = endpoint.ledger.limit
+        state.look_again(endpoint, now if limit.shrunk else limit.looks_s(endpoint.ledger, now))
 
 
 def look(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Learn an endpoint's slots from our own answers, unless they were reported or set."""
-    if endpoint.look_due(now) and endpoint.looked(now, wanted=state.pump.wants_slots(endpoint)):
+    if endpoint.ledger.limit.look_due(now) and endpoint.looked(now, wanted=state.pump.wants_slots(endpoint)):
         state.pool.changed()
         state.queues.touch(endpoint)
 
@@ -242,7 +243,7 @@ def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoin
     state.under_share.sent(entry, now)
     state.promised.sent(entry, chosen)
     if state.under_share.is_over_share(entry, now):
-        state.stagger.sent(entry.route.uncached_tokens / chosen.ledger.prefill.rate)
+        state.stagger.sent(entry.route.uncached_tokens / chosen.ledger.speed.rate)
 
 
 def usable(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:

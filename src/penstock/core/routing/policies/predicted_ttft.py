@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
-from penstock.core.endpoints.prefill_backlog import TOKENS_PER_S
+from penstock.core.endpoints.speed import TOKENS_PER_S
 from penstock.core.routing.policies.base import Context, RoutingPolicy
 
 AFFINITY_SHARE = 0.8  # of the longest match: near enough to be as good
@@ -110,7 +110,7 @@ def _turn_s(endpoint: Endpoint, context: Context, ahead: int) -> float:
     ledger = endpoint.ledger
     slot_s = 0.0
     if len(ledger.leases) >= ledger.slots:
-        pace_s = ledger.pace.time_per_output_token_s(context.now) or PACE_S
+        pace_s = ledger.speed.time_per_output_token_s(context.now) or PACE_S
         slot_s = pace_s * context.output_tokens / ledger.slots
     return slot_s + ahead * max(slot_s, context.uncached_tokens(endpoint) / ledger.prefill.rate)
 
@@ -136,9 +136,9 @@ def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
         first_token_s = (left + (uncached if uncached > 1 else 1)) / rate
         # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is
         # about half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
-        pace_s = ledger.pace.decode_s(now)
+        pace_s = ledger.speed.decode_s(now)
         if pace_s is None:
-            pace_s = ledger.pace.time_per_output_token_s(now) or PACE_S
+            pace_s = ledger.speed.time_per_output_token_s(now) or PACE_S
         slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.slots or 1)
         cost = first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s
         costs.append(cost + price_weight_s * endpoint.price if price_weight_s else cost)

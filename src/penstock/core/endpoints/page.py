@@ -1,0 +1,258 @@
+"""What does an engine's page tell, and how far does it count?
+
+The page may open an endpoint and never close it against what our own requests show. It tells memory in use, requests
+that are not ours, and a queue. A page that is gone, old, stands still while answers go on, or shows less than half of
+ours counts for nothing. Where nothing but a page that counts keeps an endpoint closed while requests wait for it, one
+request is sent all the same after two seconds, and twice as many at a time for each that begins in time; so a false
+page costs seconds, and a true one a request now and then: each that begins late doubles the pause (half-open circuit
+breakers do the same). Enough of them in time contradict the page, until it shows what we see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from enum import StrEnum
+
+from penstock.core.values.observation import Observation
+
+MISSED = 2  # one reading that fails may be a busy loop, ours or the engine's
+FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
+STILL_S = 3.0  # a page may be written every so many steps only: SGLang's every 40
+SHORT_SHARE = 0.5  # of ours that are surely there; a page that shows less is of another engine, or of another time
+OURS_MIN = 4  # requests that may come or go while the page is asked for
+READINGS = 4  # others are those that all of the last ones show: one may show ends that we have yet to hear of
+FADES_S = 30.0  # others' load is forgotten over about a long answer's time
+TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
+TRY_S_MAX = 30.0
+CONTRADICTED = 8  # begun in time against the page: some may by luck
+AGREES = 10  # readings in a row that show what we see
+
+
+class Standing(StrEnum):
+    """How far a page counts: one closed list."""
+
+    NONE = "none"  #: it was never read
+    BELIEVED = "believed"
+    OLD = "old"  #: the last one was read too long ago
+    GONE = "gone"
+    STILL = "standing_still"
+    CONTRADICTED = "contradicted"
+    SHORT = "short"  #: it shows less than half of what is there of ours
+
+
+def why(standing: Standing, base: Observation | None, now: float) -> str:
+    """Why a page counts for that, in a sentence; empty if it is believed. `base`: the last reading that moved."""
+    if standing is Standing.BELIEVED:
+        return ""
+    if standing is Standing.GONE:
+        return "its page is not to be had, so nothing it said counts"
+    if base is None:
+        return "it tells no load: what we send there is all that is known"
+    seen = f"{base.running:g} running and {base.waiting:g} waiting"
+    if standing is Standing.STILL:
+        return f"its page has shown {seen} for {now - base.asked_s:.0f} s, while its answers go on"
+    if standing is Standing.CONTRADICTED:
+        return f"its page says {seen}, and what is sent there begins at once all the same"
+    if standing is Standing.SHORT:
+        return f"its page says {seen}, and that is less than half of what we have there"
+    return f"it last showed anything new {now - base.asked_s:.0f} s ago ({seen})"
+
+
+class Page:
+    """The page of one engine."""
+
+    __slots__ = (
+        "_agrees", "_alive_since_s", "_misses", "_pause_s", "_recent", "_short", "_sure_until_s", "_try_s", "_usual",
+        "_width", "asked_s", "base", "closed_s", "contradicted", "kv_moved_s", "last", "moved_s", "no_page", "others",
+        "outstanding", "own", "read_every_s", "stale_after_s", "worked_s",
+    )  # fmt: skip
+
+    def __init__(self, stale_after_s: float) -> None:
+        self.stale_after_s = stale_after_s
+        self.base: Observation | None = None  #: the last reading that moved
+        self.last: Observation | None = None  #: the same, also if the page is gone: tells a process from the next
+        self.asked_s = -math.inf  #: when the last reading was asked for, moved or not
+        self.moved_s = -math.inf  #: and the last one that moved,
+        self.kv_moved_s = -math.inf  #: and the last one that showed other memory,
+        self.worked_s = -math.inf  #: and the last one that showed more than another queue
+        self.read_every_s = 0.0  #: how often it is read, about
+        self.no_page = False  #: something answered when last asked for the page, and had none
+        self.own = 0  #: requests of ours that had been sent when the last reading that moved was asked for
+        self.others = 0.0  #: requests beyond these that the readings show
+        self._recent: deque[float] = deque(maxlen=READINGS)
+        self._usual = 0.0  # others recently, on average
+        self._short = False
+        self._misses = 0
+        self._alive_since_s = math.inf  # since when answers have gone on and the page has not moved
+        self._sure_until_s = -math.inf  # so long it counts, if nothing else is read until then
+        self.contradicted = False
+        self._agrees = 0
+        self.closed_s: float | None = None  #: since when nothing else keeps the endpoint closed while requests wait
+        self.outstanding = 0  #: requests sent against the page that have not begun
+        self._width = 1  # of them at a time
+        self._pause_s = TRY_S
+        self._try_s = math.inf  # when the next one may be sent
+
+    # --- readings -------------------------------------------------------------------------------------------------
+
+    def read(self, reading: Observation, *, life_s: float) -> bool:
+        """Take in a reading. Returns True if it moved. `life_s`: when an answer last went on."""
+        previous_s, self.asked_s = self.asked_s, reading.asked_s
+        if previous_s > -math.inf:
+            self.read_every_s = max(0.9 * self.read_every_s, reading.asked_s - previous_s)
+        self._misses, self.no_page = 0, False
+        self._sure_until_s = -math.inf
+        base = self.base
+        if base is not None and reading.same_as(base):
+            if reading.progress is not None and previous_s < life_s <= reading.asked_s:
+                self._alive_since_s = min(self._alive_since_s, previous_s)
+            return False
+        counted = base is None or (reading.progress, reading.running, reading.kv_usage) != (
+            base.progress, base.running, base.kv_usage
+        )  # fmt: skip
+        if counted:
+            self.worked_s = reading.asked_s
+        if base is None or reading.kv_usage != base.kv_usage:
+            self.kv_moved_s = reading.asked_s
+        self._alive_since_s = math.inf
+        self.base = self.last = reading
+        self.moved_s = reading.asked_s
+        return True
+
+    def compare(self, *, own: int, inside: int, tries_sizes: bool) -> None:
+        """Hold the reading that just moved against `own` requests that had been sent when it was asked for.
+
+        `inside`: those of them that the engine surely knows. `tries_sizes`: nobody told the endpoint's slots.
+        """
+        base = self.base
+        assert base is not None
+        shown = base.running + base.waiting
+        self.own = own
+        self._short = inside >= OURS_MIN and shown < SHORT_SHARE * inside
+        excess = max(0.0, shown - own)
+        self._recent.append(excess)
+        # Where more of ours is sent at times than fits, a late page shows ours that have ended.
+        self.others = min(self._recent) if tries_sizes else excess
+        self._usual += 0.3 * (self.others - self._usual)
+        full = base.kv_usage is not None and base.kv_usage >= 0.9
+        likely = abs(shown - own) <= max(OURS_MIN, 0.25 * own) and base.waiting <= OURS_MIN and not full
+        self._agrees = self._agrees + 1 if likely else 0
+        if self.contradicted and self._agrees >= AGREES:
+            self.contradicted = False
+            self.opens()
+
+    def missed(self, *, answered: bool = False) -> bool:
+        """Note that a reading was not to be had; `answered`: though something answered. Returns True if it is gone."""
+        self.no_page = answered
+        self._misses += 1
+        if self._misses >= MISSED:
+            self.forget()
+        return self._misses >= MISSED
+
+    def forget(self) -> None:
+        """What the page told counts no longer."""
+        self.base = None
+        self._usual = self.others = 0.0
+        self._recent.clear()
+        self._sure_until_s = -math.inf
+        self.opens()
+
+    def standing(self, now: float) -> Standing:
+        """Returns how far the page counts."""
+        if self._misses >= MISSED:
+            return Standing.GONE
+        if self.base is None:
+            return Standing.NONE
+        if self.contradicted:
+            return Standing.CONTRADICTED
+        if self.asked_s - self._alive_since_s >= STILL_S:
+            return Standing.STILL
+        if self._short:
+            return Standing.SHORT
+        return Standing.BELIEVED if self.credible(now) else Standing.OLD
+
+    @property
+    def _is_doubted(self) -> bool:
+        """Whether something of our own speaks against it."""
+        return self.contradicted or self._short or self.asked_s - self._alive_since_s >= STILL_S
+
+    def credible(self, now: float) -> bool:
+        """True if the last reading counts: it is recent, and nothing of our own speaks against it."""
+        if now < self._sure_until_s:
+            return True
+        base = self.base
+        if base is None or self._is_doubted:
+            return False
+        stale_s, frozen_s = self.asked_s + self.stale_after_s, self.moved_s + FROZEN_S
+        if now >= stale_s:
+            return False
+        if now < frozen_s:
+            self._sure_until_s = min(stale_s, frozen_s)
+            return True
+        return base.running + base.waiting == 0
+
+    def changes_s(self, now: float) -> float:
+        """Returns when time alone ends or changes what the page counts for."""
+        frozen_s = self.moved_s + FROZEN_S
+        return min(self.asked_s + self.stale_after_s, frozen_s if frozen_s > now else math.inf)
+
+    def judge_again(self) -> None:
+        """What the page counts for has to be found out again."""
+        self._sure_until_s = -math.inf
+
+    def remembered(self, now: float, slots: int) -> float:
+        """Returns how many others are believed to be there while the page does not count: they fade."""
+        if self._is_doubted or self.moved_s == -math.inf:
+            return 0.0
+        faded = self._usual * math.exp(-max(0.0, now - self.moved_s) / FADES_S)
+        return min(faded, max(0.0, slots - 1.0))
+
+    def others_running(self, now: float) -> float:
+        """Returns how many requests of others surely run there."""
+        if self.base is None or not self._recent or not self.credible(now):
+            return 0.0
+        return min(self.base.running, *self._recent)
+
+    def taken_on(self) -> None:
+        """One of the others is ours from now on."""
+        self._usual = max(0.0, self._usual - 1.0)
+
+    # --- requests that are sent against it ------------------------------------------------------------------------
+
+    def closes(self, now: float) -> None:
+        """Note that nothing but the page keeps the endpoint closed while a request waits."""
+        if self.closed_s is None:
+            self.closed_s, self._try_s = now, now + self._pause_s
+
+    def opens(self) -> None:
+        """Note that the page keeps the endpoint closed no longer."""
+        self.closed_s, self._try_s = None, math.inf
+        self._width, self._pause_s = 1, TRY_S
+
+    @property
+    def try_s(self) -> float:
+        """When the next request may be sent against the page; infinity while enough of them have yet to begin."""
+        return self._try_s if self.closed_s is not None and self.outstanding < self._width else math.inf
+
+    def may_try(self, now: float, stood_since_s: float) -> bool:
+        """True if a request may be sent against the page, which must have stood still for as long as a first try takes.
+
+        `stood_since_s`: since when; minus infinity if it need not.
+        """
+        return now >= self.try_s and now >= stood_since_s + TRY_S
+
+    def began(self, *, in_time: bool, now: float) -> None:
+        """Note that a request that was sent against the page began."""
+        if self.closed_s is None:
+            return
+        if not in_time:
+            self._width, self._pause_s = 1, min(2.0 * self._pause_s, TRY_S_MAX)
+            self._try_s = now + self._pause_s
+            return
+        self._width *= 2
+        self._pause_s = TRY_S
+        if self._width > CONTRADICTED:
+            self.contradicted, self._agrees = True, 0
+            self.opens()
+            self._sure_until_s = -math.inf
