@@ -21,6 +21,7 @@ class Line:
 
     def __init__(self, *, door_s: float, tokens_per_s: float) -> None:
         self.made = PrefillBacklog(Speed())
+        self.made.speed.step_s = STEP_S
         self.door_s = door_s
         self.tokens_per_s = tokens_per_s
         self.now = 0.0

@@ -224,7 +224,7 @@ class FoundLimit(ConcurrencyLimit):
         """Look at what our own requests show by now: of streams each, of whole answers a number of them."""
         speed, page = ledger.speed, ledger.page
         self._look_s = now + min(max(2.0 * speed.step_s, LOOK_S_MIN), LOOK_S_MAX)
-        self._window_s = WINDOW_STEPS * (speed.step_s or 0.5 * speed.base_s)
+        self._window_s = WINDOW_STEPS * speed.step_at_least_s
         self._running = ledger.running()
         ran, self._peak = max(self._peak, self._running), self._running
         if now > self._rate_s:

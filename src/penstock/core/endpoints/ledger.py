@@ -433,7 +433,7 @@ class Ledger:
         """
         abandoned = self.abandoned(now)
         if told and self.page.base is not None and self.page.base.waiting > 0 and self.page.credible(now):
-            # It queues, so it ran all it could. Each that was sent since joined its queue, each that ended took one out:
+            # It queues, so it ran all it could. Each sent since joined its queue, each that ended took one out:
             # if more began than ended, it can run so many more.
             waiting = self.page.base.waiting + abandoned + self._sent - self._ended - self._begun_most
             return max(0.0, waiting)

@@ -31,13 +31,15 @@ class Speed:
     """The speed of one engine."""
 
     __slots__ = (
-        "_first_until_s", "_learned_s", "_page_queued", "_page_s", "_page_sent", "_page_since", "_page_until_s",
-        "_samples", "_seconds", "_step_until_s", "_tokens", "between_s", "kept_until_s", "path_s", "rate", "step_s",
+        "_first_until_s", "_learned_s", "_least_s", "_page_queued", "_page_s", "_page_sent", "_page_since",
+        "_page_until_s", "_samples", "_seconds", "_step_until_s", "_tokens", "between_s", "kept_until_s", "path_s",
+        "rate", "step_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.rate = TOKENS_PER_S  #: prompt tokens per second
         self.step_s = 0.0  #: what an output token takes; 0 while unknown
+        self._least_s = 0.0  # the least that a first token took
         self.between_s = 0.0  #: the same, without the time in which prompts were computed
         self.path_s: float | None = None  #: what a first token takes beside prompts and steps
         self.kept_until_s = -math.inf  #: when `step_s` is too old to go by
@@ -63,7 +65,12 @@ class Speed:
     @property
     def base_s(self) -> float:
         """What a first token takes where no prompt is before it."""
-        return 2.0 * self.step_s + (self.path_s if self.path_s is not None else BASE_S)
+        return 2.0 * (self.step_s or self._least_s) + (self.path_s if self.path_s is not None else BASE_S)
+
+    @property
+    def step_at_least_s(self) -> float:
+        """Returns a step's time: of answers of one token that is the least that one took."""
+        return self.step_s or self._least_s
 
     def first_token_s(self, queued_tokens: float) -> float:
         """Returns how long a first token takes that has so many prompt tokens before it, its own among them."""
@@ -107,8 +114,9 @@ class Speed:
         """
         self._first_until_s = now + KEPT_S
         took_s = now - lease.dispatched_s
+        self._least_s = min(self._least_s or took_s, took_s)
         if lease.queued_tokens <= SAMPLE_TOKENS:  # behind more it can't be told from computing slowly
-            sample_s = max(0.0, took_s - lease.queued_tokens / self.rate - 2.0 * self.step_s)
+            sample_s = max(0.0, took_s - lease.queued_tokens / self.rate - 2.0 * self.step_at_least_s)
             if self.path_s is None:
                 self.path_s = sample_s if teaches else None
             elif teaches or 2.0 * sample_s < self.path_s:
