@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.core.endpoints.concurrency import ENDS_MAX, ConcurrencyLimit
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.page import Page, Standing
+from penstock.core.endpoints.page import EnginePage, Standing
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 from penstock.core.endpoints.speed import Speed
 from penstock.core.values.observation import Glimpse, Observation
@@ -44,7 +44,7 @@ class Ledger:
         self.streams = 0  # leases of requests that stream
         self.speed = Speed()
         self.prefill = PrefillBacklog(self.speed)  #: the prompts before it
-        self.page = Page(stale_after_s)
+        self.page = EnginePage(stale_after_s)
         self.lingers = False  #: the engine goes on with abandoned requests, unless they are streams that have begun
         self.life_s = -math.inf  #: when an answer last showed that the engine works
         self.begun_sent_s = -math.inf  #: when the stream was sent that was sent last of those that have begun

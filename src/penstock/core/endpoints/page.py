@@ -59,7 +59,7 @@ def why(standing: Standing, base: Observation | None, now: float) -> str:
     return f"it last showed anything new {now - base.asked_s:.0f} s ago ({seen})"
 
 
-class Page:
+class EnginePage:
     """The page of one engine."""
 
     __slots__ = (
