@@ -448,14 +448,15 @@ def test_others_are_those_of_a_page_that_were_not_ours_when_it_was_asked_for() -
     assert own.load(1.5) == 2 + 3
 
 
-def test_where_nobody_told_the_slots_others_are_those_that_four_readings_show() -> None:
-    """A late page shows ours that have ended."""
+def test_where_nobody_told_the_slots_a_late_page_shows_ours_that_have_ended_and_nobody_else() -> None:
     own = Ledger(FoundLimit(64), stale_after_s=5.0)
-    for second in range(1, 5):
-        own.observe(Observation(float(second), running=7 + second % 2, waiting=0))
-    assert own.load(4.0) == 7
-    own.observe(Observation(5.0, running=0, waiting=0))
-    assert own.load(5.0) == 0
+    for serial in range(60):
+        own.add(lease(serial, at=0.0))
+    own.observe(Observation(1.0, running=60, waiting=0))
+    for serial in range(50):
+        own.remove(own.leases[serial], 1.5)
+    own.observe(Observation(2.0, running=60, waiting=1))
+    assert own.load(2.0) == 10 + 1
 
 
 def test_ours_beyond_the_slots_wait_inside_the_engine_until_they_begin() -> None:

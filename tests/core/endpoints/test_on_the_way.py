@@ -69,7 +69,7 @@ def test_behind_a_door_an_engine_is_kept_at_work(door_s: float) -> None:
     line.flood(60.0)
     before = line.computed
     line.flood(70.0)
-    assert (line.computed - before) / 10.0 > 0.7 * line.tokens_per_s
+    assert (line.computed - before) / 10.0 > 0.6 * line.tokens_per_s
     assert OVER_SHARE_PREFILL_TOKENS / door_s < 0.5 * line.tokens_per_s, "a step's budget would do"
 
 

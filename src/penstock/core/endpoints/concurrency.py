@@ -70,6 +70,9 @@ class ConcurrencyLimit:
     def on_whole(self, lease: Lease, tokens: int, now: float) -> None:
         """Note a whole answer of so many tokens; 0 if that is not known."""
 
+    def on_false_page(self) -> None:
+        """Start again: what the page showed was not true."""
+
     def on_page(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
         """Take in a reading of the page that moved; `wanted`: requests wait that would be sent here."""
 
@@ -104,6 +107,7 @@ class FoundLimit(ConcurrencyLimit):
         "_counted",
         "_ends",
         "_fastest_s",
+        "_first",
         "_grown_at",
         "_hold_s",
         "_hold_until_s",
@@ -128,6 +132,7 @@ class FoundLimit(ConcurrencyLimit):
     def __init__(self, slots: int, *, ran: int = 0) -> None:
         """`ran`: so many are said to have run at once."""
         super().__init__(slots)
+        self._first = slots
         self._step = 0  # the next increase; 0: half of what there is
         self._hold_s, self._hold_until_s = HOLD_S, -math.inf
         self._before = 0  # the slots before the last increase; 0: it has decreased since
@@ -192,6 +197,13 @@ class FoundLimit(ConcurrencyLimit):
         self._queued, self._before = 0, 0
         self._ran = self._top = self._grown_at = 0.0
 
+    def on_false_page(self) -> None:
+        """Start again: what the page showed was not true."""
+        self.slots = max(self.slots, self._first)
+        self._step = self._queued = self._before = 0
+        self._ran = self._top = self._grown_at = 0.0
+        self._hold_s, self._hold_until_s = HOLD_S, -math.inf
+
     # --- own streams ----------------------------------------------------------------------------------------------
 
     def proven(self) -> float:
@@ -235,7 +247,7 @@ class FoundLimit(ConcurrencyLimit):
             self._best_before, self._best, self._best_s = self._best, 0, now
         self._best = max(self._best, ran)
         if not ledger.shows:
-            if not page.credible(now):
+            if not _shows_ours(ledger, now):
                 self._look_whole(now, wanted=wanted)
             return
         others = page.others_running(now)
@@ -309,7 +321,7 @@ class FoundLimit(ConcurrencyLimit):
     def on_page(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
         """Take in a reading that moved, if most answers come whole."""
         page, base = ledger.page, ledger.page.base
-        if base is None or ledger.shows or not page.credible(now):
+        if base is None or ledger.shows or not _shows_ours(ledger, now):
             return
         self._judge(
             now,
@@ -343,6 +355,12 @@ class FoundLimit(ConcurrencyLimit):
             queue=beside - ran,
             round_s=SETTLES_S,
         )
+
+
+def _shows_ours(ledger: Ledger, now: float) -> bool:
+    """Whether the page counts, and shows most of our requests."""
+    base = ledger.page.base
+    return base is not None and ledger.credible(now) and base.running + base.waiting >= VETO_SHARE * ledger.page.own
 
 
 def _late_after_s(ledger: Ledger, lease: Lease, times: float) -> float:

@@ -190,7 +190,8 @@ class Ledger:
         lease.tries = False
         self.page.outstanding -= 1
         if in_time or lease.within_proven:  # else it may have waited for our own
-            self.page.began(in_time=in_time, now=now)
+            if self.page.began(in_time=in_time, now=now):
+                self.limit.on_false_page()
             self._load_until_s = -math.inf
 
     def progressed(self, lease: Lease, output_tokens: int, now: float) -> None:

@@ -21,7 +21,7 @@ FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine 
 STILL_S = 3.0  # a page may be written every so many steps only: SGLang's every 40
 SHORT_SHARE = 0.5  # of ours that are surely there; a page that shows less is of another engine, or of another time
 OURS_MIN = 4  # requests that may come or go while the page is asked for
-READINGS = 4  # others are those that all of the last ones show: one may show ends that we have yet to hear of
+READINGS = 16  # a page may be so many readings late, and show ours that have ended
 FADES_S = 30.0  # others' load is forgotten over about a long answer's time
 TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
 TRY_S_MAX = 30.0
@@ -80,7 +80,7 @@ class EnginePage:
         self.no_page = False  #: something answered when last asked for the page, and had none
         self.own = 0  #: requests of ours that had been sent when the last reading that moved was asked for
         self.others = 0.0  #: requests beyond these that the readings show
-        self._recent: deque[float] = deque(maxlen=READINGS)
+        self._recent: deque[float] = deque(maxlen=READINGS)  # ours, as of the last readings
         self._usual = 0.0  # others recently, on average
         self._short = False
         self._misses = 0
@@ -130,10 +130,9 @@ class EnginePage:
         shown = base.running + base.waiting
         self.own = own
         self._short = inside >= OURS_MIN and shown < SHORT_SHARE * inside
-        excess = max(0.0, shown - own)
-        self._recent.append(excess)
+        self._recent.append(float(own))
         # Where more of ours is sent at times than fits, a late page shows ours that have ended.
-        self.others = min(self._recent) if tries_sizes else excess
+        self.others = max(0.0, shown - (max(self._recent) if tries_sizes else own))
         self._usual += 0.3 * (self.others - self._usual)
         full = base.kv_usage is not None and base.kv_usage >= 0.9
         likely = abs(shown - own) <= max(OURS_MIN, 0.25 * own) and base.waiting <= OURS_MIN and not full
@@ -210,9 +209,7 @@ class EnginePage:
 
     def others_running(self, now: float) -> float:
         """Returns how many requests of others surely run there."""
-        if self.base is None or not self._recent or not self.credible(now):
-            return 0.0
-        return min(self.base.running, *self._recent)
+        return min(self.base.running, self.others) if self.base is not None and self.credible(now) else 0.0
 
     def taken_on(self) -> None:
         """One of the others is ours from now on."""
@@ -242,17 +239,18 @@ class EnginePage:
         """
         return now >= self.try_s and now >= stood_since_s + TRY_S
 
-    def began(self, *, in_time: bool, now: float) -> None:
-        """Note that a request that was sent against the page began."""
+    def began(self, *, in_time: bool, now: float) -> bool:
+        """Note that a request that was sent against the page began. Returns True if that contradicts the page."""
         if self.closed_s is None:
-            return
+            return False
         if not in_time:
             self._width, self._pause_s = 1, min(2.0 * self._pause_s, TRY_S_MAX)
             self._try_s = now + self._pause_s
-            return
+            return False
         self._width *= 2
         self._pause_s = TRY_S
         if self._width > CONTRADICTED:
             self.contradicted, self._agrees = True, 0
             self.opens()
             self._sure_until_s = -math.inf
+        return self.contradicted

@@ -114,7 +114,8 @@ class Speed:
         """
         self._first_until_s = now + KEPT_S
         took_s = now - lease.dispatched_s
-        self._least_s = min(self._least_s or took_s, took_s)
+        if teaches or took_s < self._least_s:
+            self._least_s = min(self._least_s or took_s, took_s)
         if lease.queued_tokens <= SAMPLE_TOKENS:  # behind more it can't be told from computing slowly
             sample_s = max(0.0, took_s - lease.queued_tokens / self.rate - 2.0 * self.step_at_least_s)
             if self.path_s is None:
