@@ -124,7 +124,7 @@ class Speed:
                 self.path_s += LEARN * (sample_s - self.path_s)
         if self.path_s is not None:
             self.path_s = min(self.path_s, took_s)
-        elapsed_s = now - begun_s - (BASE_S if begun_s == lease.dispatched_s else 0.0)
+        elapsed_s = now - begun_s - BASE_S
         if teaches or lease.prompt_tokens > elapsed_s * self.rate:
             self._learn(lease.prompt_tokens, elapsed_s)
 
