@@ -45,7 +45,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:
-    """Log to standard error, as text until `use` says otherwise."""
+    """Log to standard error, as text until `use` is called."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(TextFormatter())
     handler.set_name("penstock")
@@ -55,7 +55,7 @@ def configure(level: str, stream: TextIO | None = None) -> None:
 
 
 def use(form: Format) -> None:
-    """What is logged from now on looks like this, where it is ours to say."""
+    """Set the format of the log from now on."""
     for handler in logging.getLogger().handlers:
         if handler.get_name() == "penstock":
             handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())

@@ -1,4 +1,4 @@
-"""The simplest election: the settings say who decides. It decides whenever it runs, and nobody else ever does.
+"""The simplest election: the settings name the leader. It leads whenever it runs, and no other gateway ever does.
 
 No store, so nothing remembers epochs but the edges: a decider that starts begins with the seconds of the clock, which
 are above those of its last life, and takes a higher one when an edge has followed that.
@@ -14,7 +14,7 @@ from penstock.share.election import Follows, Leads, Standing
 
 
 class StaticElection:
-    """Says always the same."""
+    """Always reports the same."""
 
     def __init__(self, decider: str, *, ours: str) -> None:
         leads = decider == ours
@@ -43,19 +43,19 @@ class StaticElection:
             self._stand(Leads(self._epoch))
 
     def followed(self, at_s: float) -> None:
-        """Nobody else can decide, whoever follows."""
+        """No other gateway can lead."""
 
     def hears(self, at_s: float) -> None:
-        """Nobody stands."""
+        """There are no candidates."""
 
     def look_now(self) -> None:
-        """Nobody stands."""
+        """There are no candidates."""
 
     def step_down(self) -> None:
-        """Nobody else could: it stays."""
+        """It stays, because no other gateway could lead."""
 
     async def close(self) -> None:
-        """Say nothing more."""
+        """Stop reporting."""
         self._ended.set()
 
     def _stand(self, standing: Standing) -> None:

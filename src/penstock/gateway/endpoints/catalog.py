@@ -9,10 +9,10 @@ from penstock.engines.base import Model
 
 
 class Catalog:
-    """The model entries of each endpoint, and the aliases that callers may use instead of a model's name."""
+    """The model entries of each endpoint, and the aliases of models."""
 
     def __init__(self) -> None:
-        self.aliases: Mapping[str, str] = {}  #: by the name that callers use, the name that engines use
+        self.aliases: Mapping[str, str] = {}  #: by the clients' name, the engines' name
         self._listed: dict[str, list[Model]] = {}
 
     def follow(self, settings: Settings) -> None:

@@ -69,7 +69,8 @@ def listing_of(answer: ProbeAnswer) -> Listing:
 def _entries(page: object) -> list[object] | None:
     """The entries of a list of models; None if `page` is none.
 
-    Most engines have them in `data`, some in `models`, and some have no object around. Ollama without models says null.
+    Most engines have them in `data`, some in `models`, and some have no object around. Ollama without models returns
+    null.
     """
     if isinstance(page, dict):
         name = "data" if "data" in page else "models"

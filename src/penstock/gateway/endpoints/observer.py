@@ -1,9 +1,9 @@
-"""What do the engines say of themselves? Probes, model lists and gauges, asked for again and again.
+"""Polling the engines. Probes, model lists and gauges, asked for again and again.
 
-There are two loops per endpoint, so that a metrics page which hangs never delays the probe that tells whether the
-engine is alive. What to ask and how to read it is a value in `engines/`; `identify.py` finds out which engine it is and
-what it serves, again after every restart; `load_reader.py` reads its load. Gauges are read every `interval`, and every
-`fast_interval` while requests wait for an endpoint near its limit, or it is in doubt whether it works.
+There are two loops per endpoint, so that a hanging metrics page never delays the health probe. The queries and parsers
+are values in `engines/`; `identify.py` finds the engine's kind and models, again after every restart; `load_reader.py`
+reads its load. Gauges are read every `interval`, and every `fast_interval` while requests wait for an endpoint near its
+limit, or it is in doubt whether it works.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.http.client.pool import Upstream, UpstreamException, UpstreamTimeo
 logger = logging.getLogger(__name__)
 
 FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
-PAGE_LATE_S = 0.5  # then the engine is probed: a page may be slow, or missing, where all else is well
+PAGE_LATE_S = 0.5  # then the engine is probed: a page may be slow or missing on a healthy engine
 SILENT_S = 1.2  # of a probe; after the page's interval of 1 s a frozen engine is shown within 3 s
 DOWN_PROBE_S = 0.5  # a dead endpoint is probed more often than a live one: to see its return is worth a cheap connect
 UNPROVEN = (
@@ -63,10 +63,10 @@ class ObserveSettings(msgspec.Struct, frozen=True):
 
 
 class Observer:
-    """Asks one endpoint, and tells the scheduler.
+    """Polls one endpoint and reports to the scheduler.
 
     `engine` is the configured one, None if it is to be found out. `asks_models` is False if the settings name the
-    models; `on_models` is called with each list that the endpoint tells.
+    models; `on_models` is called with each list of the endpoint.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Observer:
             target.upstream, target.own_headers(), timeout_s=settings.timeout_s, bytes_max=PAGE_BYTES_MAX
         )
         self._reader = LoadReader(self._ask_page, driver.now, self._ask_port)
-        self._ports: dict[int, Upstream] = {}  # other ports of the same host, for an engine whose page is there
+        self._ports: dict[int, Upstream] = {}  # other ports of the same host, for an engine's page
         self._full_due_s = 0.0
         self._probes = target.upstream.unpooled()  # a kept connection may answer while new ones are refused
         self._probe_ask = self._watched(asking(self._probes, target.own_headers(), timeout_s=settings.timeout_s))
@@ -104,20 +104,20 @@ class Observer:
         self._poked = asyncio.Event()
         self._look = asyncio.Event()  # set when the engine became known, or requests begin to wait: read gauges again
         self._met = False  # the engine became known since the gauges were last read
-        self._told: list[str] | None = None  # the names of the models that the endpoint told last
-        self._contexts: dict[str, int] = {}  # the context lengths that the scheduler was told last
-        self._told_slots: int | None = None  # what the scheduler was told last
-        self._vouched: tuple[bool, bool] | None = None  # what the scheduler was told last; and if the engine shows it
+        self._told: list[str] | None = None  # the models last reported by the endpoint
+        self._contexts: dict[str, int] = {}  # the context lengths last reported to the scheduler
+        self._told_slots: int | None = None  # last reported to the scheduler
+        self._vouched: tuple[bool, bool] | None = None  # last reported to the scheduler; and if the engine shows it
         self._refused: bool | None = None  # whether the engine refused our key when it was asked for its models
         self._told_refused = False  # what the scheduler was told of that last
-        self._said_refused = False  # the log says that the engine refuses our key
-        self._page_trouble = ""  # what was logged last about the metrics page
-        self._list_trouble = ""  # what was logged last about the list of models
+        self._said_refused = False  # logged: the engine refuses our key
+        self._page_trouble = ""  # the last logged trouble of the metrics page
+        self._list_trouble = ""  # the last logged trouble of the model list
         self.engine: Engine | None = None  #: None until it is known
         self.facts = Facts()
         self._facts_tries = 0  # how often all facts are still asked for, because a question got no answer
         self._silent = False  # it has left a question unanswered
-        self._is_new = True  # the engine was not asked yet what it is, or has restarted since
+        self._is_new = True  # the engine's kind is unknown, or it has restarted since
         target.heard_load = self._heard
         target.unreachable = self.poke
         target.disowned = self.ask_again
@@ -154,7 +154,7 @@ class Observer:
         self._poked.set()
 
     def ask_again(self) -> None:
-        """The endpoint said that it lacks a model we believe it has, or refused our key: ask now for its models."""
+        """The endpoint reported a missing model, or refused our key: ask for its models now."""
         if self._asks_models or self._driver.scheduler.refuses_key(self._name) is not self._said_refused:
             self._poked.set()
 
@@ -177,7 +177,7 @@ class Observer:
     # --- alive ------------------------------------------------------------------------------------------------
 
     def _watched(self, ask: Ask) -> Ask:
-        """Returns the same, which also tells whether the endpoint is silent: it leaves a probe unanswered.
+        """Returns the same function, which also reports a silent endpoint: one that leaves a probe unanswered.
 
         That is shown within seconds. Slow is not hung, so whether it is used goes by its requests and by `Prober`.
         """
@@ -196,7 +196,7 @@ class Observer:
         return watched
 
     def _unanswered(self, asked_s: float) -> None:
-        """Tell that the endpoint is silent, unless this process was late itself, or an answer has moved meanwhile."""
+        """Report the endpoint as silent, unless this process was late itself, or an answer has progressed meanwhile."""
         now = self._driver.now()
         if now - asked_s < SILENT_S + LATE_S and self._driver.scheduler.moved_s(self._name) < asked_s:
             self._tell_silent(silent=True)
@@ -246,7 +246,7 @@ class Observer:
             self._target.upstream.give_up("the engine answers nothing")  # its requests are tried elsewhere
 
     def _tell_key(self, *, returned: bool) -> None:
-        """Tell whether the engine refused to list its models for want of a key; log it, if requests found out, too."""
+        """Report whether the engine refused its model list for lack of a key; log it, also if requests noticed."""
         scheduler, refused = self._driver.scheduler, bool(self._refused)
         if refused is not self._told_refused or (refused and returned):
             self._told_refused = refused
@@ -269,17 +269,17 @@ class Observer:
         page = self._reader.facts.sleeping
         return bool(self.facts.sleeping if page is None else page)
 
-    # --- what it is, and serves -------------------------------------------------------------------------------
+    # --- its kind and models ----------------------------------------------------------------------------------
 
     async def _learn(self, *, returns: bool) -> None:
-        """Ask what the endpoint serves now; and which engine it is, if that may have changed.
+        """Ask for the endpoint's models, and its kind if that may have changed.
 
         `returns` is True for an endpoint that was down or loading. Such an engine was just started, so it does not
-        sleep: it is used before it has told all its facts, which takes seconds on a busy machine.
+        sleep: it is used before all its facts are known, which takes seconds on a busy machine.
         """
         listing = await identify.list_models(self._ask_list, self.engine or OPENAI)
         if self._refused and listing.models is not None:
-            self._is_new = True  # what it refused to tell before
+            self._is_new = True  # refused before
         if listing.refused or listing.models is not None or listing.absent:
             self._refused = listing.refused
         if self._is_new:
@@ -300,7 +300,7 @@ class Observer:
         self._changed()
 
     async def _learn_facts(self) -> None:
-        """Ask for what the engine tells of itself. Where a question gets no answer, the answer before it stands."""
+        """Ask for the engine's facts. Without an answer, the last one stays valid."""
         engine = self.engine
         if engine is None:
             return
@@ -343,7 +343,7 @@ class Observer:
                 self._driver.tell(scheduler.endpoint_changed(self._name, models=names, tells_models=True, now=now))
             self._told = names
         elif listing.foreign and self._asks_models and self._told is None:
-            self._told = []  # whatever it is, it serves no model
+            self._told = []  # of any kind, it serves no model
             self._driver.tell(scheduler.endpoint_changed(self._name, models=(), now=now))
         elif (listing.absent or listing.refused) and self._asks_models and self._told is None and not self._is_new:
             if listing.absent:
@@ -352,7 +352,7 @@ class Observer:
             self._driver.tell(scheduler.endpoint_changed(self._name, tells_models=False, now=now))
 
     def _vouch(self, listing: Listing, *, lists: bool) -> None:
-        """Tell whether anything says that this is an engine: its list, how it was recognised, the operator's word."""
+        """Report whether there is evidence of an engine: its list, its recognised kind, or the configuration."""
         recognised = self._configured is None and self.engine is not None and self.engine is not OPENAI
         if not (lists or listing.absent or listing.foreign or (listing.refused and recognised)):
             return  # no answer this time

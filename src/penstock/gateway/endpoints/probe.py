@@ -31,7 +31,7 @@ _LOADING = b"loading"  # llama.cpp's 503
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True):
-    """An answer; with status 0 there was none, and `failure` says why."""
+    """An answer; status 0 means none, because of `failure`."""
 
     status: int
     body: bytes = b""

@@ -1,14 +1,14 @@
-"""Which endpoints are there now? The one place where an endpoint comes, changes or goes while the gateway runs.
+"""Which endpoints are there now? The only place that adds, changes and removes endpoints at runtime.
 
-Whatever knows of endpoints (the settings file, each discovery, the operator) is a *source*. A source says the complete
-set that it wants, whenever that changes; there are no "added" and "removed" messages that could be lost, doubled or
-come in the wrong order. The sets are merged by name: first the operator's, then the file's, then the discoveries' in
-the order of their settings. The result is compared with what is there.
+Every origin of endpoints (the settings file, each discovery, the operator) is a *source*. A source reports its complete
+desired set on each change; there are no "added" and "removed" messages to be lost, duplicated or reordered. The sets
+are merged by name: first the operator's, then the file's, then the discoveries' in the order of their settings. The
+result is compared with the current set.
 
-An endpoint that no source wants any more is drained, not cut: it is sent nothing new, what runs there ends, then it is
-forgotten with its connections, gauges and models. An endpoint that is wanted again meanwhile goes on. The operator's
-word stands above the sources': an endpoint that was drained by hand stays drained, one that was removed by hand stays
-away as long as its source keeps naming it.
+An endpoint that no source wants any longer is drained: it gets nothing new, its requests finish, then it is forgotten
+with its connections, gauges and models. An endpoint that is wanted again meanwhile goes on. The operator overrides the
+sources: an endpoint drained by hand stays drained, one removed by hand stays away as long as its source keeps naming
+it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from penstock.gateway.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-OPERATOR = "operator"  # the source of what was added by hand
-SETTINGS = "settings"  # the source of what stands in the file
+OPERATOR = "operator"  # the source of endpoints added by hand
+SETTINGS = "settings"  # the source of the file's endpoints
 QUIET_LOOK_S = 0.1  # how often we look whether all requests of a drained endpoint have ended
 
 
-#: What may change of an endpoint while requests run there. If anything else changes, it is another endpoint.
+#: Fields that may change while requests run. If others change, it is another endpoint.
 FOLLOWED = (
     "slots",
     "price",
@@ -117,12 +117,14 @@ class EndpointRegistry:
         self._members: dict[str, _Member] = {}
         self._wanted: dict[str, list[EndpointSection]] = {OPERATOR: [], SETTINGS: []}  # in order of precedence
         self._kept_out: set[str] = set()  # removed by hand although a source names them
-        self._dropped = 0  # how many were wanted but too many or named twice, as last said in the log
+        self._dropped = 0  # last logged number of surplus or duplicate endpoints
         self._cut: list[Target] = []  # replaced by another of their name: closed when their requests have ended
         self._sweeper: asyncio.Task[None] | None = None
         self._started = False
-        self.changed: Callable[[], None] = _nobody  #: told when one comes, goes or is replaced, before it is sent to
-        self.told: Callable[[], None] = _nobody  #: told when what is known of one became another
+        self.changed: Callable[[], None] = (
+            _nobody  #: notified when one is added, removed or replaced, before it is used
+        )
+        self.told: Callable[[], None] = _nobody  #: notified of changes of one
         self.in_use: Callable[[str], bool] = lambda _: False  #: whether other processes have requests there
         self._closing: asyncio.Task[None] | None = None  # closes a locator that was replaced
         driver.took_movement = self._took_movement
@@ -138,7 +140,7 @@ class EndpointRegistry:
             self.locator.start()
 
     async def looked_at(self, within_s: float) -> None:
-        """Wait until each endpoint that is there now was asked once what it is and serves, but not for longer."""
+        """Wait until each present endpoint was polled once, within a limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 for member in tuple(self._members.values()):
@@ -161,7 +163,7 @@ class EndpointRegistry:
             target.upstream.close()
 
     def follow(self, settings: Settings) -> None:
-        """Have the settings' endpoints, and make new ones by these. Those already there follow what they can."""
+        """Have the settings' endpoints, and make new ones by these. Present ones follow as far as possible."""
         parts = self._parts = EndpointFactory.of(settings, self._driver)
         for member in self._members.values():
             member.target.upstream.retime(parts.timeouts)
@@ -179,7 +181,7 @@ class EndpointRegistry:
         return [name for name, target in self.targets.items() if target.took_movement()]
 
     def _relocate(self, locator: Locator | None) -> None:
-        """Let `locator` find out where prompts are cached; None: nothing does. What the old one told is forgotten."""
+        """Use `locator` for cached prompts; None: none. The old one's reports are forgotten."""
         before, self.locator = self.locator, locator
         now = self._driver.now()
         for name, member in self._members.items():
@@ -192,7 +194,7 @@ class EndpointRegistry:
         if locator is not None and self._started:
             locator.start()
 
-    # --- what is wanted -------------------------------------------------------------------------------------------
+    # --- desired endpoints ----------------------------------------------------------------------------------------
 
     def ranked(self, sources: Sequence[str], /) -> None:
         """These are the `sources` besides the operator and the file, in order of precedence. Forget any other."""
@@ -222,7 +224,7 @@ class EndpointRegistry:
     def remove(self, name: str, *, at_once: bool = False) -> None:
         """Remove an endpoint by hand; it must be there. Its requests end first, unless `at_once` cuts them.
 
-        Requests that were cut go to another endpoint where they can.
+        Aborted requests are retried at another endpoint if possible.
         """
         member = self._members[name]
         self._kept_out.add(name)
@@ -244,7 +246,7 @@ class EndpointRegistry:
             self._tell_resumed(name)
 
     def slots(self, name: str, slots: int | Literal["auto"]) -> None:
-        """Set an endpoint's slots by hand, until its source says otherwise; `auto`: as many as it is found to take."""
+        """Set an endpoint's slots by hand, until its source changes them; `auto`: learnt."""
         self._resize(name, slots)
 
     def by_hand(self) -> tuple[list[str], list[str]]:
@@ -378,7 +380,7 @@ class EndpointRegistry:
         self._sweep()
 
     def _stay(self, member: _Member) -> None:
-        """The endpoint is wanted again before it was gone. Its requests go on; what it is and serves is asked again."""
+        """It is wanted again before it was gone. Its requests continue; its kind and models are polled again."""
         logger.info("endpoint %s is wanted again", member.spec.name)
         member.leave_at_s = None
         member.observer = self._parts.observer(member.spec, member.target, self._listed)
@@ -408,15 +410,15 @@ class EndpointRegistry:
         self._catalog.forgotten(name)
         self._metrics.endpoint_removed(name)
 
-    # --- what leaves ----------------------------------------------------------------------------------------------
+    # --- leaving endpoints ----------------------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Forget leaving endpoints without a request, and those whose time is up; look again while some are left."""
+        """Forget leaving endpoints that are idle or timed out; check again while some are left."""
         now = self._driver.now()
         for member in [m for m in self._members.values() if m.leave_at_s is not None]:
             assert member.leave_at_s is not None
             if now >= member.leave_at_s:
-                member.target.upstream.close()  # its requests fail, and go to another endpoint where they can
+                member.target.upstream.close()  # its requests fail, and are retried elsewhere if possible
             name = member.spec.name
             if now >= member.leave_at_s or not (member.target.upstream.busy or self.in_use(name)):
                 logger.info("endpoint %s is gone", name)
@@ -447,7 +449,7 @@ class EndpointRegistry:
             member.task = None
 
     def _listed(self, name: str, models: Sequence[Model]) -> None:
-        """An endpoint told which models it serves; those that the settings do not name are left out."""
+        """An endpoint reported its models; those not named in the settings are left out."""
         configured = self._members[name].spec.models
         if configured != "auto":
             models = [model for model in models if model.id in configured]

@@ -1,4 +1,4 @@
-"""Which requests name no model and came before any engine told what it serves? They wait for the first list of models.
+"""Requests without a model that came before any model was known. They wait for the first list of models.
 
 Asked only while such a request waits, which is rare: an engine that starts after its gateway.
 """

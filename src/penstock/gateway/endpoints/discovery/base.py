@@ -1,8 +1,8 @@
-"""What is a source of endpoints, and what keeps it going?
+"""The interface of a source of endpoints, and its supervision.
 
-A source tells the *complete* set it knows, again whenever that may have changed. So no change can be lost, doubled or
-overtaken on the way: an endpoint that is in no set is gone, and one that is in a set is there. A source that fails
-tells nothing, so what it told last stands; it is started again after a pause that grows.
+A source reports its *complete* set on each possible change. So no change can be lost, duplicated or reordered: an
+endpoint in no set is gone, and one in a set exists. A failing source reports nothing, so its last set stays valid; it
+is restarted after a growing pause.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Found = Callable[[Sequence[EndpointSection]], None]
 
 
 class SourceError(Exception):
-    """A source can't say which endpoints are there. The message is for the operator; what it told before stands."""
+    """A source can't list its endpoints. The message is for the operator; its last set stays valid."""
 
 
 class EndpointSource(Protocol):
-    """A place where endpoints are found: a file, a DNS name, a Kubernetes API."""
+    """A source of endpoints: a file, a DNS name, a Kubernetes API."""
 
     @property
     def name(self) -> str:
@@ -39,15 +39,15 @@ class EndpointSource(Protocol):
     async def watch(self, found: Found) -> None:
         """Call `found` with the complete set, again whenever it may have changed. Never returns.
 
-        Ends by an exception (`SourceError` for what the world did) or by being cancelled.
+        Ends by an exception (`SourceError` for external failures) or by cancellation.
         """
 
 
 class Registry(Protocol):
-    """Where sources tell what they found; the endpoint registry is one."""
+    """The receiver of sources' sets, such as the endpoint registry."""
 
     def ranked(self, sources: Sequence[str], /) -> None:
-        """These are all `sources`. Where two want different things under one name, the first of them stands."""
+        """These are all `sources`. If two differ under one name, the first wins."""
 
     def want(self, source: str, endpoints: Sequence[EndpointSection], /) -> None:
         """From now on `source` wants exactly these `endpoints`."""
@@ -73,7 +73,7 @@ class Discovery:
     def use(self, sources: Iterable[EndpointSource], *, kept: Collection[str]) -> None:
         """Run exactly these `sources` from now on.
 
-        Those whose names are in `kept` did not change and go on. A source that is gone wants nothing any more.
+        Those named in `kept` are unchanged and continue. A source that is gone wants nothing any more.
         """
         before, self._sources = self._sources, {}
         for source in sources:
@@ -87,7 +87,7 @@ class Discovery:
                 self._begin(source)
 
     async def close(self) -> None:
-        """Stop every source. What they told stands."""
+        """Stop every source. Their sets stay valid."""
         for name in list(self._tasks):
             self._end(name)
         await asyncio.gather(*self._ending, return_exceptions=True)
@@ -136,7 +136,7 @@ def described(
 ) -> EndpointSection | None:
     """Returns an endpoint that a source found, as if the settings had listed it; None if it can't be one (logged).
 
-    `template` has what all endpoints of the source share; `more` are further fields of the endpoint.
+    `template` has the common fields of the source; `more` are further fields of the endpoint.
     """
     address = f"[{host}]" if ":" in host else host
     given = {key: getattr(template, key) for key in _OF_ALL}

@@ -1,9 +1,9 @@
 """DNS: which addresses does a name have now?
 
-The name is looked up again and again: as soon as the answer's time to live is over, where the name server tells one. A
-look-up that fails, or finds nothing, changes nothing: a service without a ready pod has no name, and its engines are
-about to come back. An address counts as gone when two answers in a row lack it, because servers leave some addresses
-out of a long answer.
+The name is looked up regularly: as soon as the answer's TTL is over, if the name server reports one. A look-up that
+fails, or finds nothing, changes nothing: a service without a ready pod has no name, and its engines are about to come
+back. An address counts as gone when two answers in a row lack it, because servers leave some addresses out of a long
+answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dns.asyncresolver import Resolver
 
 TIMEOUT_S = 5.0
-REFRESH_S_MIN = 1.0  # between two look-ups, whatever an answer's time to live says
+REFRESH_S_MIN = 1.0  # between two look-ups, for any TTL
 MISSES_MAX = 2  # an address that this many answers in a row lack is gone
 ADDRESSES_MAX = 4_096
 

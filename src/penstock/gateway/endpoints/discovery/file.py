@@ -1,10 +1,9 @@
 """A file: which endpoints does another program write down for us?
 
-We look at the file again and again, because every way of replacing a file (rename, editor, mounted ConfigMap, network
-disk) shows in what `stat` says, and not every one in notifications. The file is read only when it looked the same
-twice, so one that is being written is left alone; a file that is bad, empty or gone changes nothing. Its writer decides
-where prompts go, but must not learn what this process has in its environment: only the variables that the settings list
-can be used in the file.
+We poll the file, because every way of replacing it (rename, editor, mounted ConfigMap, network disk) shows in `stat`,
+but not every one in notifications. The file is read only when it looked the same twice, so one that is being written is
+left alone; a file that is bad, empty or gone changes nothing. Its writer decides the destination of prompts, but must
+not learn this process's environment: the file may use only variables listed in the settings.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class FileSource:
             look = await asyncio.to_thread(self._look)
             if look == before and look != self._taken:
                 text = await asyncio.to_thread(self._read)
-                if await asyncio.to_thread(self._look) == look:  # else the file changed while it was read: look again
+                if await asyncio.to_thread(self._look) == look:  # otherwise the file changed while it was read: retry
                     self._taken = look
                     found(self._endpoints(text))
             before = look

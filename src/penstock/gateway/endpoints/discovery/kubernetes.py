@@ -1,9 +1,9 @@
 """Kubernetes: which pods are behind a Service, or have certain labels, now?
 
-We list the objects, then watch from where the list ended. A watch that ends in order is continued from its end. A watch
-that breaks off, or an answer 410 Gone (we know less than what the server still remembers), means a new list. So does
-the passing of some minutes, for whatever else went wrong unseen. Until a new list is whole, what was known stands.
-All this goes over our own transport: a list and a stream of lines need no client library.
+We list the objects, then watch from the list's version. A watch that ends in order is continued from its end. A broken
+watch, or an answer 410 Gone (our version is too old for the server), means a new list. So do some minutes, in case of
+undetected errors. Until a new list is complete, the old one stays valid. All this goes over our own transport: a list
+and a stream of lines need no client library.
 """
 
 from __future__ import annotations

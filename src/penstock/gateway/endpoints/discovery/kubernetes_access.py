@@ -1,4 +1,4 @@
-"""How is the API server reached: where is it, who are we to it, and which certificates do we trust?
+"""Access to the API server: address, credential and trusted certificates.
 
 Inside a cluster every pod finds all this in its environment and in files mounted into it. Tokens are renewed while we
 run, so the token file is read for every request.
@@ -24,7 +24,7 @@ class Access:
     """Address, certificates and credentials of one API server."""
 
     def __init__(self, settings: ClusterAccount, env: Mapping[str, str], *, account: Path = ACCOUNT) -> None:
-        """Raises `SourceError` if neither the settings nor the environment tell which server is meant."""
+        """Raises `SourceError` if neither the settings nor the environment name a server."""
         self._token = settings.token.get_secret_value() if settings.token is not None else None
         self._token_file = Path(settings.token_file) if settings.token_file else None
         self._ca_file = settings.ca_file
@@ -40,7 +40,7 @@ class Access:
         self._ca_file = str(account / "ca.crt")
 
     def tls(self) -> ssl.SSLContext | None:
-        """Returns the TLS context for the server; None if it is spoken to in plain HTTP.
+        """Returns the TLS context for the server; None for plain HTTP.
 
         Raises `SourceError` if the certificates to trust can't be read.
         """
@@ -52,7 +52,7 @@ class Access:
             raise SourceError(f"{self._ca_file} can't be used as certificates: {error}") from None
 
     async def headers(self) -> Headers:
-        """Returns the headers that say who we are, with the token as it is now. Raises `SourceError` without one."""
+        """Returns the credential headers, with the current token. Raises `SourceError` without one."""
         token = self._token
         if token is None and self._token_file is not None:
             token = await asyncio.to_thread(self._read_token, self._token_file)

@@ -1,9 +1,9 @@
-"""What is there, according to a list and the events since: how can no ghost stay, and nothing be missing?
+"""The current objects from a list and the events since, without stale or missing ones.
 
 Objects are kept by uid, which is never used again. Each change of an object has a version. A change that is not newer
-than what is known of its uid is old news: a double, or one that another change has overtaken. The uid of a deleted
-object is remembered with its version until the next list, so that a change which the deletion has overtaken does not
-bring the object back. A list replaces everything, and whatever is not newer than the list is old news too.
+than the known version of its uid is stale: a duplicate, or overtaken by another change. The uid of a deleted object is
+remembered with its version until the next list, so that a change which the deletion has overtaken does not bring the
+object back. A list replaces everything, and changes not newer than the list are stale too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Cache(Generic[T]):
     """The objects of one kind that a selector finds."""
 
     def __init__(self) -> None:
-        self.version = ""  #: how far we have come: where the next watch begins
+        self.version = ""  #: the version at which the next watch begins
         self._objects: dict[str, T] = {}
         self._versions: dict[str, int] = {}  # of each uid, those of deleted objects included
         self._floor = 0  # the version of the last list

@@ -172,7 +172,7 @@ class SliceList(_Part, frozen=True):
 
 
 class WatchEvent(_Part, frozen=True):
-    """One line of a watch. `object` is parsed later, when `type` tells what it is."""
+    """One line of a watch. `object` is parsed later, by `type`."""
 
     type: str
     object: msgspec.Raw
@@ -187,6 +187,6 @@ class ApiStatus(_Part, frozen=True):
 
 
 class Bookmark(_Part, frozen=True):
-    """The content of a BOOKMARK event: its version says how far the watch has come."""
+    """The content of a BOOKMARK event: its version is the watch's progress."""
 
     metadata: Meta

@@ -24,11 +24,11 @@ class SettingsSources:
         self._checked: list[EndpointSource] = []  # of the settings that are followed next, in their order
 
     def check(self, settings: Settings) -> None:
-        """Make the sources that `follow` takes. Raises `ConfigError` where an entry has no meaning where we run."""
+        """Make the sources that `follow` takes. Raises `ConfigError` if an entry is unusable here."""
         self._checked = sources(settings.discovery, self._env)
 
     def follow(self, settings: Settings) -> None:
-        """Find endpoints there from now on. Sources whose settings are what they were go on."""
+        """Find endpoints there from now on. Sources with unchanged settings continue."""
         made = zip(settings.discovery, self._checked, strict=True)
         kept = {source.name for entry, source in made if entry in self._followed}
         self._followed = settings.discovery
@@ -38,7 +38,7 @@ class SettingsSources:
 def sources(settings: Sequence[SourceSection], env: Mapping[str, str]) -> list[EndpointSource]:
     """Returns one source per entry of `discovery`. `env` is the process environment, which Kubernetes needs.
 
-    Raises `ConfigError` if two entries are the same, or an entry has no meaning where we run.
+    Raises `ConfigError` if two entries are equal, or an entry is unusable here.
     """
     found: list[EndpointSource] = []
     names: set[str] = set()
