@@ -146,22 +146,15 @@ class Reason(StrEnum):
     status: int  #: of the HTTP answer
     sentence: str
     advice: str  #: for operators; `{}` stands for the endpoint
+    retryable: bool  #: the same request may succeed a moment later
+    message: str  #: for the caller
 
     def __new__(cls, code: str, status: int = 0, sentence: str = "", advice: str = "See the log of {}.") -> Self:
         row = str.__new__(cls, code)
         row._value_, row.status, row.sentence, row.advice = code, status, sentence, advice
+        row.retryable = status in (429, 503) and code != "operator"
+        row.message = f"{sentence[:1].upper()}{sentence[1:]}.{' Please try again later.' if row.retryable else ''}"
         return row
-
-    @property
-    def retryable(self) -> bool:
-        """Whether the same request may succeed a moment later."""
-        return self.status in (429, 503) and self is not Reason.OPERATOR
-
-    @property
-    def message(self) -> str:
-        """What a caller reads."""
-        text = f"{self.sentence[0].upper()}{self.sentence[1:]}."
-        return f"{text} Please try again later." if self.retryable else text
 
     BAD_REQUEST = "bad_request", 400, "the request is not valid"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded", 400, "the prompt is longer than the key allows"
