@@ -64,7 +64,7 @@ async def test_a_gateway_that_is_not_there_is_an_error_in_one_line(capsys: pytes
 async def test_commands_name_a_separate_admin_address(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     await world.gateway(admin={"listen": "127.0.0.1:0"}, endpoints=[])
     assert await run(world, "status") == 1
-    assert f"{world.url} has no /admin: where `admin.listen` gives it an address" in capsys.readouterr().err
+    assert f"{world.url} has no /admin: if `admin.listen` gives it a separate address" in capsys.readouterr().err
     assert world.gate.operators is not None
     callers, world.port = world.port, world.gate.operators.port
     assert await run(world, "pause") == 0, "the token is found by the port of /admin"

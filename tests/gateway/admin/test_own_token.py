@@ -72,7 +72,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_no_more(tmp_path: Path, caplog
         own = OwnToken(folder)
         own.write(8080)
         assert own.file is None
-        assert "/admin changes nothing" in caplog.text
+        assert "/admin is read-only" in caplog.text
 
 
 @pytest.mark.parametrize("token", ["ab", "x" * 7, "aaaaaaaaaaaaaaaa", *sorted(TOKENS_KNOWN)])

@@ -53,13 +53,20 @@ class Gauges:
             ["model", "band"],
             "Requests sent to measure the present wait though forecast to miss their deadlines.",
         )
-        yield Levels(f"{_P}queued_requests", "Requests waiting.", by, lambda: ((key, requests[key]) for key in keys))
         yield Levels(
-            f"{_P}queued_tokens", "Estimated prompt tokens waiting.", by, lambda: ((key, tokens[key]) for key in keys)
+            "penstock_queued_requests", "Requests waiting.", by, lambda: ((key, requests[key]) for key in keys)
         )
-        yield Levels(f"{_P}queued_bytes", "Bytes of bodies waiting.", [], lambda: [((), snapshot.waiting_bytes)])
+        yield Levels(
+            "penstock_queued_tokens",
+            "Estimated prompt tokens waiting.",
+            by,
+            lambda: ((key, tokens[key]) for key in keys),
+        )
+        yield Levels("penstock_queued_bytes", "Bytes of bodies waiting.", [], lambda: [((), snapshot.waiting_bytes)])
         yield from columns(_P, "band", _OF_BANDS, lambda: ((band.name, band) for band in snapshot.bands))
-        yield Levels(f"{_P}deadline_tries_total", text, ["model"], lambda: (((name,), n) for name, n in tries.items()))
+        yield Levels(
+            "penstock_deadline_tries_total", text, ["model"], lambda: (((name,), n) for name, n in tries.items())
+        )
 
 
 _P = "penstock_"
@@ -94,7 +101,7 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Levels]:
     yield from columns(_P, "endpoint", _OF_ENDPOINTS, lambda: ((e.name, e) for e in shown))
     states = [(e, state) for e in shown for state in EndpointState]
     text, names = "1 for the state it is in.", ["endpoint", "state"]
-    yield Levels(f"{_P}endpoint_state", text, names, lambda: (((e.name, s), e.state is s) for e, s in states))
+    yield Levels("penstock_endpoint_state", text, names, lambda: (((e.name, s), e.state is s) for e, s in states))
 
 
 def _gauge(endpoint: EndpointSnapshot, value: float | None) -> float:
