@@ -1,4 +1,4 @@
-"""Which endpoint made which answer that engines keep, and for whom? All processes of a gateway and of a group know it.
+"""Which endpoint keeps which stored answer, and for whom? All processes of a gateway and of a group know it.
 
 Model: a tree. A worker reports to its gateway's first process, that one to the gateway that decides, and news goes
 down all other branches. A worker that starts, and a gateway that joins, receive the latest answers.
@@ -13,7 +13,7 @@ from penstock.gateway.cluster.member import Member
 from penstock.gateway.proxy.ties import Responses
 from penstock.share.messages import AnswerMade
 
-TOLD_MAX: Final = 10_000  # to a newcomer, about 1 MB: a conversation goes on from one of its latest answers
+SENT_MAX: Final = 10_000  # to a new process, about 1 MB: conversations go on from a recent answer
 
 
 class SharedAnswers:
@@ -38,7 +38,7 @@ class SharedAnswers:
 
     def tell(self, say: Callable[[AnswerMade], None]) -> None:
         """Report the latest answers to a newcomer, by `say`."""
-        for answer, made in self._responses.latest(TOLD_MAX):
+        for answer, made in self._responses.latest(SENT_MAX):
             say(AnswerMade(answer, made.endpoint, made.owner))
 
     def _made_here(self, answer: str, endpoint: str, owner: str | None) -> None:

@@ -1,7 +1,7 @@
-"""How do the counts of all workers become one page? Each worker says what it counted since it last said so.
+"""One page of metrics for all workers: each reports the differences since its last report.
 
-Sums of sums: the decider adds them to its own series, so `/metrics` is that of the gateway, whoever counted. What a
-worker counted in the second before it was killed is lost.
+The first process adds them to its own series, so `/metrics` counts for the whole gateway. The counts of a worker's last
+second are lost when it is killed.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from penstock.gateway.telemetry.metrics import Metrics
 from penstock.share.messages import Counted
 
 Row = tuple[int, list[str], list[float]]
-FAILURES = -1  # the number of what is no series: what ended badly, and whose it was
+FAILURES = -1  # stands for failures by tenant, which are no series
 
 
 class CountsTaker:
-    """Remembers what was said of each series."""
+    """A worker's series as last reported."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._said: dict[tuple[int, tuple[str, ...]], list[float]] = {}
+        self._reported: dict[tuple[int, tuple[str, ...]], list[float]] = {}
 
     def take(self) -> Counted | None:
-        """What has been counted since; None: nothing."""
+        """Returns the counts since the last report; None: there are none."""
         rows: list[Row] = []
         for number, series in enumerate(self._metrics.counted):
             for labels, values in series.values():
                 key = (number, labels)
-                before = self._said.get(key)
+                before = self._reported.get(key)
                 if before == values:
                     continue
                 if before is None or any(was > now for was, now in zip(before, values, strict=True)):
-                    before = [0.0] * len(values)  # it is new, or began again
-                self._said[key] = values
+                    before = [0.0] * len(values)  # a new series, or one that was reset
+                self._reported[key] = values
                 added = [now - was for was, now in zip(before, values, strict=True)]
                 if any(added):
                     rows.append((number, list(labels), added))
@@ -42,7 +42,7 @@ class CountsTaker:
 
 
 def add(metrics: Metrics, rows: Iterable[Row]) -> None:
-    """Add what a worker counted."""
+    """Add the counts of a worker."""
     counted = metrics.counted
     for number, labels, values in rows:
         if number == FAILURES:

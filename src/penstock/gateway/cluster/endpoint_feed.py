@@ -1,7 +1,6 @@
-"""What has every edge to know of the endpoints? Which there are, as soon as that changes; loads, a few times a second.
+"""The endpoints, sent to every edge: their list when it changes, their loads a few times a second.
 
-An engine's key goes to processes of this gateway only. A gateway on another machine has the same settings, and so the
-key, from a file of its own.
+An engine's key goes to processes of this gateway only; other machines have it from their own settings.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from penstock.share.messages import Disowned, EndpointRow, Endpoints, LoadHeader
 
 
 class EndpointFeed:
-    """The last word on endpoints, and whom it was said to."""
+    """The latest reports, and their receivers."""
 
     def __init__(
         self,
@@ -37,14 +36,14 @@ class EndpointFeed:
         self._levels = Loads([])
 
     def show(self, member: Member) -> None:
-        """Tell one edge all of it."""
+        """Send one edge everything."""
         self.refresh()
         member.say(self._for(member))
         member.say(self._levels)
         member.told = {row.name for row in self._rows.rows}
 
     def refresh(self) -> None:
-        """Tell all what is another than it was told last."""
+        """Send all edges what has changed."""
         rows, loads = self._now()
         told = Endpoints(rows, self._driver.scheduler.divides)
         if told != self._rows:
@@ -63,7 +62,7 @@ class EndpointFeed:
                     member.say(levels)
 
     def heard(self, message: Unreachable | Disowned | LoadHeader) -> None:
-        """An edge says something about an endpoint that it met there."""
+        """Note what an edge observed at an endpoint."""
         target = self._endpoints.targets.get(message.endpoint)
         if target is None:
             return

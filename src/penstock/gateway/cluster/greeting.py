@@ -1,11 +1,10 @@
-"""Who is at the other end? Each proves to the other that it knows the secret, which itself does not pass.
+"""Mutual proof of the group's secret, which itself is never sent: a challenge and an HMAC in each direction.
 
-Everyday picture: two who have a password in common, and a wall with ears between them. Each names a number that nobody
-could foresee; each answers with what only the password makes of both numbers. Whoever listened has numbers that will
-not come again. Who dials proves first, so a stranger who dials learns nothing but a number.
+Each end sends a random number, and answers with an HMAC of both numbers, so a recorded proof is of no use later. The
+dialling end proves first, so a stranger who dials learns nothing but a number.
 
-Pure: what is to be sent next, and how many bytes have to come before the next step. Everything has a fixed length, so
-no byte is kept that was not asked for. What follows is not hidden by this: `share.tls` does that.
+Pure: generators of the bytes to send and the count of bytes to expect. Every step has a fixed length, so no byte is
+kept that was not expected. The greeting does not encrypt the link; `share.tls` does.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ import hmac
 from collections.abc import Generator
 from typing import Final
 
-NAME: Final = b"penstock-link/1\n"  # of this exchange; the messages that follow have a version of their own
+NAME: Final = b"penstock-link/1\n"  # version of the greeting; messages have their own
 EDGE: Final = b"e"  # kind of a link: facts and actions
 QUESTION: Final = b"q"  # kind: one HTTP request and its answer
 NONCE_BYTES: Final = 32
 PROOF_BYTES: Final = hashlib.sha256().digest_size
 _YES, _NO = b"y", b"n"
 
-#: Sends bytes, and says how many have to come; at its end it returns the kind of the link.
+#: Yields the bytes to send and the count of bytes to expect; returns the kind of the link.
 Talk = Generator[tuple[bytes, int], bytes, bytes]
 
 
 class GreetingError(Exception):
-    """The other end is none of ours. The text says why."""
+    """The other end is not of this group. The text says why."""
 
 
 def dialing(secret: bytes, kind: bytes, nonce: bytes) -> Talk:
@@ -46,7 +45,7 @@ def dialing(secret: bytes, kind: bytes, nonce: bytes) -> Talk:
 
 
 def listening(secret: bytes, nonce: bytes) -> Talk:
-    """The side that listens. Raises `GreetingError`, after whoever dialled was told no."""
+    """The side that listens. Raises `GreetingError` after it has refused the other end."""
     came = yield b"", len(NAME) + 1 + NONCE_BYTES
     kind, theirs = came[len(NAME) : len(NAME) + 1], came[len(NAME) + 1 :]
     if came[: len(NAME)] != NAME or kind not in (EDGE, QUESTION):

@@ -65,7 +65,7 @@ class LeaderLink:
 
     @property
     def is_linked(self) -> bool:
-        """Returns True while the decider has taken this edge."""
+        """Returns True while the decider accepts this edge."""
         return self._welcomed
 
     def to(self, address: str) -> None:
@@ -86,7 +86,7 @@ class LeaderLink:
             self._link.say(message)
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the link."""
         task = self._task
         self.to("")
         if task is not None:

@@ -1,7 +1,6 @@
-"""One end of a link: what a turn of the loop has to say goes out as one frame, and what comes in is read strictly.
+"""One end of a link, over a socket pair or TCP: the messages of one turn of the loop go out as one frame.
 
-Both ends hold what the other has not taken yet up to a bound. A peer that reads nothing is no peer: past the bound the
-link is lost, as it is when anything comes that is no message.
+Both ends buffer unread frames up to a bound. Past it the link ends, as it does when anything comes that is no message.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from typing import Final, Generic, TypeVar, cast
 from penstock.share.frames import FrameReader, LinkError, written
 from penstock.share.messages import Frame
 
-BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024  # that the other end has not taken: some 500,000 actions
+BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024  # unread by the other end: some 500,000 actions
 
 M = TypeVar("M")
 
 
 class Link(asyncio.Protocol, Generic[M]):
-    """`heard` is called with each frame; `lost` once, with what ended the link."""
+    """`heard` is called with each frame; `lost` once, with the reason why the link ended."""
 
     def __init__(
         self,
@@ -38,7 +37,7 @@ class Link(asyncio.Protocol, Generic[M]):
         self._out: list[object] = []
 
     def adopt(self, transport: asyncio.Transport, came: bytes) -> None:
-        """Go on with a connection that somebody else has begun, and what came on it since."""
+        """Take over a connection, and what came on it."""
         transport.set_protocol(self)
         self.connection_made(transport)
         if came:
@@ -47,18 +46,18 @@ class Link(asyncio.Protocol, Generic[M]):
             transport.resume_reading()
 
     def at(self, epoch: int) -> None:
-        """What is said from now on is of this epoch."""
+        """Messages from now on are of this epoch."""
         self.flush()
         self.epoch = epoch
 
     def say(self, message: object) -> None:
-        """Send it with all else that this turn of the loop has to say."""
+        """Send it with the other messages of this turn of the loop."""
         if not self._out:
             self._loop.call_soon(self.flush)
         self._out.append(message)
 
     def flush(self) -> None:
-        """Send at once what is to be said."""
+        """Send pending messages at once."""
         out, self._out = self._out, []
         transport = self._transport
         if not out or transport is None or self._lost is None:
@@ -72,14 +71,14 @@ class Link(asyncio.Protocol, Generic[M]):
             self.end(f"the other end reads nothing: {BUFFER_BYTES_MAX} bytes wait for it")
 
     def close(self) -> None:
-        """End it, and say so to nobody here. What was said goes out."""
+        """Close it after the messages already sent, without calling `lost`."""
         self.flush()
         self._lost = None
         if self._transport is not None:
             self._transport.close()
 
     def end(self, why: str) -> None:
-        """The link can't go on."""
+        """Abort it, and call `lost`."""
         lost, self._lost = self._lost, None
         if self._transport is not None:
             self._transport.abort()

@@ -24,7 +24,7 @@ from penstock.http.server.listener import Listener
 logger = logging.getLogger(__name__)
 
 GREETING_S: Final = 5.0  # from the first byte to the last, TLS and all
-GREETINGS_MAX: Final = 64  # at a time, of strangers
+GREETINGS_MAX: Final = 64  # concurrent
 BACKLOG: Final = 256
 
 Accept = Callable[[asyncio.Transport, bytes], None]  #: a connection, and what came on it after the greeting
@@ -46,11 +46,11 @@ class _Greeter(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def end(self, why: str) -> None:
-        """It is no link."""
+        """Close it: it is no link."""
         if not self._over:
             self._finish()
             if self._transport is not None:
-                self._transport.close()  # what was said goes out; nothing more is read
+                self._transport.close()  # after the bytes already written; nothing more is read
             self._failed(self._peer, why)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -78,7 +78,7 @@ class _Greeter(asyncio.Protocol):
         assert self._transport is not None
         try:
             wanted = 0
-            while not wanted:  # a step that waits for nothing is followed by the next at once
+            while not wanted:  # a step that expects nothing is followed at once
                 out, wanted = next(self._talk) if came is None else self._talk.send(came)
                 came = b""
                 if out:
@@ -126,7 +126,7 @@ class GroupListener:
         self._listener = listener
 
     async def close(self) -> None:
-        """Let nobody in."""
+        """Stop listening."""
         if self._listener is not None:
             self._listener.close()
             await self._listener.end()
@@ -150,14 +150,14 @@ class GroupListener:
 
 
 class Dialler:
-    """Dials others of the group."""
+    """Dials other gateways of the group."""
 
     def __init__(self, share: ShareSection) -> None:
         self._secret = _secret(share)
         self._context = context(share.tls, server=False)
 
     async def __call__(self, address: str, kind: bytes) -> tuple[asyncio.Transport, bytes]:
-        """A connection that was greeted, and what came on it since. OSError: nobody is there, or none of ours.
+        """Returns a greeted connection, and what came on it. OSError: no gateway of the group answers.
 
         The caller sets its protocol at once, before anything else may come.
         """
@@ -193,7 +193,7 @@ class Dialler:
 
 
 def own_token(share: ShareSection) -> str | None:
-    """An admin token that all gateways of the group know without being told; None where they have no secret."""
+    """Returns the admin token that the secret gives to all gateways of the group; None without a secret."""
     if share.secret is None:
         return None
     return hmac.digest(_secret(share), b"penstock: the group's own admin token", "sha256").hex()
@@ -211,7 +211,7 @@ def prefix_seed(share: ShareSection) -> int:
 
 
 def context(tls: ShareTls, *, server: bool) -> ssl.SSLContext | None:
-    """What to listen or dial with; None: in the clear. Raises a `ConfigError`.
+    """Returns the TLS context to listen or dial with; None: no TLS. Raises `ConfigError`.
 
     The group's own authority says who belongs to it, so a certificate of any name will do: addresses change.
     """

@@ -4,7 +4,7 @@ The election says which gateway decides. If it is another one, a link to it show
 found for `alone_after`, this gateway decides alone for its own workers, with its part of slots and limits, and goes on
 looking; as soon as there is a decider, the group is one queue again.
 
-A decider asks before each batch of facts whether it still may (`awake`), because a process that was stopped for a while
+A decider checks before each batch of facts whether it still leads, because a process that was stopped for a while
 hears its links before its timers.
 """
 
@@ -94,7 +94,7 @@ class GroupRole:
         self._election = election
         self._listener = listener
         self._events = events
-        self._orders = orders
+        self.orders = orders  #: of operators
         self._now = now
         self._drains = drains
         self.role: Role = "looks"
@@ -109,10 +109,8 @@ class GroupRole:
         self._followed = ""  # whose epoch was followed last
         self._tasks: list[asyncio.Task[None]] = []
         self.beside: Callable[[], str | None] = lambda: None  #: what else is wrong between gateways
-        table.awake = self._may
-        table.orders_heard = orders.heard
+        table.role = self
         table.answers.tell_decider = self._link.say
-        table.superseded = election.at_least
 
     async def start(self) -> None:
         """Take part. OSError: the port is taken."""
@@ -217,7 +215,11 @@ class GroupRole:
                 if self.role == "leads":
                     decider.hold()
 
-    def _may(self) -> None:
+    def superseded(self, epoch: int) -> None:
+        """An edge has followed `epoch`."""
+        self._election.at_least(epoch)
+
+    def check(self) -> None:
         """Hold the decider unless this gateway may decide now."""
         if self.role == "leads" and self._election.leads() is None and self._table.decider.phase == "deciding":
             self._table.decider.hold()
@@ -234,8 +236,8 @@ class GroupRole:
         self._followed = self._link.address
         if self.role == "alone":
             self._step_down()
-        self._orders.stand_by()
-        self._link.say(self._orders.message)
+        self.orders.stand_by()
+        self._link.say(self.orders.message)
         self._table.answers.tell(self._link.say)
         self._turn("stands_by", f"{self._link.address} decides, epoch {self._edge.epoch}")
         self._count(self._now())
@@ -258,7 +260,7 @@ class GroupRole:
                     if message.at_s:
                         self._is_there(now, message.at_s)
                 case OperatorsSaid():
-                    self._orders.heard(message)
+                    self.orders.heard(message)
                 case AnswerMade():
                     self._table.answers.heard_above(message)
 
@@ -293,12 +295,12 @@ class GroupRole:
             await asyncio.sleep(LOOK_S)
             now = self._now()
             lag_s = now - due_s
-            self._may()
+            self.check()
             self._count(now)
             if self.role == "leads":
                 self._election.followed(self._table.followed_s())
-                self._orders.look(self._table.decider.epoch)
-                self._table.send_orders(self._orders.message)
+                self.orders.look(self._table.decider.epoch)
+                self._table.send_orders(self.orders.message)
                 if self._table.decider.phase != "holding":
                     self._seen_s = now
             elif self._link.is_linked:

@@ -15,9 +15,9 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from pydantic import SecretStr
@@ -63,6 +63,9 @@ from penstock.share.messages import (
     WhoDecides,
 )
 from penstock.share.peer import Peer
+
+if TYPE_CHECKING:
+    from penstock.gateway.cluster.role import GroupRole
 
 logger = logging.getLogger(__name__)
 
@@ -131,9 +134,7 @@ class Table:
         self._newcomers: dict[Member, None] = {}  # of other gateways, whose hello has not come
         self._gone: dict[str, float] = {}  # gateways that were cut off, and when each had heard this one
         self.refusals: deque[TurnedAway] = deque(maxlen=REFUSALS_KEPT)
-        self.awake: Callable[[], None] = lambda: None  #: called before each decision: may this gateway decide?
-        self.superseded: Callable[[int], None] = lambda _: None  #: an edge has followed this epoch
-        self.orders_heard: Callable[[OperatorsSaid], None] = lambda _: None  #: another gateway knows these orders
+        self.role: GroupRole | None = None  #: of this gateway; None: without a group it always decides
         self._decides = WhoDecides(None, 0) if share.enabled else WhoDecides("", EPOCH)
         self._keys: NewKeys | None = None  # None: none are issued here, or they were not read yet
         self._timer: asyncio.TimerHandle | None = None
@@ -340,12 +341,13 @@ class Table:
             )
         if not 0 < len(hello.name) <= NAME_CHARACTERS_MAX or not hello.name.isprintable():
             return "an edge needs a name that people can read"
-        self.awake()
-        if self.decider.phase == "idle":
+        if self.role is not None:
+            self.role.check()
+        if self.role is None or self.decider.phase == "idle":
             return "this gateway does not decide"
         epoch = self.decider.epoch
         if hello.epoch > epoch or (hello.epoch == epoch and hello.follows not in ("", self._address)):
-            self.superseded(max(hello.epoch, epoch + 1))
+            self.role.superseded(max(hello.epoch, epoch + 1))
             return f"it has followed epoch {hello.epoch}, and this decider's is {epoch}: a higher one is to be taken"
         before = self.others.get(hello.name)
         if hello.name in self.worker_names or (
@@ -431,7 +433,8 @@ class Table:
 
     def _heard(self, member: Member, frame: Frame[Up]) -> None:
         member.heard_s = self._driver.now()
-        self.awake()
+        if self.role is not None:
+            self.role.check()
         was = self.decider.phase
         for message in frame.messages:
             if not isinstance(message, ForScheduler):
@@ -452,8 +455,8 @@ class Table:
                 self.answers.heard(message, member)
             case Following():
                 self._follows(member, message.settings)
-            case OperatorsSaid():
-                self.orders_heard(message)
+            case OperatorsSaid() if self.role is not None:
+                self.role.orders.heard(message)
             case Unreachable() | Disowned() | LoadHeader():
                 self._feed.heard(message)
             case Hello():

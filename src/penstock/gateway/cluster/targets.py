@@ -1,8 +1,7 @@
-"""The endpoints as a worker knows them: where to send what its decider has decided.
+"""A worker's endpoints: a transport for each one that the decider's registry has.
 
-The decider's registry says which there are; here is a transport for each. One that is another now is closed when what
-runs there has ended; one that is gone had its time already, for the registry keeps it while any worker has a request
-there.
+A transport that was replaced is closed when its requests have ended. A removed one has no requests any more, because
+the registry keeps an endpoint as long as any worker has a request there.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from penstock.http.client.pool import UpstreamTimeouts
 from penstock.share.edge import Edge
 from penstock.share.messages import Aside, Disowned, EndpointRow, LoadHeader, Unreachable
 
-GONE_S = 1.0  # for what needs no turn, and so no lease, at an endpoint that the registry has given up
-QUIET_LOOK_S = 0.1  # how often it is looked whether what runs at one that is gone has ended
+GONE_S = 1.0  # for requests without a lease at an endpoint that was removed
+QUIET_LOOK_S = 0.1  # between checks whether a replaced transport is idle
 
 
 class WorkerTargets:
-    """`targets` is shared with whoever sends to them."""
+    """`targets` is shared with the parts that send to them."""
 
     def __init__(
         self, driver: Driver[Edge], *, catalog: Catalog, metrics: Metrics, say: Callable[[Aside], None]
@@ -46,7 +45,7 @@ class WorkerTargets:
         self._say = say
         self.targets: dict[str, Target] = {}
         self._locating: object = None  # the settings that the locator was made by
-        self.locator: Locator | None = None  #: what finds out where prompts are cached, where that is asked for
+        self.locator: Locator | None = None  #: finds cached prompts, if configured
         self._closing: asyncio.Task[None] | None = None  # closes a locator that was replaced
         self._rows: dict[str, EndpointRow] = {}
         self._keys: dict[tuple[str, str], str] = {}
@@ -54,11 +53,11 @@ class WorkerTargets:
         self._look: asyncio.TimerHandle | None = None
 
     def keys(self, rows: list[EndpointRow]) -> None:
-        """What engines are shown, as this gateway's own settings have it: it does not travel between machines."""
+        """Note the engines' API keys of this gateway, because keys do not travel between machines."""
         self._keys = {(row.name, row.url): row.api_key for row in rows if row.api_key is not None}
 
     def know(self, rows: list[EndpointRow]) -> None:
-        """These there are."""
+        """Replace the endpoints."""
         rows = [self._with_key(row) for row in rows]
         for name in self._rows.keys() - {row.name for row in rows}:
             self._drop(name, for_s=GONE_S)
@@ -84,7 +83,7 @@ class WorkerTargets:
             self._rows[row.name] = row
 
     def follow(self, settings: Settings) -> None:
-        """Give engines as long as these settings say."""
+        """Follow the settings of time-outs, certificates and locality."""
         self._timeouts = upstream_timeouts(settings)
         for name, target in self.targets.items():
             target.upstream.retime(self._timeouts)
@@ -96,7 +95,7 @@ class WorkerTargets:
             self._relocate(locator(settings, self._driver, self._catalog.names_of))
 
     def moved(self) -> list[str]:
-        """Endpoints whose answers have come further since this was last asked."""
+        """Returns endpoints whose answers have grown since the last call."""
         return [name for name, target in self.targets.items() if target.took_movement()]
 
     def close(self) -> None:
@@ -142,7 +141,7 @@ class WorkerTargets:
             self.locator.cuts(row.name, _cut(row))
 
     def _drop(self, name: str, *, for_s: float = math.inf) -> None:
-        """Use a target no more; what runs there may end."""
+        """Stop using a target; its running requests may end."""
         if self.locator is not None:
             self.locator.endpoint_removed(name)
         self._leaving.append((asyncio.get_running_loop().time() + for_s, self.targets.pop(name)))
@@ -163,7 +162,7 @@ class WorkerTargets:
 
 
 def _place(row: EndpointRow) -> tuple[object, ...]:
-    """What makes it another one under its name."""
+    """Returns the properties that make it another endpoint if they change."""
     return row.url, row.api_key, row.labels, row.lmcache_instance, row.tls
 
 

@@ -77,14 +77,14 @@ from penstock.share.messages import (
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.1  # between two looks at whose answers go on
+TICK_S = 0.1  # between reports of endpoints whose answers grow
 TICKS_PER_STANDING = 10
-HEARTBEATS_AHEAD_S = heartbeat.TICK_S  # places are asked for one tick before they are told to those who wait
-ACCEPTS_MAX = 4  # newcomers in one turn: more, and the first of several workers to wake takes them all
+HEARTBEATS_AHEAD_S = heartbeat.TICK_S  # positions are asked for one tick before they are sent to clients
+ACCEPTS_MAX = 4  # connections in one turn; with more, the first worker to wake takes them all
 
 
 class Worker:
-    """What a worker is made of, from its first settings on."""
+    """The parts of a worker, from its first settings on."""
 
     def __init__(
         self,
@@ -151,23 +151,23 @@ class Worker:
         self._lag_s = 0.0
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._turns_away: asyncio.TimerHandle | None = None
+        self._evicts: asyncio.TimerHandle | None = None
         self._due_s = 0.0
         self.follow(settings)
 
     def start(self) -> None:
-        """Take connections."""
+        """Accept connections."""
         context = self._certificate.context(self._settings)
         self.server.take(self._sockets, ssl=context, accepts_max=ACCEPTS_MAX)
         self._due_s = self.driver.now()
         self._tick()
 
     async def ready(self) -> None:
-        """Wait a moment for what can be had elsewhere only: the keys of tokens."""
+        """Wait a moment for the identity provider's keys."""
         await self._tokens.start()
 
     def follow(self, settings: Settings) -> None:
-        """Serve requests that come from now on by these settings."""
+        """Serve new requests by these settings."""
         self._settings = settings
         self._edge.bands = tuple(band.name for band in settings.bands)
         self._edge.waiting_max = settings.queue.max_requests
@@ -177,8 +177,8 @@ class Worker:
         self._limit()
 
     def heard(self, frame: Frame[Down]) -> list[Down]:
-        """Do what the first process says. Returns what is about the worker as a whole."""
-        beside = [message for message in frame.messages if not isinstance(message, Told)]  # mostly none
+        """Process a frame of the first process. Returns messages about the worker as a whole."""
+        beside = [message for message in frame.messages if not isinstance(message, Told)]  # usually none
         for message in beside:
             if isinstance(message, WhoDecides):
                 self._obey(message)
@@ -203,8 +203,8 @@ class Worker:
         return rest
 
     async def close(self) -> None:
-        """All is served: let clients take the end of their answers."""
-        for timer in (self._timer, self._turns_away):
+        """All requests have ended: let clients take the end of their answers."""
+        for timer in (self._timer, self._evicts):
             if timer is not None:
                 timer.cancel()
         self._tokens.close()
@@ -219,7 +219,7 @@ class Worker:
     # --- who decides ----------------------------------------------------------------------------------------------
 
     def _obey(self, decides: WhoDecides) -> None:
-        """The first process says who decides."""
+        """Follow the decider that the first process names."""
         if self._leader_link is not None:
             self._leader_link.to(decides.address or "")
         if self._is_home:
@@ -244,14 +244,14 @@ class Worker:
         )
 
     def _say(self, message: object) -> None:
-        """Report to the decider; what concerns requests is reported by the edge."""
+        """Report to the decider. Facts about requests are reported by the edge."""
         if self._is_home:
             self._home.say(message)
         elif self._leader_link is not None:
             self._leader_link.say(message)
 
     def _decided(self, frame: Frame[Down]) -> None:
-        """Do what the decider says."""
+        """Process a frame of the decider."""
         actions, others = self._edge.take(frame, now=self.driver.now())
         for message in others:
             match message:
@@ -262,15 +262,15 @@ class Worker:
         self.driver.tell(actions)
 
     def _drain(self, drain: Drain) -> None:
-        """Let nothing new in; and where the decider goes on, turn away what waits for too long."""
+        """Let nothing new in; if the decider goes on, evict queued requests after the time to drain."""
         self.driver.draining = True
         if drain.queue_s is not None:
-            if self._turns_away is not None:
-                self._turns_away.cancel()
-            self._turns_away = asyncio.get_running_loop().call_later(drain.queue_s, self._turn_away)
+            if self._evicts is not None:
+                self._evicts.cancel()
+            self._evicts = asyncio.get_running_loop().call_later(drain.queue_s, self._evict_queued)
 
-    def _turn_away(self) -> None:
-        """What still waits has waited long enough for a gateway that ends."""
+    def _evict_queued(self) -> None:
+        """Evict queued requests: the time to drain is over."""
         now = self.driver.now()
         for held in [held for held in self._edge.requests.values() if held.lease is None]:
             name = held.request.id
@@ -278,7 +278,7 @@ class Worker:
             self.driver.tell([Evict(name, Reason.DRAINING)])
 
     def _limit(self) -> None:
-        """The limits are those of all workers together, as far as the last word of the others goes."""
+        """Subtract what the other workers hold, as last reported: limits count for all together."""
         limits = settings_map.server_limits(self._settings)
         self.server.limits = replace(
             limits,
@@ -293,10 +293,10 @@ class Worker:
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)  # first: whatever fails, it goes on
         self._edge.moved(self.targets.moved(), now=now)
         if self._ticks % TICKS_PER_STANDING == 0 or self.driver.draining:
-            self._stand(now)
+            self._report(now)
         self._ticks += 1
 
-    def _stand(self, now: float) -> None:
+    def _report(self, now: float) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         standing = EdgeStanding(
             now,
@@ -320,7 +320,7 @@ class Worker:
 
 
 class WorkerLife:
-    """From the first word on the link to the last."""
+    """A worker's life: from the first message on its link to the last."""
 
     def __init__(self, args: argparse.Namespace, started: Callable[[], None]) -> None:
         self._args = args
@@ -331,7 +331,7 @@ class WorkerLife:
         self.link: Link[Down] = Link(edge_reader(), epoch=0, heard=self._heard, lost=self._lost)
 
     async def run(self) -> int:
-        """Until the decider says so, or is gone. Returns the exit code."""
+        """Run until the first process says so or is gone. Returns the exit code."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self.link, sock=socket.socket(fileno=self._args.link))
         self.link.say(Hello(PROTOCOL, penstock.__version__, self._args.name, 0, "", os.getpid()))
@@ -390,7 +390,7 @@ class WorkerLife:
 
     def _lost(self, why: str) -> None:
         if not self._ended.done():
-            logger.warning("worker %s ends, for its decider is gone: %s", self._args.name, why)
+            logger.warning("worker %s ends because its decider is gone: %s", self._args.name, why)
         self._end(1)
 
     def _end(self, code: int) -> None:
@@ -399,7 +399,7 @@ class WorkerLife:
 
 
 def _no_picture() -> Snapshot:
-    raise AssertionError("a worker has no picture of the whole: its decider prints the metrics")
+    raise AssertionError("a worker has no snapshot: the first process prints the metrics")
 
 
 def _read(message: NewSettings) -> Settings:
