@@ -32,7 +32,7 @@ def requests_per_s(config: EngineConfig, prompt_tokens: float, output_tokens: fl
         + config.kv_s_per_token * running * context
         + config.prefill_s_per_token * running * prompt_tokens / steps
     )
-    # A step takes in no more prompt tokens than its budget: if that is reached, prompts and not answers set the rate.
+    # A step's prompt tokens are bounded by its budget: beyond it prompts, not answers, limit the rate.
     budget = config.max_num_batched_tokens - running
     prefill_bound = math.inf
     if prompt_tokens:

@@ -38,7 +38,7 @@ def at_least(limit: float) -> Goal:
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """One figure. A figure without a goal is there for comparison."""
+    """One figure. A figure without a goal is for comparison."""
 
     name: str
     value: float
@@ -106,7 +106,7 @@ Worth = Callable[[float, float], float]  # of prompt and output tokens
 
 
 def service_between(samples: Sequence[Sample], from_s: float, to_s: float, worth: Worth = priced) -> dict[Who, float]:
-    """Returns what was done for each user in the window, whose ends are moved to the nearest samples within."""
+    """Returns the service per user in the window, with its ends moved to the nearest samples within."""
     inside = [sample for sample in samples if from_s <= sample[0] <= to_s]
     if len(inside) < 2:
         return {}

@@ -1,10 +1,10 @@
-"""Does batch work take what is idle, give it back at once, lose nothing, and stay small? Four proofs, by name.
+"""Batch work: uses idle slots, yields at once, loses nothing, and stays small. Four proofs, by name.
 
 `share`: the `openai` client runs a batch over two simulated engines beside interactive streams; their time to first
 token is compared with the same streams alone, and the slots they leave with those the batch uses. `kill`: the gateway
 is killed (-9) every few seconds until the batch is done. `two`: two gateways share a PostgreSQL, and one is killed.
-`large`: a file of 200 MB, and what the gateway's memory grows by. Engines, gateways and clients are processes of their
-own, so figures include what they take from each other on a small machine; `--step-ms` makes engines slower and cheaper.
+`large`: a file of 200 MB, and the growth of the gateway's memory. Engines, gateways and clients are separate processes,
+so figures include their competition on a small machine; `--step-ms` makes engines slower and cheaper.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Does one connection wait while others are served? A closed loop on kept connections, engines that answer at once.
 
-Each connection sends its next request when it has its answer, so the median says how fast all are served together and
-the 99th percentile how much longer some of them wait. Read p99/p50 of Penstock beside that of the raw hop in the same
-round: both share the machine, the engines and the client. Rounds are interleaved.
+Each connection sends its next request after its answer, so the median shows the common speed and the 99th percentile
+the longest waits. Read p99/p50 of Penstock beside that of the raw hop in the same round: both share the machine, the
+engines and the client. Rounds are interleaved.
 """
 
 from __future__ import annotations

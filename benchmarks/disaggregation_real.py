@@ -1,4 +1,4 @@
-"""Disaggregated prefill before two real engines: do clients get what one engine alone would have said?
+"""Disaggregated prefill with two real engines: clients must get the answers of a single engine.
 
 Needs two vLLM servers with a KV connector in common and a gateway before them that labels one `prefill`, one `decode`
 (docs/policies/disaggregation.md, "With real engines"). Asks for completions, half of them streamed, through the gateway

@@ -1,13 +1,12 @@
-"""Who notices that an engine stands still: how many requests wait longer than 3 s when one of two does, for 5 s?
+"""Detecting a frozen engine: requests that wait longer than 3 s while one of two stands still for 5 s.
 
-    python benchmarks/frozen_engine.py [--rate 12] [--seconds 40] [--slots 32] [--whole]
+python benchmarks/frozen_engine.py [--rate 12] [--seconds 40] [--slots 32] [--whole]
 
 Two simulated engines (20 ms a token, processes of their own) behind a gateway; requests of some 40 tokens come at a
 steady rate, streamed or (`--whole`) not. In the middle one engine is stopped for 5 s, with all it has (SIGSTOP), and
 goes on; in a second run it only begins nothing that it is sent in these 5 s, and its health, its gauges and its streams
 go on. Late is who has no first byte (where it is not streamed: no answer) 3 s after asking, of all and of those who
-asked in these 5 s.
-To compare with another state of the code, run it with that one's `src` as PYTHONPATH.
+asked in these 5 s. To compare with another state of the code, run it with that one's `src` as PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What do first tokens take where an engine's page stands still, and is a size found that nobody told, over HTTP?
+"""First tokens with a frozen page, and learning unknown slots, over HTTP.
 
-Two small questions, each asked of two gateways at the same time, so that what else the machine does is in both:
+Two small experiments, each on two gateways at the same time, so that other load affects both:
 
     python benchmarks/frozen_gauges.py            # a page frozen at 64 running and 200 waiting, beside a true one
     python benchmarks/frozen_gauges.py --size     # 200 slots, 300 clients in a closed loop: `auto` beside told

@@ -1,11 +1,11 @@
 """Do limits hold through hang-ups: how many requests does an engine ever see at once?
 
-    python benchmarks/hang_ups.py [--hang-ups 2000] [--limit 4] [--clients 16] [--sees token]
+python benchmarks/hang_ups.py [--hang-ups 2000] [--limit 4] [--clients 16] [--sees token]
 
-An engine that counts itself streams a token every 5 ms to whoever asks until its client is gone, which it sees at once,
-or (`--sees token`, as engines do that look once in a step) with its next token. Clients hang up after a few tokens, one
-after another, at a proxy that is to let no more than `--limit` through at a time. The engine says what it saw at most,
-and for how long it was more than the limit. HAProxy is tried where it is installed.
+A counting engine streams a token every 5 ms until its client is gone, which it sees at once, or (`--sees token`, like
+engines that check once in a step) with its next token. Clients hang up after a few tokens, one after another, at a
+proxy with a limit of `--limit` concurrent requests. The engine reports its maximum, and the time above the limit.
+HAProxy is tested if installed.
 """
 
 from __future__ import annotations

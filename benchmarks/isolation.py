@@ -1,14 +1,14 @@
-"""What isolation costs: light tenants' time to first token against throughput, for ways to buy it. Virtual time.
+"""The cost of isolation: light tenants' time to first token against throughput, for several methods. Virtual time.
 
 How to read it. `isolation` is the p99 of the light tenants' time to first token beside a flood over that without it, of
-all seeds together; `throughput` is the engines' work over that of pass-through. One way to buy is better than another
-where it has less of the first for the same of the second.
+all seeds together; `throughput` is the engines' work over that of pass-through. A method is better than another if it
+has less of the first for the same of the second.
 
 `small`: slots kept free on two engines of 8: a fixed share, or measured, for so many deviations of the light arrivals;
-`ends known` is told when each answer ends, which no gateway is: what better estimates could be worth at most.
-`turns`: long prompts on two engines of 64, sent by turns with so much patience (`core/dispatch/prefill_stagger.py`), as
-a part of what a usual one takes; `inf`: not by turns.
-`bound`: what no gateway can do better than, where engines compute prompts to their ends (docs/decisions/0021).
+`ends known` is told when each answer ends, which no gateway is: what better estimates could be worth at most. `turns`:
+long prompts on two engines of 64, sent by turns with so much patience (`core/dispatch/prefill_stagger.py`), as a part
+of what a usual one takes; `inf`: not by turns. `bound`: the optimum of any gateway, if engines compute prompts to their
+ends (docs/decisions/0021).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What do bodies of several kinds cost in throughput? The gateway beside the engine alone.
+"""The throughput cost of bodies of several kinds. The gateway beside the engine alone.
 
 One simulated engine over HTTP (a picture is a thousand tokens to it), as many requests at once as it has slots, first
 straight to it and then through a gateway with its default settings and the engine's slots told. `ratio` is the time
 straight over the time through; the work is the same. Nothing is learned yet when the first of them come.
 
-    python benchmarks/kinds.py
+python benchmarks/kinds.py
 """
 
 from __future__ import annotations

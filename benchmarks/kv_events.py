@@ -1,12 +1,12 @@
-"""Is it true what KV events foretell? Two real vLLM on a CPU, and what their answers say was cached.
+"""The accuracy of predictions by KV events. Two real vLLM on a CPU, and the cached tokens that their answers report.
 
-    python benchmarks/kv_events.py [--requests 400] [--concurrency 1] [--blocks 100] [--seed 1]
+python benchmarks/kv_events.py [--requests 400] [--concurrency 1] [--blocks 100] [--seed 1]
 
 Needs vLLM and a small model (`ENGINES_DIR`, default ~/.cache/penstock-engines: `vllm/bin/vllm` and `tiny-llama/`), and
 pyzmq. A gateway in this process routes by `kv` with `locality: kv_events`; conversations, shared system prompts, raw
 prompts and salted ones go through it, to engines with so few blocks that most of what was cached is soon evicted. Of
 the messages with events every 200th is lost on the way. Half-way one engine is killed and started again, empty.
-Foretold is what the scheduler believed at dispatch of the endpoint it chose, in tokens; found is the answer's
+Foretold is the scheduler's prediction at dispatch, in tokens; found is the answer's
 `usage.prompt_tokens_details.cached_tokens`. A loss shows with the next message only, so that the request between may be
 foretold wrongly. With a concurrency of more than 1, what is foretold may be evicted for another request before its own
 is begun.

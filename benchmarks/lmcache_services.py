@@ -1,9 +1,9 @@
-"""Do LMCache's real controller and coordinator answer our look-ups, and do requests go where they say?
+"""Look-ups at LMCache's real controller and coordinator, and routing by them.
 
-    python benchmarks/lmcache_services.py [--lmcache VENV]
+python benchmarks/lmcache_services.py [--lmcache VENV]
 
 `VENV` is one in which LMCache is installed (default ~/.cache/penstock-lmcache/venv; a CPU is enough). Both services are
-started; simulated workers (`lmcache_workers.py`) register with both and say what they hold. Then a gateway with three
+started; simulated workers (`lmcache_workers.py`) register with both and report their chunks. Then a gateway with three
 simulated engines routes by `kv`, with `locality: lmcache`, once by each service.
 """
 

@@ -1,10 +1,10 @@
-"""Workers of LMCache that hold no memory: they only say what they hold. Run by LMCache's own Python.
+"""Workers of LMCache without memory, which only report chunks. Run by LMCache's own Python.
 
-    LMCACHE/bin/python benchmarks/lmcache_workers.py COORDINATOR PULL REPLY < work.json
+LMCACHE/bin/python benchmarks/lmcache_workers.py COORDINATOR PULL REPLY < work.json
 
-`COORDINATOR` is a URL, `PULL` and `REPLY` the controller's monitor ports. The work is
-`{"model": NAME, "held": [{"instance": NAME, "ip": IP, "tokens": [..]}, ..]}`; said in that order, to both services. The
-chunks' hashes are LMCache's own for the coordinator; for the controller, which runs without vLLM, its chain from 0.
+`COORDINATOR` is a URL, `PULL` and `REPLY` the controller's monitor ports. The work is `{"model": NAME, "held":
+[{"instance": NAME, "ip": IP, "tokens": [..]}, ..]}`; said in that order, to both services. The chunks' hashes are
+LMCache's own for the coordinator; for the controller, which runs without vLLM, its chain from 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does a waiting request weigh, and does a million of them leave anything behind?
+"""The memory of a waiting request, and leaks after a million of them.
 
 Waiting: the gateway's resident memory before and with `--waiting` requests in its queue, each on a connection of its
 own, beside their bodies; and the core's part of it, measured in a process that has nothing but the core. Served: the

@@ -1,7 +1,7 @@
-"""What does a proxy cost? CPU time per request and per streamed chunk, added latency and memory, beside its peers.
+"""The cost of a proxy. CPU time per request and per streamed chunk, added latency and memory, beside its peers.
 
 How to read it: README.md, "Overhead". In short: read ratios within one table, made of interleaved rounds; absolute
-figures depend on the machine and on who shares it. Every proxy stands in front of the same pre-rendered engines.
+figures depend on the machine and its other load. Every proxy stands in front of the same pre-rendered engines.
 """
 
 from __future__ import annotations

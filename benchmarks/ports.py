@@ -20,7 +20,7 @@ _KERNELS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """A port where nobody listens, and where nobody will who did not ask here for it.
+    """A port without a listener, reserved for the caller.
 
     The same one comes again after all others of this process's block.
     """

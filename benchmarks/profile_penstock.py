@@ -1,4 +1,4 @@
-"""Where does Penstock's own time go? The gateway under a profiler, with the engine and the client of `overhead.py`.
+"""A CPU profile of Penstock. The gateway under a profiler, with the engine and the client of `overhead.py`.
 
 How to read it. It is CPU time: others on the machine don't show. cProfile charges calls more than what they do, so
 small functions look dearer than they are: read the list as a ranking. The first table adds up own time, and calls per

@@ -1,13 +1,13 @@
-"""Two real vLLM and a real llama.cpp on this CPU, and nobody tells how many they run: what is their throughput?
+"""Two real vLLM and a real llama.cpp on this CPU, with unknown slots: their throughput.
 
-Needs what `make test-engines` installs. For each size of the engines a closed loop of clients asks for short and for
-long answers: the engines directly (by turns), a gateway told nothing, the same gateway told the slots, and one with
+Needs the installation of `make test-engines`. For each size of the engines a closed loop of clients asks for short and
+for long answers: the engines directly (by turns), a gateway told nothing, the same gateway told the slots, and one with
 queueing off. All stand beside one another and are asked in short turns, each round in the other order, so that what
 else the machine does falls on all alike; the ratios are of one round each, and their mean is shown with its standard
 error. The hop itself shares the two cores with the engines, so `told` and `off` say what of a loss is the hop's. On a
 machine that others use the engines' own count of tokens a step says most: it is the batch they run, and wavers little.
 
-    python -m benchmarks.real_slots [--sizes 8 64 256] [--rounds 6] [--seconds 8] [--lengths short long]
+python -m benchmarks.real_slots [--sizes 8 64 256] [--rounds 6] [--seconds 8] [--lengths short long]
 """
 
 from __future__ import annotations

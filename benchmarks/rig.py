@@ -1,4 +1,4 @@
-"""What the benchmarks of one gateway share: a gateway in a process of its own, and what the kernel says of it."""
+"""Common parts of benchmarks: a gateway in its own process, and the kernel's figures of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a decision cost? All core calls of one request together, against depth, tenants and endpoints.
+"""The cost of a decision. All core calls of one request together, against depth, tenants and endpoints.
 
 How to read it. One row is a scheduler held at a steady queue depth: every slot is taken, and each step one running
 request ends (which dispatches a waiting one, or several where the reserve shrank), gets its first token reported, and a
@@ -6,7 +6,7 @@ new one arrives, so the queue stays as deep as it was. A row's first figures are
 request together (`arrived`, the fact that dispatched it, `first_token`, `progressed`, `finished` with usage, and its
 share of `observed`), over the requests that ended. A fact that dispatches several is divided evenly between whom it is
 about and those. `longest call` is the p99 of single facts undivided: for how long the event loop stands still. The
-ratios between rows are the message: cost must not grow with what waits. Absolute figures depend on the machine, and on
+ratios between rows are the message: cost must not grow with the queue. Absolute figures depend on the machine, and on
 what else it does: CPU time counts no waiting, but caches and clock rates are shared. The clock's own cost is taken off.
 Garbage is collected as rarely as the gateway does it.
 """

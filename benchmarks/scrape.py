@@ -1,4 +1,4 @@
-"""What does it cost to watch engines: 100 endpoints, each with a real vLLM's page of 58 KB, read once a second.
+"""The cost of watching engines: 100 endpoints, each with a real vLLM's page of 58 KB, read once a second.
 
 The gateway runs as it would, with probes and model lists; the pages come from another process and change each time.
 `--json` for programs. The goal is 15 % of one core.

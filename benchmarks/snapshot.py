@@ -1,4 +1,4 @@
-"""What do operators' views cost? One snapshot against depth and tenants, and what each request pays to be explainable.
+"""The cost of operators' views. One snapshot against depth and tenants, and the cost per request of explanations.
 
 How to read it. The first table is the CPU time of `Scheduler.snapshot()`, which the page, `top` and `/metrics` share:
 once a second per gateway while somebody looks, whatever the number of open pages, and once per scrape. The second is

@@ -1,12 +1,12 @@
-"""Does a gateway stay what it was, for hours, whatever happens around it? Mixed load, faults, reloads, and a verdict.
+"""A soak test: hours of load and faults without leaks or wrong answers. Mixed load, faults, reloads, and a verdict.
 
-Real processes: three simulated engines, the gateway, and this client. Callers stream and do not, hang up at any
-moment, send bodies from a few bytes to a megabyte, nonsense, deadlines, batches; engines refuse, break, hang, slow
-down, die and come back; settings are reloaded. Each answer is held against what its prompt must give, so one that is
-lost, doubled or another caller's is seen. Memory, open files and tasks are sampled; every few minutes all load stops,
-and then leases, waiting requests, tasks and files must be back where they were.
+Real processes: three simulated engines, the gateway, and this client. Callers stream and do not, hang up at any moment,
+send bodies from a few bytes to a megabyte, nonsense, deadlines, batches; engines refuse, break, hang, slow down, die
+and come back; settings are reloaded. Each answer is held against what its prompt must give, so one that is lost,
+doubled or another caller's is seen. Memory, open files and tasks are sampled; every few minutes all load stops, and
+then leases, waiting requests, tasks and files must be back where they were.
 
-    python benchmarks/soak.py --minutes 120          # the verdict is the exit status; 0 is well
+python benchmarks/soak.py --minutes 120          # the verdict is the exit status; 0 is well
 
 Memory is the gateway's resident set, every two seconds, under load and at rest. It is told as a slope (least squares)
 over what follows the warm-up: the first third, ten minutes at most, and on a slow machine until `WARM_REQUESTS`, half

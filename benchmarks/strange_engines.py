@@ -1,7 +1,7 @@
-"""Is the gateway right where the engine is strange, over real sockets?
+"""Strange engines over real sockets.
 
-Cells of the lab (`python -m bench lab --list`), and some that exist only on the wire, each with a simulated engine,
-a gateway and clients of their own for each of the three ways: untold (`slots: auto`), told, and through (queueing off).
+Cells of the lab (`python -m bench lab --list`), and some that exist only on the wire, each with a simulated engine, a
+gateway and clients of their own for each of the three ways: untold (`slots: auto`), told, and through (queueing off).
 The three run at the same time, so that whatever else the machine does slows all of them: read the ratios.
 
     python benchmarks/strange_engines.py

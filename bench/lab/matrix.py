@@ -1,4 +1,4 @@
-"""One cell of the lab, run in three ways: does a gateway that was told nothing do as well as it could?
+"""One cell of the lab, run in three ways: how well does a gateway without configuration do?
 
 *Untold* is the gateway with default settings and `slots: auto`; *told* the same with the engines' slots in its
 settings; *through* the same with queueing off, so that the engines queue. Every run has the same engines, clients and
@@ -161,7 +161,7 @@ def default_settings(*, queue_enabled: bool = True) -> SchedulerSettings:
     )
 
 
-# --- who asks for what ------------------------------------------------------------------------------------------
+# --- load -------------------------------------------------------------------------------------------------------
 
 
 class _Prompts(ArrivalSource):
@@ -232,7 +232,7 @@ def _lengths(mean: int) -> Lengths:
     return Constant(mean) if mean < 10 else Lognormal(mean, 2.5 * mean)
 
 
-# --- what came of it --------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------
 
 
 def _look_from(world: World, at_s: float, look: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What happens when many processes carry the bytes and one decides?
+"""Many processes that carry bytes, and one that decides.
 
 `link.py` is the line between two of them, `processes.py` is the gateways: their edges, and the deciders that they run.
 `many_world.py` is the world around them, with the same clients, engines and journeys as any other, and one that decides

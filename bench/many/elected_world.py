@@ -1,4 +1,4 @@
-"""What would many gateways do that elect who decides? Deaths, cuts, a store that vanishes; alone, and one queue again.
+"""A world of gateways that elect their leader. Deaths, cuts, a store that vanishes; alone, and one queue again.
 
 Every gateway carries requests and may decide. Which one does, the real rule says (`Contender`), over a store in virtual
 time; what the one that is elected takes over, its edges announce. What happens between gateways is what they do over

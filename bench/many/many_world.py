@@ -1,4 +1,4 @@
-"""What would many gateways do? The world of `sim/world`, with an edge between each client and the scheduler.
+"""A world of several gateways. The world of `sim/world`, with an edge between each client and the scheduler.
 
 Clients, engines and journeys are those of any world. A request comes to one of several gateways, whose edge tells the
 decider over a link; what is decided comes back the same way, and the gateway sends the request to the engine. Messages

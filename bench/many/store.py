@@ -1,4 +1,4 @@
-"""What do gateways elect by? One record, written over by whoever read it last; a store may vanish, or forget.
+"""The store of an election. One record, overwritten by its last reader; a store may vanish or lose data.
 
 The rule by which gateways stand for election is the real one (`penstock/share/election.py`); here is only a store that
 answers in virtual time, or doesn't.

@@ -1,5 +1,5 @@
-"""What can be simulated by name? `registry.py` lists the scenarios, `base.py` has what they share.
+"""The named scenarios. `registry.py` lists the scenarios, `base.py` has their common parts.
 
-`bound.py` checks the stated bound of fairness, `scaling.py` is a world whose engines come and go, and
-`scenarios_cli.py` is the command.
+`bound.py` checks the stated bound of fairness, `scaling.py` is a world with changing engines, and `scenarios_cli.py` is
+the command.
 """

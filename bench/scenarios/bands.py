@@ -1,4 +1,4 @@
-"""What do bands do? They are served in strict order, and batch work runs only in slots that nothing else wants."""
+"""Bands. They are served in strict order, and batch work runs only in idle slots."""
 
 from __future__ import annotations
 

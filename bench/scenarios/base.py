@@ -1,4 +1,4 @@
-"""What do scenarios share? Engines, kinds of requests, running one variant and describing it.
+"""The common parts of scenarios. Engines, kinds of requests, running one variant and describing it.
 
 Chosen once, for plausibility, and kept:
 
@@ -8,7 +8,7 @@ Chosen once, for plausibility, and kept:
 - *long answers*: short prompts (mean 300), answers of 600 tokens on average, p99 1500.
 - *long prompts*: documents of 6000 tokens on average, p99 16000, and answers of 100.
 
-Bodies hold four bytes a token, give or take 15 %. Settings are the defaults unless a scenario says so.
+Bodies hold four bytes a token, give or take 15 %. Settings are the defaults unless a scenario changes them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A named situation, and what it shows."""
+    """A named situation and its claim."""
 
     name: str
     about: str
@@ -65,7 +65,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the same workload: what differs from the defaults."""
+    """One way to run the same workload: its changes of the defaults."""
 
     name: str
     queue: bool = True
@@ -118,7 +118,7 @@ class Run:
         return done_per_s(self.world.samples, self.warm_s, self.end_s, keep=keep)
 
     def utilisation(self) -> float:
-        """The share of the engines' capacity that was used, whatever the mix: the measure of throughput."""
+        """The used share of the engines' capacity, for any mix: the measure of throughput."""
         specs = self.world.settings.engines
         worth = partial(work_s, specs[0].config)
         return done_per_s(self.world.samples, self.warm_s, self.end_s, keep=lambda _: True, worth=worth) / len(specs)

@@ -1,4 +1,4 @@
-"""What is lost when the one that decides dies, or gateways can't reach each other, or the store?
+"""Losses when the leader dies, or gateways can't reach each other, or the store.
 
 Four gateways elect who decides. Four tenants with equal weights, each at two of the gateways, want more than two
 engines of 100 slots can do: 200 streams, and 100 requests that wait. Beside them comes a light tenant, whose requests

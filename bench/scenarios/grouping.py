@@ -1,4 +1,4 @@
-"""What do waits for a cached prefix gain, and which tenants pay? Many tenants with a few shared documents on four
+"""The gain of waiting for a cached prefix, and its cost to tenants. Many tenants with a few shared documents on four
 engines, which are asked for more than they can serve.
 
 Half of the tenants ask about documents of 8,000 tokens that they all share, some more in demand than others; the other

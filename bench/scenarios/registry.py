@@ -1,4 +1,4 @@
-"""The named scenarios: what can be simulated?"""
+"""The named scenarios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world whose engines come and go: what does an autoscaler do, and what does that cost?
+"""A world with changing engines: an autoscaler and its cost.
 
 As Kubernetes does it: a controller looks every so often, computes a number of replicas and asks for it. A replica that
 is asked for costs from then on, and serves `start_s` later; one that is let go takes nothing new, and costs until what

@@ -1,4 +1,4 @@
-"""What happens when things go wrong: too much work, an engine that dies or stands still, clients that hang up."""
+"""Trouble: too much work, an engine that dies or freezes, clients that hang up."""
 
 from __future__ import annotations
 

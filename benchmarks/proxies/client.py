@@ -1,4 +1,4 @@
-"""A load client: how fast, and at whose CPU cost, does what listens on a port answer?
+"""A load client: the throughput, latency and CPU cost of a server on a port.
 
 Closed loop by default: each connection sends its next request when it has its answer. With a rate, requests leave at
 fixed times, on idle connections. After a warm-up the CPU time of a process tree is read, and again at the end; what

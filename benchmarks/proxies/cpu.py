@@ -1,4 +1,4 @@
-"""What did a process tree cost? CPU time and memory, from /proc."""
+"""The CPU time of a process tree. CPU time and memory, from /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pre-rendered engine: what is the cheapest server that a proxy takes for an inference engine?
+"""A pre-rendered engine: the cheapest server that a proxy accepts as an inference engine.
 
 It computes nothing: every answer is bytes made at the start. Raw protocols, one process for all ports. A stream gets
 one event per step, and all streams of a port step together, as in a real engine. It answers what proxies ask before

@@ -1,7 +1,7 @@
 """A raw hop: the least that a proxy in Python does. Bytes go from a client to an engine and back, on kept connections.
 
 It reads no request and no answer but for where they end (a content-length, or the last chunk), takes the engines by
-turns, and keeps their idle connections. What a proxy in Python costs beyond this is its own.
+turns, and keeps their idle connections. Any cost of a Python proxy beyond this is its own.
 """
 
 from __future__ import annotations
