@@ -425,9 +425,11 @@ class QueuedJourney(Relay):
             self.division.hang_up()
             usage = self.division.whole(usage)
         self._usage = usage
-        self._remember_it()
+        if self._remember is not None:
+            self._remember_it()
         if status < 300 and self._target is not None:
-            self._target.answered(self.exchange.target_path)
+            if self.exchange.target_path not in self._target.served:
+                self._target.answered(self.exchange.target_path)
             if self.left_out or not self.added <= self._target.takes:
                 mending.note_fields(self, self._target, self._driver.now())
         self._leave(Outcome.COMPLETED, None)

@@ -65,7 +65,7 @@ class Target:
 
     def answered(self, path: str) -> None:
         """Note a good answer on a path."""
-        if path not in self.served and len(self.served) < PATHS_MAX:
+        if len(self.served) < PATHS_MAX:
             self.served.add(path)
 
     def refuses_fields(self, fields: frozenset[str], now: float) -> None:

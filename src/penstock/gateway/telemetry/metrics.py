@@ -223,15 +223,15 @@ class Metrics:
             self._rejections.labels(reason).inc()
 
     def ended(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
-        line = self._line(journey)
+        line, waited_s = self._line(journey), journey.waited_s()
         if outcome is Outcome.COMPLETED:
             line.completed.inc()
-            line.wait.observe(journey.waited_s())
+            line.wait.observe(waited_s)
             line.request_time.observe(journey.elapsed_s())
         else:
             self._not_answered(journey, outcome, reason)
-        caller, waited_s = journey.caller, None if outcome is Outcome.REJECTED else journey.waited_s()
-        self._tenants.ended(caller.tenant_label, outcome, reason, waited_s=waited_s)
+        caller, was_queued = journey.caller, outcome is not Outcome.REJECTED
+        self._tenants.ended(caller.tenant_label, outcome, reason, waited_s=waited_s if was_queued else None)
         self.failures.note(caller.tenant, journey.endpoint, outcome, reason, journey.limit)
         if journey.first_s is not None and journey.request.streamed:
             line.ttft.observe(journey.first_s - journey.started_s)
