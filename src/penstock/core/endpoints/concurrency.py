@@ -1,19 +1,19 @@
-"""How many requests at once is an engine sent: told, or found by additive increase and multiplicative decrease.
+"""An engine's concurrency: configured, or found by additive increase and multiplicative decrease.
 
 Model: an engine is *c* servers in first-come order. Requests that have begun and not ended prove p <= c, together with
-those that ended within the last step, because they ran at once. A stream older than twice its predicted first
-token (`speed.py`) waits inside the engine, if nothing sent after it has begun.
+those that ended within the last step, because they ran at once. A stream older than twice its predicted first token
+(`speed.py`) waits inside the engine, if nothing sent after it has begun.
 
 - *Increase* by half while all that were let in run or are on their way (Little's law: those that end per second, times
   a first token's time), until a queue is first seen; after that by one, and twice the last step after each that let
-  more run. A step after which no more run is taken back.
+  more run. A step without more running requests is reverted.
 - *Decrease* to the greater of p and three quarters when a queue is seen at several looks in a row. Then the next try
   comes after 5 s, and twice as long after each that failed, because each puts a request into the engine's queue.
 
-Evidence is our own streams where most of the traffic streams. There the page only vetoes a queue that is suspected: it
-counts, shows none waiting, and most of ours running. Where most answers come whole, the page is the evidence: running
-proves, waiting that persists is a queue. Where there is no page either, it is what a whole answer takes per token
-against the fastest seen.
+The evidence is our own streams, if most of the traffic streams. There the page only vetoes a queue that is suspected:
+it counts, shows none waiting, and most of ours running. If most answers come whole, the page is the evidence: running
+requests prove slots, persistent waiting is a queue. Without a page either, it is a whole answer's time per token
+against the fastest.
 
 Sources: D. Chiu, R. Jain 1989; slow start and loss back-off as in QUIC's NewReno (RFC 9002). Latency gradients (Vegas,
 Gradient2) were not taken: the time to first token varies with the prompt far more than with load.
@@ -34,9 +34,9 @@ SLOTS_MIN = 2
 SLOTS_MAX = 4096  # no engine runs more
 SHRINK = 0.75
 FULL_SHARE = 0.9  # of those let in: some are always on their way
-STANDS = 0.95  # of the most that ran recently: what runs stands still there
+STANDS = 0.95  # of the recent maximum: the plateau
 HOLD_S, HOLD_S_MAX = 5.0, 60.0
-LATE = 2.0  # times what is predicted
+LATE = 2.0  # times the prediction
 LATE_VETOED = 4.0  # while the page shows no queue
 LATE_S_MIN = 0.05  # pauses of our own loop and of the network are no queue
 VETO_SHARE = 0.75  # of ours that such a page shows running: the rest may be on its way
@@ -45,14 +45,14 @@ LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.5  # between two looks: two steps of most engin
 BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
 ENDS_MAX = 8192  # remembered: no engine ends more requests in one step
 FEW = 4  # run at once in any engine
-SETTLES_S = 1.0  # what does not begin by then does not stream, or waits, which is looked at by itself
+SETTLES_S = 1.0  # answers not begun by then do not stream, or wait, which is checked separately
 SURPLUS_MIN = 2  # may wait inside it: as many as bands let wait there by default
 WHOLE_MIN = 12  # whole answers that a look needs, and half of those there: their lengths vary
-WHOLE_RAN = 0.67  # of the fastest time per token: slower by their lengths, or by what a larger batch costs
+WHOLE_RAN = 0.67  # of the fastest time per token: slower by lengths, or by a larger batch
 
 
 class ConcurrencyLimit:
-    """The slots that were told: they stay, whatever happens."""
+    """Configured slots, which never change."""
 
     __slots__ = ("shrunk", "slots")
 
@@ -71,7 +71,7 @@ class ConcurrencyLimit:
         """Note a whole answer of so many tokens; 0 if that is not known."""
 
     def on_false_page(self) -> None:
-        """Start again: what the page showed was not true."""
+        """Start again, because the page was false."""
 
     def on_page(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
         """Take in a reading of the page that moved; `wanted`: requests wait that would be sent here."""
@@ -81,7 +81,7 @@ class ConcurrencyLimit:
         return False
 
     def look(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
-        """Look at what our own requests show by now."""
+        """Evaluate our own requests."""
 
     def looks_s(self, ledger: Ledger, now: float) -> float:  # noqa: ARG002
         """Returns when to look if nothing happens until then; infinity: no need to."""
@@ -97,7 +97,7 @@ class ConcurrencyLimit:
 
 
 class FoundLimit(ConcurrencyLimit):
-    """The slots of an engine that nobody told."""
+    """Unknown slots."""
 
     __slots__ = (
         "_before",
@@ -130,10 +130,10 @@ class FoundLimit(ConcurrencyLimit):
     )  # fmt: skip
 
     def __init__(self, slots: int, *, ran: int = 0) -> None:
-        """`ran`: so many are said to have run at once."""
+        """`ran`: the reported number of running requests."""
         super().__init__(slots)
         self._first = slots
-        self._step = 0  # the next increase; 0: half of what there is
+        self._step = 0  # the next increase; 0: half of the limit
         self._hold_s, self._hold_until_s = HOLD_S, -math.inf
         self._before = 0  # the slots before the last increase; 0: it has decreased since
         self._queued = 0  # looks in a row that showed a queue,
@@ -150,7 +150,7 @@ class FoundLimit(ConcurrencyLimit):
         self._counted, self._rate, self._rate_s = 0, 0.0, 0.0  # ends since the last look, and per second
         self._on_the_way = 0.0
         self._whole = self._whole_tokens = self._whole_beside = 0  # whole answers since they were last looked at
-        self._whole_s = self._fastest_s = 0.0  # what they took, and the least that one of their tokens took
+        self._whole_s = self._fastest_s = 0.0  # their times, and the least time per token
 
     # --- increase and decrease ------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class FoundLimit(ConcurrencyLimit):
         if now < self._hold_until_s or room < SLOTS_MIN or engaged < FULL_SHARE * min(let, room):
             return
         if self._before and let >= SHRINK * room and self._top < self._grown_at + 0.5 * step:
-            self._shrink(now, max(self._before, int(ran)))  # with more let in, no more ran
+            self._shrink(now, max(self._before, int(ran)))  # a higher limit did not run more
             return
         if self._before and step > 1:
             self._hold_s = HOLD_S
@@ -198,7 +198,7 @@ class FoundLimit(ConcurrencyLimit):
         self._ran = self._top = self._grown_at = 0.0
 
     def on_false_page(self) -> None:
-        """Start again: what the page showed was not true."""
+        """Start again, because the page was false."""
         self.slots = max(self.slots, self._first)
         self._step = self._queued = self._before = 0
         self._ran = self._top = self._grown_at = 0.0
@@ -233,7 +233,7 @@ class FoundLimit(ConcurrencyLimit):
         return now >= self._look_s
 
     def look(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
-        """Look at what our own requests show by now: of streams each, of whole answers a number of them."""
+        """Evaluate our own requests: each stream, or a number of whole answers."""
         speed, page = ledger.speed, ledger.page
         self._look_s = now + min(max(2.0 * speed.step_s, LOOK_S_MIN), LOOK_S_MAX)
         self._window_s = WINDOW_STEPS * speed.step_at_least_s
@@ -255,7 +255,7 @@ class FoundLimit(ConcurrencyLimit):
         queue = 0
         if ran >= STANDS * max(
             self._best, self._best_before
-        ):  # else not all servers are busy, and it waits for another
+        ):  # otherwise not all servers are busy, and it waits for another reason
             queue = len(_late(ledger, now, LATE_VETOED if veto else LATE))
         sent = ledger.sent_there
         self._judge(
@@ -290,7 +290,7 @@ class FoundLimit(ConcurrencyLimit):
     def fills_until_s(self, ledger: Ledger, now: float) -> float:
         """Returns until when nothing more may be sent because enough is on its way; minus infinity: it may.
 
-        Slow start: until the engine was seen to queue it is sent a few more than run, so no more than these wait.
+        Slow start: until the engine queues, it gets a few more requests than run, so at most these wait.
         """
         if self._step or ledger.reserved <= ledger.pending:
             return -math.inf
@@ -306,8 +306,7 @@ class FoundLimit(ConcurrencyLimit):
     def surplus(self, ledger: Ledger, now: float) -> list[Lease]:
         """Returns requests of ours that wait inside the engine beyond a few, the last sent first.
 
-        None where it is not seen which ones wait, where the page shows that none does, and where the engine goes on
-        with abandoned requests.
+        Empty if we cannot tell which ones wait, if the page shows none, and if the engine continues abandoned requests.
         """
         self.shrunk = False
         over = ledger.sent_there - self.slots - SURPLUS_MIN

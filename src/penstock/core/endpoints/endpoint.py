@@ -1,4 +1,4 @@
-"""One engine as the scheduler sees it: what it serves, how many at once, how it fares."""
+"""One engine as the scheduler sees it: its models, concurrency and state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from penstock.core.endpoints.roles import bootstrap_port_of, role_of
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings, part
 
-NEAR_LIMIT = 0.75  # of its slots or memory in use; below, what waits does not wait for what a reading tells
+NEAR_LIMIT = 0.75  # of its slots or memory in use; below that, waiting requests do not wait for a reading
 
 
 class Endpoint:
-    """An endpoint with its ledger and health. `models` is None until it told; `tells` is False if it can't."""
+    """An endpoint with its ledger and health. `models` is None until reported; `tells` is False if it can't report
+    them.
+    """
 
     def __init__(
         self, spec: EndpointSpec, *, index: int, health: HealthSettings, stale_after_s: float, epoch: int = 0
@@ -31,7 +33,7 @@ class Endpoint:
         self.index = index  # order of configuration: the tie-break wherever endpoints are compared
         self.models = spec.models
         self.tells_models = True
-        self.contexts: dict[str, int] = {}  # tokens that a request may have, by model, where the engine tells
+        self.contexts: dict[str, int] = {}  # context length by model, if reported
         self.refused_kinds: frozenset[tuple[str, str]] = frozenset()  # by model, of pictures, sounds and videos
         self.silent = False  # it leaves questions of ours unanswered, which is shown and decides nothing
         self.labels = spec.labels
@@ -40,14 +42,16 @@ class Endpoint:
         self.weighted = False  # another endpoint has another weight
         self.set_limits(spec.limits)
         self.role = role_of(spec.labels)
-        self.meets = bootstrap_port_of(spec.labels) is not None  # who answers is sent the request with it, not after
+        self.meets = (
+            bootstrap_port_of(spec.labels) is not None
+        )  # the decode endpoint gets the request with it, not after
         self.first_epoch = epoch
         limit = FoundLimit(spec.slots) if spec.adaptive_slots else ConcurrencyLimit(spec.slots)
         self.ledger = Ledger(limit, stale_after_s=stale_after_s, epoch=epoch)
         self.health = Health(health, up=True)
         self.liveness = Liveness()
         self.proof = Proof(vouched=spec.vouched, by_word=spec.by_word)
-        self.left_to_others: frozenset[str] | None = None  # models, where it was seen through; None: nothing is
+        self.left_to_others: frozenset[str] | None = None  # models that it was found to lack; None: none
         self.left_all_to_others = False  # to one that serves any model
         self.drained = False  # by an operator: nothing new goes there
         self._told_slots: int | None = None  # by the engine
@@ -66,23 +70,23 @@ class Endpoint:
 
     @property
     def slots(self) -> int:
-        """Requests it may be sent at a time."""
+        """Its concurrency."""
         return self.ledger.limit.slots
 
     @property
     def finds_slots(self) -> bool:
-        """Whether nobody told its slots, so that they are found."""
+        """Whether its slots are unknown, and learnt."""
         return isinstance(self.ledger.limit, FoundLimit)
 
     @property
     def in_service(self) -> bool:
-        """Whether it is there and meant to be used, however it fares."""
+        """Whether it exists and is meant to be used, in any state."""
         return self.health.up and not self.drained
 
     def set_limits(self, limits: EndpointLimits) -> None:
-        """Use `limits` of its own from now on; without any value set, those of all endpoints."""
+        """Use its own `limits` from now on, with the common ones as defaults."""
         self.limits: EndpointLimits | None = None if limits == EndpointLimits() else limits
-        self._usual: AdmissionSettings | None = None  # what its own settings were last made from
+        self._usual: AdmissionSettings | None = None  # the source of its current settings
         self._own = AdmissionSettings()
 
     def admission(self, usual: AdmissionSettings) -> AdmissionSettings:
@@ -91,7 +95,7 @@ class Endpoint:
         if limits is None:
             return usual
         if self._usual is not usual:
-            own: dict[str, object] = {  # told, for else a compiled one would make the whole numbers floats
+            own: dict[str, object] = {  # typed, because a compiled one would otherwise make the whole numbers floats
                 "kv_usage_max": limits.kv_usage_max,
                 "prefill_tokens_max": limits.prefill_tokens_max,
                 "time_per_output_token_s_max": limits.time_per_output_token_s_max,
@@ -120,13 +124,13 @@ class Endpoint:
     def set_slots(self, slots: int | Literal["auto"]) -> None:
         """Set the slots by hand: a number is fixed from now on.
 
-        With `auto` it is what the engine told, or else it is found out, starting from the present number.
+        With `auto` it is the reported number, or learnt from the present one.
         """
         self._slots_by_hand = slots != "auto"
         self._choose_slots(self._told_slots if slots == "auto" else slots)
 
     def slots_told(self, slots: int) -> None:
-        """Note how many requests the engine says it runs at once; used unless somebody set `slots` by hand."""
+        """Record the reported concurrency; used unless `slots` is set."""
         self._told_slots = slots
         if not self._slots_by_hand:
             self._choose_slots(slots)
@@ -143,7 +147,7 @@ class Endpoint:
     def apportion(self, gateways: int) -> None:
         """Use one gateway's part of the slots, because so many decide each for itself; 1: all slots.
 
-        Meanwhile nothing is learned of its size, because most of what runs there is others'.
+        Meanwhile its size is not learnt, because most of its requests are others'.
         """
         if self._whole is not None:
             self._limit(self._whole)
@@ -181,7 +185,7 @@ class Endpoint:
         return self._resized(slots)
 
     def looked(self, now: float, *, wanted: bool) -> bool:
-        """Look at what our own requests show of its size. Returns True when the slots changed with it."""
+        """Evaluate its size by our own requests. Returns True when the slots changed with it."""
         slots = self.slots
         self.ledger.limit.look(self.ledger, now, wanted=wanted)
         return self._resized(slots)
@@ -205,7 +209,7 @@ class Endpoint:
         return self.claims(model)
 
     def claims(self, model: str) -> bool:
-        """True if it says that it serves `model`, or may; it may have been seen through."""
+        """True if it reports `model`, or may serve it, and was not found to lack it."""
         if not self.tells_models:
             return True
         return self.models is not None and model in self.models
@@ -218,9 +222,9 @@ class Endpoint:
 
 
 def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
-    """Returns the endpoint with the least load for its size; among equals the one whose turn it is.
+    """Returns the endpoint with the least load for its size; among equals the next in turn.
 
-    Where weights differ they count as size, and what is within one request of the least loaded counts as equal.
+    Different weights count as size, and loads within one request of the least count as equal.
     """
     chosen = endpoints[0]
     if len(endpoints) == 1:
@@ -228,7 +232,7 @@ def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
     if chosen.weighted:
         return by_turn(endpoints, now)
     least, last = math.inf, 0.0
-    for endpoint in endpoints:  # a loop, for it is run over all that are open, at every dispatch
+    for endpoint in endpoints:  # a loop, because it runs over all open endpoints at every dispatch
         ledger = endpoint.ledger
         share = ledger.load(now) / (ledger.limit.slots or 1)
         if share > least:
@@ -240,10 +244,10 @@ def least_loaded(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
 
 
 def by_turn(endpoints: Sequence[Endpoint], now: float) -> Endpoint:
-    """Returns, of endpoints that have different weights, the one whose turn it is among the least loaded.
+    """Returns, of endpoints with different weights, the next in turn among the least loaded.
 
     Loads are whole requests: beside an endpoint of weight 3 one of weight 1 with a request to do is never the less
-    loaded, however few are sent. So what is within one request of the least counts as equal, and turns divide exactly.
+    loaded, however few are sent. So loads within one request of the least count as equal, and turns divide exactly.
     """
     sizes = [(endpoint.ledger.limit.slots or 1) * endpoint.weight for endpoint in endpoints]
     loads = [endpoint.ledger.load(now) for endpoint in endpoints]

@@ -1,8 +1,8 @@
 """The right to one slot of one endpoint, for one request, released exactly once.
 
 A lease is taken in the same step that pops its request from the queue and lasts to the last byte of the answer. It
-belongs to an epoch of its endpoint: when the engine restarts, leases of the old epoch no longer use its slots, but
-each is still released once by whoever holds it.
+belongs to an epoch of its endpoint: when the engine restarts, leases of the old epoch no longer use its slots, but each
+is still released once by its holder.
 """
 
 from __future__ import annotations
@@ -72,23 +72,23 @@ class Lease:
         self.prompt_tokens = prompt_tokens  #: estimate of the prompt tokens that must be computed
         self.output_tokens = output_tokens  #: estimate
         self.streamed = streamed
-        self.prefill_end_s = now  #: predicted; where the first token can't be seen, the prefill counts as over then
+        self.prefill_end_s = now  #: predicted; if the first token is invisible, the prefill counts as over then
         self.queued_tokens = 0  #: of prompts, its own among them, that were believed to be before its engine then
         self.computed_tokens = 0  #: of the prompt, believed to be done with while its first token is awaited
         self.cached_tokens = 0  #: of the prompt, believed to be there already
-        self.source: Source | None = None  #: who says so
+        self.source: Source | None = None  #: the source
         self.prefix: tuple[Key, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
-        self.sought: Sought | None = None  #: what may be there of its prompt only because one like it was sent there
-        self.keys_since = 0  #: that its endpoint was sent at most, by history, since what is believed cached was used
-        self.twin_computing = False  #: what is believed cached is just being computed there, for another request
-        self.transferred_tokens = 0  #: of the prompt, computed elsewhere: they take memory, and nothing else
+        self.sought: Sought | None = None  #: cached tokens assumed only because a similar prompt was sent there
+        self.keys_since = 0  #: the most sent to its endpoint, by history, since the cached prefix was used
+        self.twin_computing = False  #: the prefix is just being computed there, for another request
+        self.transferred_tokens = 0  #: of the prompt, computed elsewhere: they only take memory
         self.pending = False  #: its prompt is still being computed elsewhere, its engine knows nothing of it
-        self.taken_s = -1.0  #: when its slot was taken, where it was sent later than that
-        self.cached_told = False  #: of a divided request: whether who computed its prompt told `cached_tokens`
+        self.taken_s = -1.0  #: when its slot was taken, if it was sent later
+        self.cached_told = False  #: of a divided request: whether the prefill engine reported `cached_tokens`
         self.passed_on = False  #: its client has some of an answer that does not stream
-        self.tries = False  #: it was sent against what its engine's gauges say
+        self.tries = False  #: it was sent against its engine's gauges
         self.beside = 1  #: as many were there when it was sent, itself among them
-        self.within_proven = False  #: no more were sent to its engine by then than were seen to run there at once
+        self.within_proven = False  #: at its dispatch the engine had at most its proven concurrency
         self.first_token_s: float | None = None
         self.progress_s = 0.0  #: when its output was last looked at
         self.progress_tokens = 0  #: and how much of it there was
@@ -97,7 +97,7 @@ class Lease:
     def believe(
         self, cached_tokens: int, source: Source | None, *, keys_since: int = 0, sought: Sought | None = None
     ) -> None:
-        """Note what is believed to be cached of the prompt: `source` says so, and `sought` is what that rests on."""
+        """Record the prompt's assumed cached tokens: `source` is their origin, and `sought` their basis."""
         self.cached_tokens = cached_tokens
         self.source = source
         self.keys_since = keys_since
@@ -120,7 +120,7 @@ class Lease:
     def takes_over(self, cached_tokens: int, *, told: bool) -> None:
         """Note that the prompt was computed elsewhere, with `cached_tokens` cached there.
 
-        `told`: the engine there said so.
+        `told`: reported by the engine there.
         """
         self.cached_tokens, self.cached_told = cached_tokens, told
 
@@ -134,7 +134,7 @@ class Lease:
 
     @property
     def tokens(self) -> int:
-        """What it takes of its engine's memory."""
+        """Its use of its engine's memory."""
         return self.prompt_tokens + self.transferred_tokens + self.output_tokens
 
     @property

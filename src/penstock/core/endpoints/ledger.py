@@ -1,10 +1,10 @@
 """How loaded is an endpoint: the ledger of our own leases decides, its page corrects it (docs/design.md#load).
 
-Everyday picture: a car park whose display is minutes old. We know each car we sent in and each that came back out
+Everyday picture: a car park with a display that is minutes old. We know each car we sent in and each that came back out
 to us; the display adds the cars of others. So load = ours + those on the display that were not ours when it was read.
-An engine's page moves only when a step ends, so a reading that does not differ from the one before says nothing new:
-its numbers keep the time of the last reading that moved. Without a page that counts, load = ours + the last average of
-the others, which fades: never "full", never "zero".
+An engine's page moves only when a step ends, so an unchanged reading has no news: its numbers keep the time of the last
+changed one. Without a page that counts, load = ours + the last average of the others, which fades: never "full", never
+"zero".
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
 WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
 WHOLE_AFTER = 3  # such answers in a row
 IN_TIME_TIMES = 3.0  # of the predicted first token, for a request that was sent against the page
-WHOLE_IN_TIME = 1.5  # times what its tokens take, if its answer comes whole
+WHOLE_IN_TIME = 1.5  # times the time of its tokens, if its answer comes whole
 
 
 class Ledger:
-    """Own leases on one endpoint, and what corrects them."""
+    """Our leases on one endpoint, and their corrections."""
 
     def __init__(self, limit: ConcurrencyLimit, *, stale_after_s: float, epoch: int = 0) -> None:
         self.limit = limit
@@ -53,13 +53,13 @@ class Ledger:
         self._whole = 0  # answers in a row that were asked for as streams and came in one piece
         self._sent = self._ended = self._tokens = 0  # since the page was asked that moved last
         self._begun = self._begun_most = 0  # since then, less those that ended, and the most that ever was
-        self._load = 0.0  # what `load` returned last, good until then or until something happens
+        self._load = 0.0  # the last result of `load`, valid until then or the next event
         self._load_until_s = -math.inf
         self._door = 0.0  # requests that only a count at its door shows yet
 
     @property
     def slots(self) -> int:
-        """Requests it is sent at a time."""
+        """Its concurrency."""
         return self.limit.slots
 
     @property
@@ -106,7 +106,7 @@ class Ledger:
         self._load_until_s = -math.inf
 
     def reserve(self, lease: Lease) -> None:
-        """Keep a slot for a request whose prompt is computed elsewhere.
+        """Reserve a slot for a request with its prompt being computed elsewhere.
 
         This engine knows nothing of it until `begin`.
         """
@@ -169,7 +169,7 @@ class Ledger:
             took_s = now - lease.dispatched_s
             in_time = took_s <= max(IN_TIME_TIMES * self.speed.first_token_s(lease.queued_tokens), 1.0)
             if lease.tries:
-                # A page that moves may be right, and it waited; while it stands still, it is what the engine does.
+                # With a moving page it may have waited; with a frozen one, the engine's action shows.
                 teaches = teaches and (in_time or self.page.asked_s > self.page.moved_s)
                 self._try_began(lease, now, in_time=in_time)
             self.begun_sent_s = max(self.begun_sent_s, lease.dispatched_s)
@@ -186,10 +186,10 @@ class Ledger:
         lease.progress_computed = self.prefill.computed_tokens
 
     def _try_began(self, lease: Lease, now: float, *, in_time: bool) -> None:
-        """What was sent against the page shows its first token or, if it does not stream, its answer."""
+        """A request sent against the page shows its first token or, if it does not stream, its answer."""
         lease.tries = False
         self.page.outstanding -= 1
-        if in_time or lease.within_proven:  # else it may have waited for our own
+        if in_time or lease.within_proven:  # otherwise it may have waited for our own
             if self.page.began(in_time=in_time, now=now):
                 self.limit.on_false_page()
             self._load_until_s = -math.inf
@@ -263,7 +263,7 @@ class Ledger:
             self._abandoned.append((now, now + (self.page.stale_after_s if self.lingers and not ends else lasts_s)))
 
     def abandoned(self, now: float) -> int:
-        """Returns how many slots are not free yet though the request was abandoned: no more than may be."""
+        """Returns the slots still taken by abandoned requests, within the possible number."""
         if not self._abandoned:
             return 0
         self._abandoned = [slot for slot in self._abandoned[-self.slots :] if slot[1] > now]
@@ -273,7 +273,7 @@ class Ledger:
         """Let time pass for prompts until `now`."""
         self.prefill.advance(now)
 
-    # --- what our own requests show -----------------------------------------------------------------------------
+    # --- facts of our own requests ------------------------------------------------------------------------------
 
     def running(self) -> int:
         """Returns how many of ours are known to run: those that have begun, and whole answers sent before one that has
@@ -298,7 +298,7 @@ class Ledger:
 
     def _observe(self, reading: Observation) -> bool:
         if reading.asked_s <= self.page.asked_s or not reading.sane():
-            return False  # answered out of order, or nonsense, which says as little as no answer
+            return False  # out of order, or nonsense, which counts like no answer
         page, previous_s = self.page, self.page.asked_s
         base, last = page.base, page.last
         self._load_until_s = -math.inf
@@ -360,7 +360,7 @@ class Ledger:
     def glimpse(self, part: Glimpse, now: float) -> None:
         """Take in a `part` of a reading if it differs from the last whole one.
 
-        A part does not tell how many requests are there in all: that stays as believed, and only its split moves.
+        A partial reading lacks the total of requests: that stays, and only its split changes.
         """
         base = self.page.base
         if base is None or part.asked_s <= self.page.asked_s or not self.page.credible(now):
@@ -376,10 +376,10 @@ class Ledger:
         )
 
     def _new_epoch(self, previous_s: float) -> None:
-        """The engine restarted at some time after `previous_s`: what was dispatched before is gone.
+        """The engine restarted at some time after `previous_s`: earlier dispatches are gone.
 
-        What was dispatched since may run on either process. It keeps its slot: if it was on the old one, its
-        connection is lost and the driver reports so.
+        Later ones may run on either process. It keeps its slot: if it was on the old one, its connection is lost and
+        the driver reports so.
         """
         self.epoch += 1
         self.leases = {k: x for k, x in self.leases.items() if x.dispatched_s >= previous_s or x.pending}
@@ -402,10 +402,10 @@ class Ledger:
         self.page.judge_again()
 
     def credible(self, now: float) -> bool:
-        """True if what the page said last counts."""
+        """True if the last reading counts."""
         return self.page.credible(now)
 
-    # --- what follows from both ---------------------------------------------------------------------------------
+    # --- conclusions --------------------------------------------------------------------------------------------
 
     def changed(self) -> None:
         """The number of slots changed."""
@@ -452,7 +452,7 @@ class Ledger:
         return min(due_s, now + REVIEW_S) if self.foreign(now) > 0.01 else due_s
 
     def kv_usage(self, now: float) -> float | None:
-        """Returns the share of the KV memory that is believed to be in use; None if the engine does not tell."""
+        """Returns the assumed share of KV memory in use; None if not reported."""
         base = self.page.base
         if base is None or base.kv_usage is None or not self.page.credible(now):
             return None
@@ -467,7 +467,7 @@ def _in_dispatch_order(leases: dict[int, Lease]) -> dict[int, Lease]:
 
 
 def restarted_between(before: Observation, after: Observation) -> bool:
-    """True if two readings are of different engine processes. Counters never fall, even where one follows at once."""
+    """True if two readings are of different engine processes. Counters never fall, even if one follows at once."""
     told = before.started_s is not None and after.started_s is not None
     if told and abs((after.started_s or 0.0) - (before.started_s or 0.0)) > 1.0:
         return True

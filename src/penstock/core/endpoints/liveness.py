@@ -1,15 +1,16 @@
-"""Does an engine work? Judged by what it owes to our requests.
+"""Does an engine work? Judged by its debts to our requests.
 
 An engine owes each stream its first token within `max(1 s, 3 x the prefill time predicted)`, the streams that have
 begun a token within `max(1 s, 20 decode steps)`, and each whole answer its end within twice the longest recent one.
-Beginning another request, in dispatch order, starts the first clock again; any token stops the second. A page that has
-moved with the answers so far and shows nothing new says the same of whole answers as missing tokens say of streams.
+Beginning another request, in dispatch order, starts the first clock again; any token stops the second. For whole
+answers, a page that moved with earlier answers and now shows nothing new is the same evidence as missing tokens of
+streams.
 
 An engine whose oldest debt is overdue is stuck if another endpoint for the same models is not: if all are silent at
 once, the fault is more likely ours or the network's. Its requests without a first byte go back to the queue, and it
 gets one request at a time, after 1 s, 2 s, 4 s …, until it begins one. Each verdict that proves wrong doubles the
 patience, which halves again within a minute. Nothing is judged before the engine has begun some answers (it compiles),
-nor a first token after a minute without work (it may load its model).
+and no first token after a minute without work (it may load its model).
 
 Source: outlier detection as in Envoy, with time to first token in place of errors. It replaces silences learned per
 kind, and first tokens counted by the page (docs/decisions/0091).
@@ -67,7 +68,7 @@ class Liveness:
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def began(self, lease: Lease, ledger: Ledger, now: float) -> None:
-        """Note that an answer begins, or that a whole one is there. Call it before the ledger learns of it."""
+        """An answer begins, or a whole one is there. Call it before the ledger learns of it."""
         if not lease.streamed and (took_s := now - lease.dispatched_s) > 0.0:
             self._answer_s = max(self._answer_s, took_s)
             self._prompt_speed = max(self._prompt_speed, lease.prompt_tokens / took_s)
@@ -228,6 +229,6 @@ def _page_tells(ledger: Ledger) -> bool:
 
 
 def _unseen_s(ledger: Ledger, whole: Lease, now: float) -> float:
-    """For how long the page should have shown something new: until it was last read, or is overdue."""
+    """Returns the time without expected news on the page: until it was last read, or is overdue."""
     since_s = max(whole.dispatched_s, ledger.moved_s)
     return max(0.0, max(ledger.page.asked_s, now - ledger.page.read_every_s) - since_s) if now > since_s else 0.0

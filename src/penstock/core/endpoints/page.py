@@ -1,11 +1,11 @@
-"""What does an engine's page tell, and how far does it count?
+"""An engine's page, and how far it counts.
 
-The page may open an endpoint and never close it against what our own requests show. It tells memory in use, requests
-that are not ours, and a queue. A page that is gone, old, stands still while answers go on, or shows less than half of
-ours counts for nothing. Where nothing but a page that counts keeps an endpoint closed while requests wait for it, one
-request is sent all the same after two seconds, and twice as many at a time for each that begins in time; so a false
-page costs seconds, and a true one a request now and then: each that begins late doubles the pause (half-open circuit
-breakers do the same). Enough of them in time contradict the page, until it shows what we see.
+The page may open an endpoint and never close it against the evidence of our own requests. It reports memory in use,
+others' requests, and a queue. A page that is gone, old, stands still while answers go on, or shows less than half of
+ours counts for nothing. If only a counting page keeps an endpoint closed while requests wait for it, one request is
+sent anyway after two seconds, and twice as many for each that begins in time; so a false page costs seconds, and a true
+one a request now and then: each that begins late doubles the pause (half-open circuit breakers do the same). Enough of
+them in time contradict the page, until it agrees again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FADES_S = 30.0  # others' load is forgotten over about a long answer's time
 TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
 TRY_S_MAX = 30.0
 CONTRADICTED = 8  # begun in time against the page: some may by luck
-AGREES = 10  # readings in a row that show what we see
+AGREES = 10  # consecutive readings that agree
 
 
 class Standing(StrEnum):
@@ -38,7 +38,7 @@ class Standing(StrEnum):
     GONE = "gone"
     STILL = "standing_still"
     CONTRADICTED = "contradicted"
-    SHORT = "short"  #: it shows less than half of what is there of ours
+    SHORT = "short"  #: it shows less than half of our requests
 
 
 def why(standing: Standing, base: Observation | None, now: float) -> str:
@@ -71,7 +71,7 @@ class EnginePage:
     def __init__(self, stale_after_s: float) -> None:
         self.stale_after_s = stale_after_s
         self.base: Observation | None = None  #: the last reading that moved
-        self.last: Observation | None = None  #: the same, also if the page is gone: tells a process from the next
+        self.last: Observation | None = None  #: the same, also if the page is gone: identifies the process
         self.asked_s = -math.inf  #: when the last reading was asked for, moved or not
         self.moved_s = -math.inf  #: and the last one that moved,
         self.kv_moved_s = -math.inf  #: and the last one that showed other memory,
@@ -85,12 +85,12 @@ class EnginePage:
         self._short = False
         self._misses = 0
         self._alive_since_s = math.inf  # since when answers have gone on and the page has not moved
-        self._sure_until_s = -math.inf  # so long it counts, if nothing else is read until then
+        self._sure_until_s = -math.inf  # its validity without further readings
         self.contradicted = False
         self._agrees = 0
-        self.closed_s: float | None = None  #: since when nothing else keeps the endpoint closed while requests wait
+        self.closed_s: float | None = None  #: since when only the page keeps the endpoint closed while requests wait
         self.outstanding = 0  #: requests sent against the page that have not begun
-        self._width = 1  # of them at a time
+        self._width = 1  # their concurrency
         self._pause_s = TRY_S
         self._try_s = math.inf  # when the next one may be sent
 
@@ -123,7 +123,7 @@ class EnginePage:
     def compare(self, *, own: int, inside: int, tries_sizes: bool) -> None:
         """Hold the reading that just moved against `own` requests that had been sent when it was asked for.
 
-        `inside`: those of them that the engine surely knows. `tries_sizes`: nobody told the endpoint's slots.
+        `inside`: those of them that the engine surely knows. `tries_sizes`: the endpoint's slots are unknown.
         """
         base = self.base
         assert base is not None
@@ -131,7 +131,7 @@ class EnginePage:
         self.own = own
         self._short = inside >= OURS_MIN and shown < SHORT_SHARE * inside
         self._recent.append(float(own))
-        # Where more of ours is sent at times than fits, a late page shows ours that have ended.
+        # If we sometimes send more than fits, a late page shows ended ones of ours.
         self.others = max(0.0, shown - (max(self._recent) if tries_sizes else own))
         self._usual += 0.3 * (self.others - self._usual)
         full = base.kv_usage is not None and base.kv_usage >= 0.9
@@ -150,7 +150,7 @@ class EnginePage:
         return self._misses >= MISSED
 
     def forget(self) -> None:
-        """What the page told counts no longer."""
+        """The page no longer counts."""
         self.base = None
         self._usual = self.others = 0.0
         self._recent.clear()
@@ -173,11 +173,11 @@ class EnginePage:
 
     @property
     def _is_doubted(self) -> bool:
-        """Whether something of our own speaks against it."""
+        """Whether our own requests contradict it."""
         return self.contradicted or self._short or self.asked_s - self._alive_since_s >= STILL_S
 
     def credible(self, now: float) -> bool:
-        """True if the last reading counts: it is recent, and nothing of our own speaks against it."""
+        """True if the last reading counts: it is recent and uncontradicted."""
         if now < self._sure_until_s:
             return True
         base = self.base
@@ -192,12 +192,12 @@ class EnginePage:
         return base.running + base.waiting == 0
 
     def changes_s(self, now: float) -> float:
-        """Returns when time alone ends or changes what the page counts for."""
+        """Returns when the page's validity ends or changes by time."""
         frozen_s = self.moved_s + FROZEN_S
         return min(self.asked_s + self.stale_after_s, frozen_s if frozen_s > now else math.inf)
 
     def judge_again(self) -> None:
-        """What the page counts for has to be found out again."""
+        """The page's validity has to be established again."""
         self._sure_until_s = -math.inf
 
     def remembered(self, now: float, slots: int) -> float:

@@ -1,7 +1,7 @@
-"""The endpoints: who serves what, who is well, and who has room.
+"""The endpoints: their models, health and room.
 
-Health is asked for apart from admission, because a pinned request, a direct one and one with queueing off skip the
-queue but not the question whether anybody is there.
+Health is separate from admission, because pinned and direct requests, and those without queueing, skip the queue but
+not health.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from penstock.core.values.request import Request
 from penstock.core.values.settings import EndpointSpec, HealthSettings
 
 SLOTS_CACHED_MAX = 1_000
-OTHERS_STRAIN_MAX = 0.5  # of its patience: what has been silent for longer may have stopped at the same moment
-GONE_MAX = 1_000  # models remembered that nobody serves any more
+OTHERS_STRAIN_MAX = 0.5  # of its patience: endpoints silent for longer may have stopped at the same moment
+GONE_MAX = 1_000  # remembered models without an endpoint
 
 
 class Pool:
@@ -50,7 +50,7 @@ class Pool:
         return self._endpoints[name]
 
     def get(self, name: str) -> Endpoint | None:
-        """Returns the endpoint of that name; None if there is none."""
+        """Returns the endpoint of that name, if any."""
         return self._endpoints.get(name)
 
     def add(self, spec: EndpointSpec) -> Endpoint:
@@ -89,7 +89,7 @@ class Pool:
         return endpoint if endpoint is not None and lease.epoch >= endpoint.first_epoch else None
 
     def knows(self, model: str, now: float) -> bool | None:
-        """True if some endpoint serves the model; None while one may yet: it has not told, or is being replaced."""
+        """True if some endpoint serves the model; None while one may yet: it has not reported, or is being replaced."""
         if any(e.serves(model) and not self._put_off(e, now) for e in self):
             return True
         if now < (self._gone.get(model) or now):
@@ -99,7 +99,7 @@ class Pool:
 
     @property
     def telling(self) -> bool:
-        """Whether an endpoint is there that has yet to tell what it serves."""
+        """Whether some endpoint has not reported its models yet."""
         return any(e.in_service and e.tells_models and e.models is None for e in self)
 
     def alive(self, model: str) -> bool:
@@ -210,7 +210,7 @@ class Pool:
             endpoint.ledger.judged_stale_after(stale_after_s)
 
     def changed(self) -> None:
-        """Forget what was derived from the endpoints: the slots, models or verdict of one changed."""
+        """Forget derived values: the slots, models or verdict of an endpoint changed."""
         self._slots.clear()
         self._serving.clear()
         self.roles.changed(self)
@@ -226,8 +226,8 @@ class Pool:
     def took_turn(self, chosen: Endpoint, among: Sequence[Endpoint], serial: int) -> None:
         """Note that `chosen`, one of those that were open, was given the lease `serial`: others are next.
 
-        With equal weights the next is the one whose last lease is the longest ago. Else each lease takes an endpoint on
-        by one over its weight (stride scheduling); one that was passed over for long is owed one turn, not all of them.
+        With equal weights the next is the least recently used. Otherwise each lease advances an endpoint by one over
+        its weight (stride scheduling); one that was long passed over is owed one turn, not all of them.
         """
         if not chosen.weighted:
             chosen.turn = float(serial)
@@ -255,7 +255,7 @@ class Pool:
             endpoint.weighted = weighted
 
     def _leave_to_others(self, endpoint: Endpoint) -> None:
-        """Leave what another endpoint serves, an engine in service, to that one.
+        """Leave models that another endpoint in service has to that one.
 
         That is for an endpoint that was seen through, or refuses our key.
         """

@@ -14,7 +14,7 @@ from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.speed import BASE_S, Speed
 
 STEP_TOKENS = 2048  # how far most engines get with a prompt in one step: progress is counted in these
-EPSILON = 1e-9  # what rounding may take from a whole step
+EPSILON = 1e-9  # rounding error of a whole step
 
 
 class PrefillBacklog:
@@ -24,7 +24,7 @@ class PrefillBacklog:
 
     def __init__(self, speed: Speed) -> None:
         self.speed = speed
-        self.leases: dict[int, Lease] = {}  #: whose prompts are not known to be computed, in dispatch order
+        self.leases: dict[int, Lease] = {}  #: with prompts not known to be computed, in dispatch order
         self.outstanding_tokens = 0  #: sent, and not known to be computed
         self.computed_tokens = 0  #: in all
         self.due_s = math.inf  #: when `advance` has something to do
@@ -70,7 +70,7 @@ class PrefillBacklog:
         del self.leases[lease.serial]
         self.outstanding_tokens -= lease.prompt_tokens - lease.computed_tokens
         self.computed_tokens += lease.prompt_tokens
-        lease.prefix = ()  # of use only to tell that it is being computed
+        lease.prefix = ()  # only for detecting that it is being computed
         self._await_progress()
 
     def restarted(self, after_s: float) -> None:
@@ -114,7 +114,7 @@ class PrefillBacklog:
 
     @property
     def overdue_s(self) -> float:
-        """When the first prompt will be overdue; infinity while there is none."""
+        """Returns when the first prompt will be overdue, or infinity."""
         if not self.leases:
             return math.inf
         first = self._first

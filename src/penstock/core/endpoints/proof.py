@@ -2,9 +2,9 @@
 
 A file server, a login page or an ingress without a route answers faster than any engine, so it always looks least
 loaded and would attract all traffic. An endpoint therefore counts as an engine if there is evidence (it lists models,
-its engine was recognised, or the operator set `engine` and `models`) or if it has answered well. Until then it gets one
-request at a time. If the settings are the only evidence, it first gets as many at once as it has strikes left, until
-one is answered or a second is over.
+its engine was recognised, or the operator set `engine` and `models`) or if it has answered well. Until then it gets
+single requests. If the settings are the only evidence, it first gets as many at once as it has strikes left, until one
+is answered or a second is over.
 
 Answers that no engine gives (`Failure.NOT_AN_ENGINE`) are strikes, and a good answer clears them. `STRIKES_MAX` in a
 row close the endpoint: it gets only requests that no other endpoint serves, one at a time and with pauses, and one more
@@ -19,14 +19,14 @@ from __future__ import annotations
 import math
 
 STRIKES_MAX = 3
-PAUSE_S = 1.0  # after a strike; doubles with each, so that callers soon hear of a misconfigured endpoint
+PAUSE_S = 1.0  # after a strike; doubles with each, so that clients soon see a misconfigured endpoint
 PAUSE_S_MAX = 8.0  # an engine that starts to serve is found within that
 CLOSED_S = 300.0  # until a request that others serve tries it; doubles with each failure
 CLOSED_S_MAX = 3600.0
 WORD_S = 1.0  # for the first answers, if the settings are the only evidence: a file server takes less
 ERRORS_MAX = 16  # refusals in a row by an endpoint while its peers gave as many good answers
 KEY_S = 10.0  # between two tries of a refused key: each costs one request a few milliseconds
-ERROR_S = 0.1  # each faster than that; callers' own errors would reach its peers as well
+ERROR_S = 0.1  # each faster than that; clients' own errors would reach its peers as well
 
 
 class Proof:
@@ -134,7 +134,7 @@ class Proof:
         """Note an error that an engine may give. `well`: good answers of all endpoints so far.
 
         Returns True after `ERRORS_MAX` in a row, each faster than any computation, while other endpoints gave as many
-        good answers: the fault is then more likely the endpoint's than its callers'.
+        good answers: the fault is then more likely the endpoint's than its clients'.
         """
         if took_s >= ERROR_S:
             self._errors = 0

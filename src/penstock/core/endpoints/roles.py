@@ -1,11 +1,11 @@
-"""Who computes a prompt, and who answers: the part an endpoint plays in disaggregated prefill.
+"""An endpoint's role in disaggregated prefill: prefill, decode or both.
 
 Most endpoints do both. One labelled `role: prefill` computes prompts and hands them over; one labelled `role: decode`
-takes them over and answers. Where the first also names a `bootstrap_port`, both are sent the request at once and meet
-there (SGLang's form); else the second is sent it when the first is done (vLLM's). A request is routed to the endpoint
-that computes its prompt; where that is a prefill endpoint, a decode endpoint is leased with it
-(`dispatch/disaggregation.py`). What can't be divided goes whole to an endpoint that does both, or to a decode endpoint,
-which computes prompts too, also while no prefill endpoint is in service.
+takes them over and answers. If the first also has a `bootstrap_port`, both get the request at once and meet there
+(SGLang's form); otherwise the second gets it when the first is done (vLLM's). A request is routed to the endpoint that
+computes its prompt; with a prefill endpoint, a decode endpoint is leased too (`dispatch/disaggregation.py`). An
+indivisible request goes to an endpoint that does both, or to a decode endpoint, which can compute prompts too, also
+while no prefill endpoint is in service.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.core.endpoints.endpoint import Endpoint
 
-LABELS = ("role", "llm-d.ai/role")  # the second is what llm-d's pods carry
+LABELS = ("role", "llm-d.ai/role")  # the second is llm-d's label
 BOOTSTRAP_LABEL = "bootstrap_port"
 PORT_MAX = 65_535
 STAGES_MAX = 1_000
 
 
 class Role(StrEnum):
-    """What an endpoint does of a request."""
+    """An endpoint's part of a request."""
 
     BOTH = "both"
     PREFILL = "prefill"
@@ -32,22 +32,22 @@ class Role(StrEnum):
 
 
 def role_of(labels: Mapping[str, str]) -> Role:
-    """Returns the role that an endpoint's labels say; a word that is no role counts as unlabelled."""
+    """Returns the role in an endpoint's labels; an unknown word counts as unlabelled."""
     said = next((labels[name] for name in LABELS if name in labels), "")
     return Role(said) if said in Role.__members__.values() else Role.BOTH
 
 
 def bootstrap_port_of(labels: Mapping[str, str]) -> int | None:
-    """Returns the port where decode endpoints ask for what a prefill endpoint computes.
+    """Returns the port at which decode endpoints fetch from a prefill endpoint.
 
-    None: its first answer tells.
+    None: known after its first answer.
     """
     said = labels.get(BOOTSTRAP_LABEL, "") if role_of(labels) is Role.PREFILL else ""
     return int(said) if said.isdecimal() and said.isascii() and 0 < int(said[:6]) <= PORT_MAX else None
 
 
 def one_sided(roles_by_model: Mapping[str, Iterable[Role]]) -> dict[str, str]:
-    """Returns, for each model whose endpoints play one role without the other, what that means, in words."""
+    """Returns a sentence for each model with endpoints of only one role."""
     found: dict[str, str] = {}
     for model, played in sorted(roles_by_model.items()):
         roles = frozenset(played)
@@ -61,7 +61,7 @@ def one_sided(roles_by_model: Mapping[str, Iterable[Role]]) -> dict[str, str]:
 
 
 class Roles:
-    """The roles in one pool. `any` is false where nobody has one, and then nothing here is asked."""
+    """The roles in one pool. `any` is false without roles, and then nothing else is called."""
 
     def __init__(self) -> None:
         self.any = False

@@ -16,11 +16,11 @@ from penstock.core.values.observation import Observation
 
 TOKENS_PER_S = 4000.0  # until learned: a mid-size GPU's prefill, so that a first guess errs by little
 TOKENS_PER_S_MAX = 100_000.0
-GUESS_S = 0.05  # what the first guess counts for: next to nothing beside a few samples
+GUESS_S = 0.05  # weight of the first guess: negligible beside a few samples
 SAMPLE_S_MAX = 30.0  # a hang is no speed
 SAMPLE_TOKENS = 512  # a prompt of that many is a whole sample of the speed
 SAMPLES_MIN = 5.0
-LEARN = 0.1  # of the difference: some ten samples show what is usual
+LEARN = 0.1  # of the difference: about ten samples show the usual value
 BASE_S = 0.05  # one engine step and the way there and back
 TOKENS_MIN = 8  # fewer show more of the network's buffers than of the engine
 KEPT_S = 60.0  # own streams count so long, then the page: a slow endpoint that is given nothing has to be forgotten
@@ -38,19 +38,21 @@ class Speed:
 
     def __init__(self) -> None:
         self.rate = TOKENS_PER_S  #: prompt tokens per second
-        self.step_s = 0.0  #: what an output token takes; 0 while unknown
+        self.step_s = 0.0  #: time per output token; 0 while unknown
         self._least_s = 0.0  # the least that a first token took
         self.between_s = 0.0  #: the same, without the time in which prompts were computed
-        self.path_s: float | None = None  #: what a first token takes beside prompts and steps
+        self.path_s: float | None = None  #: time of a first token besides prompts and steps
         self.kept_until_s = -math.inf  #: when `step_s` is too old to go by
         self._tokens = TOKENS_PER_S * GUESS_S
         self._seconds = GUESS_S
         self._samples = 0.0
-        self._first_until_s = self._step_until_s = -math.inf  # until then our own streams tell, first tokens and steps
+        self._first_until_s = (
+            self._step_until_s
+        ) = -math.inf  # until then our own streams count, for first tokens and steps
         self._learned_s = -math.inf  # when one of our own streams last showed a step
         self._page_s, self._page_until_s = 0.0, -math.inf  # the page's own time per output token, and until when
         self._page_since: Observation | None = None  # the reading that the next one is counted from
-        self._page_sent = self._page_queued = 0  # prompts since the page last told, and tokens before and in each
+        self._page_sent = self._page_queued = 0  # prompts since the last page, and tokens before and in each
 
     @property
     def rate_known(self) -> bool:
@@ -64,7 +66,7 @@ class Speed:
 
     @property
     def base_s(self) -> float:
-        """What a first token takes where no prompt is before it."""
+        """Returns the time of a first token without a prompt before it."""
         return 2.0 * (self.step_s or self._least_s) + (self.path_s if self.path_s is not None else BASE_S)
 
     @property
@@ -81,19 +83,17 @@ class Speed:
         return self.step_s if now < self.kept_until_s else 0.0
 
     def decode_s(self, now: float) -> float | None:
-        """Returns the time of a step that computes no prompt, which is what one more request slows down; None while
-        unknown.
-        """
+        """Returns the time of a step without prompts, which another request would slow down; None while unknown."""
         return self.between_s if now < self._step_until_s else None
 
     def exceeds(self, limit_s: float, now: float, *, own: bool) -> bool:
         """True if an output token takes longer than `limit_s` now; `own`: requests of ours are there."""
         if now < self._page_until_s:
-            return self._page_s > limit_s  # of all requests there, whoever sent them
+            return self._page_s > limit_s  # of all requests there, others' too
         return own and now < self._learned_s + LIMIT_KEPT_S and self.step_s > limit_s
 
     def forgotten_s(self, now: float) -> float:
-        """Returns when a limit is no longer held against what is known now."""
+        """Returns when the current value is too old for a limit."""
         return self._page_until_s if now < self._page_until_s else self._learned_s + LIMIT_KEPT_S
 
     def on_the_way_tokens(self) -> float:
@@ -116,7 +116,7 @@ class Speed:
         took_s = now - lease.dispatched_s
         if teaches or took_s < self._least_s:
             self._least_s = min(self._least_s or took_s, took_s)
-        if lease.queued_tokens <= SAMPLE_TOKENS:  # behind more it can't be told from computing slowly
+        if lease.queued_tokens <= SAMPLE_TOKENS:  # behind more, waiting and slow computing are indistinguishable
             sample_s = max(0.0, took_s - lease.queued_tokens / self.rate - 2.0 * self.step_at_least_s)
             if self.path_s is None:
                 self.path_s = sample_s if teaches else None
@@ -146,7 +146,7 @@ class Speed:
         lease.progress_s, lease.progress_tokens, lease.progress_computed = now, tokens, computed
 
     def on_whole(self, lease: Lease, tokens: int, now: float) -> None:
-        """Learn from a whole answer of so many `tokens`, while neither streams nor the page tell."""
+        """Learn from a whole answer of so many `tokens`, without streams or a page."""
         if not tokens or now < max(self._first_until_s, self._step_until_s, self._page_until_s):
             return
         took_s = now - lease.dispatched_s
@@ -158,7 +158,7 @@ class Speed:
         self._learn_slowly(lease.queued_tokens, took_s - tokens * self.step_s)
 
     def forget_first_tokens(self) -> None:
-        """Forget what first tokens showed: they came with whole answers."""
+        """Forget first tokens, which came with whole answers."""
         self.rate, self.path_s = TOKENS_PER_S, None
         self._tokens, self._seconds, self._samples = TOKENS_PER_S * GUESS_S, GUESS_S, 0.0
         self._first_until_s = -math.inf
@@ -200,7 +200,7 @@ class Speed:
     # --- its own --------------------------------------------------------------------------------------------------
 
     def _learn_slowly(self, tokens: float, elapsed_s: float) -> None:
-        """The queue was believed at the old speed, so the new one is no more than twice that."""
+        """The queue was estimated at the old speed, so the new one is at most twice that."""
         self._learn(tokens, max(elapsed_s, 0.5 * tokens / self.rate))
 
     def _learn(self, tokens: float, elapsed_s: float) -> None:
