@@ -30,7 +30,7 @@ from penstock.share.peer import Peer
 from tests.share.virtual import BANDS, Chances, SharedWorld
 
 
-class Office:
+class Beside:
     """A decider, two edges, one endpoint of two slots, and what the edges were told."""
 
     def __init__(self, **settings: object) -> None:
@@ -66,84 +66,84 @@ def _request(name: str = "r", **more: object) -> Request:
 
 
 def test_requests_of_two_edges_stand_in_one_queue_and_share_the_slots() -> None:
-    office = Office()
-    first = _lease(office.says("a", Arrived(1, _request("x"))))
-    _lease(office.says("b", Arrived(1, _request("y"))))
-    assert office.says("b", Arrived(2, _request("z"))) == []  # it waits: both slots are taken
-    office.told["b"].clear()
-    office.says("a", Finished(1, first, Usage(1, 1)))
-    (told,) = office.told["b"]
+    beside = Beside()
+    first = _lease(beside.says("a", Arrived(1, _request("x"))))
+    _lease(beside.says("b", Arrived(1, _request("y"))))
+    assert beside.says("b", Arrived(2, _request("z"))) == []  # it waits: both slots are taken
+    beside.told["b"].clear()
+    beside.says("a", Finished(1, first, Usage(1, 1)))
+    (told,) = beside.told["b"]
     assert isinstance(told, Told)
     assert told.number == 2
 
 
 def test_the_same_id_at_two_edges_is_two_requests() -> None:
-    office = Office()
-    one, two = _lease(office.says("a", Arrived(1, _request()))), _lease(office.says("b", Arrived(1, _request())))
+    beside = Beside()
+    one, two = _lease(beside.says("a", Arrived(1, _request()))), _lease(beside.says("b", Arrived(1, _request())))
     assert one != two
-    office.says("a", Finished(1, one))
-    assert office.running() == 1
-    office.says("b", Finished(1, two))
-    assert office.running() == 0
+    beside.says("a", Finished(1, one))
+    assert beside.running() == 1
+    beside.says("b", Finished(1, two))
+    assert beside.running() == 0
 
 
 def test_a_dead_edges_leases_come_back_and_what_waited_there_is_dropped() -> None:
-    office = Office()
-    office.says("a", *(Arrived(n, _request(f"a{n}")) for n in range(1, 6)))
-    office.says("b", Arrived(1, _request("b")))
-    office.told["b"].clear()
-    office.world.tell(office.decider.lost(office.peers["a"]))
-    assert [type(m.action) for m in office.told["b"] if isinstance(m, Told)] == [Dispatch]
-    assert office.running() == 1
-    assert office.world.scheduler.snapshot(now=0.0).waiting == 0
-    assert [peer.name for peer in office.decider.peers] == ["b"]
+    beside = Beside()
+    beside.says("a", *(Arrived(n, _request(f"a{n}")) for n in range(1, 6)))
+    beside.says("b", Arrived(1, _request("b")))
+    beside.told["b"].clear()
+    beside.world.tell(beside.decider.lost(beside.peers["a"]))
+    assert [type(m.action) for m in beside.told["b"] if isinstance(m, Told)] == [Dispatch]
+    assert beside.running() == 1
+    assert beside.world.scheduler.snapshot(now=0.0).waiting == 0
+    assert [peer.name for peer in beside.decider.peers] == ["b"]
 
 
 def test_an_answer_that_is_complete_ends_the_request_though_its_lease_was_taken_back() -> None:
-    office = Office()
-    lease = _lease(office.says("a", Arrived(1, _request())))
-    remote = office.peers["a"].requests[1]
+    beside = Beside()
+    lease = _lease(beside.says("a", Arrived(1, _request())))
+    remote = beside.peers["a"].requests[1]
     # as a requeue for an engine that stands still would, while `finished` is on its way:
-    office.world.tell(office.world.scheduler.failed(lease, Failure.BUSY, now=0.0))
+    beside.world.tell(beside.world.scheduler.failed(lease, Failure.BUSY, now=0.0))
     assert remote.lease != lease
-    office.says("a", Finished(1, lease, Usage(1, 1)))
-    assert not office.peers["a"].requests
-    assert office.running() == 0
-    assert not office.world.journeys
+    beside.says("a", Finished(1, lease, Usage(1, 1)))
+    assert not beside.peers["a"].requests
+    assert beside.running() == 0
+    assert not beside.world.journeys
 
 
 @pytest.mark.parametrize("fact", [FirstToken(1, 99), Failed(1, 99, Failure.RESET)], ids=lambda f: type(f).__name__)
 def test_a_fact_about_another_lease_changes_nothing(fact: Fact) -> None:
-    office = Office()
-    lease = _lease(office.says("a", Arrived(1, _request(streamed=True))))
-    assert office.says("a", fact) == []
-    assert office.peers["a"].stale == 1
-    assert office.peers["a"].requests[1].lease == lease
+    beside = Beside()
+    lease = _lease(beside.says("a", Arrived(1, _request(streamed=True))))
+    assert beside.says("a", fact) == []
+    assert beside.peers["a"].stale == 1
+    assert beside.peers["a"].requests[1].lease == lease
 
 
 def test_a_request_that_is_over_is_not_over_twice() -> None:
-    office = Office()
-    lease = _lease(office.says("a", Arrived(1, _request())))
-    assert office.says("a", Cancelled(1), Cancelled(1), Finished(1, lease)) == []
-    assert office.peers["a"].stale == 2
-    assert office.running() == 0
+    beside = Beside()
+    lease = _lease(beside.says("a", Arrived(1, _request())))
+    assert beside.says("a", Cancelled(1), Cancelled(1), Finished(1, lease)) == []
+    assert beside.peers["a"].stale == 2
+    assert beside.running() == 0
 
 
 def test_a_deadline_counts_from_when_it_is_heard() -> None:
-    office = Office()
-    office.world.now = 500.0
-    office.says("a", Arrived(1, _request(deadline_s=2.0)))
-    assert office.peers["a"].requests[1].request.deadline_s == 502.0
+    beside = Beside()
+    beside.world.now = 500.0
+    beside.says("a", Arrived(1, _request(deadline_s=2.0)))
+    assert beside.peers["a"].requests[1].request.deadline_s == 502.0
 
 
 def test_a_band_means_what_the_edge_knew_it_as() -> None:
-    office = Office()
-    office.decider.bands = ("first", "standard", "interactive", "batch")
-    assert office.decider._checked(office.peers["a"], _request()).band == 2  # `interactive`, the edge's highest
+    beside = Beside()
+    beside.decider.bands = ("first", "standard", "interactive", "batch")
+    assert beside.decider._checked(beside.peers["a"], _request()).band == 2  # `interactive`, the edge's highest
     lowest = msgspec.structs.replace(_request(), band=2)
-    assert office.decider._checked(office.peers["a"], lowest).band == 3
-    office.decider.bands = ("first",)
-    assert office.decider._checked(office.peers["a"], lowest).band == 0
+    assert beside.decider._checked(beside.peers["a"], lowest).band == 3
+    beside.decider.bands = ("first",)
+    assert beside.decider._checked(beside.peers["a"], lowest).band == 0
 
 
 @pytest.mark.parametrize(
@@ -164,22 +164,22 @@ def test_a_band_means_what_the_edge_knew_it_as() -> None:
 def test_what_no_edge_of_ours_says_is_refused_before_the_scheduler_hears_it(
     number: int, request_: Request, word: str
 ) -> None:
-    office = Office()
+    beside = Beside()
     with pytest.raises(LinkError, match=word):
-        office.says("a", Arrived(number, request_))
-    assert not office.world.journeys
+        beside.says("a", Arrived(number, request_))
+    assert not beside.world.journeys
 
 
 def test_a_number_is_never_used_again() -> None:
-    office = Office()
-    office.says("a", Arrived(1, _request()), Cancelled(1))
+    beside = Beside()
+    beside.says("a", Arrived(1, _request()), Cancelled(1))
     with pytest.raises(LinkError, match="request 1 comes after 1"):
-        office.says("a", Arrived(1, _request()))
+        beside.says("a", Arrived(1, _request()))
 
 
 def test_who_has_rates_is_told_what_is_left_before_the_action() -> None:
-    office = Office(tenants={"t": Limits(requests_per_minute=10)})
-    told = office.says("a", Arrived(1, _request(tenant="t")))
+    beside = Beside(tenants={"t": Limits(requests_per_minute=10)})
+    told = beside.says("a", Arrived(1, _request(tenant="t")))
     assert [type(message) for message in told] == [Allowed, Told]
     assert isinstance(told[0], Allowed)
     assert told[0].allowance.requests is not None
@@ -187,18 +187,18 @@ def test_who_has_rates_is_told_what_is_left_before_the_action() -> None:
 
 
 def test_places_are_told_of_those_who_wait() -> None:
-    office = Office()
-    office.says("a", *(Arrived(n, _request(f"{n}")) for n in range(1, 5)))
-    (told,) = office.says("a", WherePlaced([1, 3, 4, 77]))
+    beside = Beside()
+    beside.says("a", *(Arrived(n, _request(f"{n}")) for n in range(1, 5)))
+    (told,) = beside.says("a", WherePlaced([1, 3, 4, 77]))
     assert isinstance(told, Places)
     assert [(number, place[0]) for number, place in told.rows] == [(3, 1), (4, 2)]
 
 
 def test_an_action_is_told_after_its_endpoint() -> None:
-    office = Office()
+    beside = Beside()
     asked: list[tuple[str, str]] = []
-    office.decider.before_dispatch = lambda peer, endpoint: asked.append((peer.name, endpoint))
-    actions: list[Action] = office.decider.take(office.peers["a"], Arrived(1, _request()))
+    beside.decider.before_dispatch = lambda peer, endpoint: asked.append((peer.name, endpoint))
+    actions: list[Action] = beside.decider.take(beside.peers["a"], Arrived(1, _request()))
     assert asked == []
-    office.world.tell(actions)
+    beside.world.tell(actions)
     assert asked == [("a", "e")]

@@ -343,50 +343,44 @@ class WorkerLife:
 
     def _heard(self, frame: Frame[Down]) -> None:
         if self._worker is None:
-            at = next((at for at, message in enumerate(frame.messages) if isinstance(message, NewSettings)), None)
-            for message in frame.messages[: len(frame.messages) if at is None else at]:
-                self._instead(message)
-            if at is None:
-                return
-            message = frame.messages[at]
-            assert isinstance(message, NewSettings)
-            settings = _read(message)
-            sockets = [socket.socket(fileno=number) for number in self._args.listen]
-            self._worker = Worker(
-                *(settings, self.link),
+            self._begin(frame)
+        else:
+            self._do(self._worker.heard(frame))
+
+    def _begin(self, frame: Frame[Down]) -> None:
+        """Serve as soon as the settings are here."""
+        for at, message in enumerate(frame.messages):
+            if not isinstance(message, NewSettings):
+                self._do([message])
+                continue
+            self._worker = worker = Worker(
+                *(_read(message), self.link),
                 name=self._args.name,
                 relay=self._args.relay,
                 prefix_seed=message.prefix_seed,
-                sockets=sockets,
+                sockets=[socket.socket(fileno=number) for number in self._args.listen],
             )
-            for rest in self._worker.heard(Frame(frame.epoch, frame.messages[at + 1 :])):
-                self._instead(rest)
-            self._worker.start()
+            self._do(worker.heard(Frame(frame.epoch, frame.messages[at + 1 :])))
+            worker.start()
             self._started()
-            self._following = asyncio.get_running_loop().create_task(self._follow(self._worker, message))
+            self._following = asyncio.get_running_loop().create_task(self._follow(worker, message))
             return
-        for message in self._worker.heard(frame):
-            if isinstance(message, NewSettings):
-                self._worker.follow(_read(message))
-                self.link.say(Following(message.settings))
-            else:
-                self._instead(message)
 
     async def _follow(self, worker: Worker, first: NewSettings) -> None:
         await worker.ready()
         self.link.say(Following(first.settings))
 
-    def _instead(self, message: Down) -> None:
-        match message:
-            case Stop():
-                self._end(0)
-            case NotTaken(why):
-                logger.error("the decider does not take this worker: %s", why)
-                self._end(1)
-            case Welcome():
-                pass
-            case _:
-                logger.debug("not for a worker: %s", message)
+    def _do(self, messages: list[Down]) -> None:
+        for message in messages:
+            match message:
+                case NewSettings() if self._worker is not None:
+                    self._worker.follow(_read(message))
+                    self.link.say(Following(message.settings))
+                case Stop():
+                    self._end(0)
+                case NotTaken(why):
+                    logger.error("the decider does not take this worker: %s", why)
+                    self._end(1)
 
     def _lost(self, why: str) -> None:
         if not self._ended.done():
