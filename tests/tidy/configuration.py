@@ -50,7 +50,15 @@ _BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at mos
 
 
 def reference_markdown() -> str:
-    return INTRODUCTION + "".join(_section(prefix, section) for prefix, section in sections())
+    """Returns the page. A section that occurs again refers to its first place."""
+    first: dict[type[Section], str] = {}
+    parts = [INTRODUCTION]
+    for prefix, section in sections():
+        if (known := first.setdefault(section, prefix)) == prefix:
+            parts.append(_section(prefix, section))
+        else:
+            parts.append(f"\n## `{prefix.removesuffix('.')}`\n\nThe settings of `{known.removesuffix('.')}`.\n")
+    return "".join(parts)
 
 
 def _section(prefix: str, section: type[Section]) -> str:
