@@ -174,8 +174,9 @@ class FoundLimit(ConcurrencyLimit):
         room, step = self.slots - others, self.slots - self._before
         if now < self._hold_until_s or room < SLOTS_MIN or engaged < FULL_SHARE * min(let, room):
             return
-        if self._before and let >= SHRINK * room and self._top < self._grown_at + 0.5 * step:
-            self._shrink(now, max(self._before, int(ran)))  # a higher limit did not run more
+        if self._before and self._top < self._grown_at + 0.5 * step:
+            if let >= SHRINK * room:
+                self._shrink(now, max(self._before, int(ran)))  # a higher limit did not run more
             return
         if self._before and step > 1:
             self._hold_s = HOLD_S
@@ -325,10 +326,10 @@ class FoundLimit(ConcurrencyLimit):
         self._judge(
             now,
             ran=base.running,
-            engaged=min(base.running, page.own) if base.waiting == 0.0 else 0.0,
+            engaged=min(base.running, page.own) if base.waiting <= ledger.fresh else 0.0,
             others=page.others,
             let=float(page.own) if wanted else self.slots - page.others,
-            queue=max(0.0, base.waiting - min(2.0, self._on_the_way)),
+            queue=max(0.0, base.waiting - ledger.fresh),
             round_s=max(SETTLES_S, 3.0 * page.read_every_s),
         )
 

@@ -52,6 +52,7 @@ class Ledger:
         self._abandoned: list[tuple[float, float]] = []  # when each was given up, and until when its slot counts
         self._whole = 0  # answers in a row that were asked for as streams and came in one piece
         self._sent = self._ended = self._tokens = 0  # since the page was asked that moved last
+        self.fresh = 0  #: ours, sent so shortly before that reading that they may wait for the next step
         self._begun = self._begun_most = 0  # since then, less those that ended, and the most that ever was
         self._load = 0.0  # the last result of `load`, valid until then or the next event
         self._load_until_s = -math.inf
@@ -317,7 +318,8 @@ class Ledger:
 
     def _count_from(self, asked_s: float, previous_s: float) -> tuple[int, int]:
         """Count from `asked_s` on. Returns how many of ours had been sent by then, and of these by `previous_s`."""
-        own = inside = self._sent = self._tokens = self._ended = self._begun = 0
+        own = inside = self._sent = self._tokens = self._ended = self._begun = self.fresh = 0
+        fresh_s = asked_s - self.speed.base_s
         for lease in reversed(self.leases.values()):
             if lease.pending:
                 continue
@@ -327,6 +329,7 @@ class Ledger:
             else:
                 own += 1
                 inside += lease.dispatched_s < previous_s
+                self.fresh += lease.dispatched_s >= fresh_s
             self._begun += lease.first_token_s is not None and lease.first_token_s >= asked_s
         for ended_s, dispatched_s, tokens in reversed(self._ends):
             if ended_s < asked_s:
@@ -433,10 +436,11 @@ class Ledger:
         begun and exceed its slots. `told`: False leaves out the page.
         """
         abandoned = self.abandoned(now)
-        if told and self.page.base is not None and self.page.base.waiting > 0 and self.page.credible(now):
-            # It queues, so it ran all it could. Each sent since joined its queue, each that ended took one out:
-            # if more began than ended, it can run so many more.
-            waiting = self.page.base.waiting + abandoned + self._sent - self._ended - self._begun_most
+        base = self.page.base if told else None
+        if base is not None and base.waiting > self.fresh and self.page.credible(now):
+            # It queues, so it ran all it could. Each sent since joined its queue, each that ended took one out; if more
+            # began than ended, it can run so many more.
+            waiting = base.waiting - self.fresh + abandoned + self._sent - self._ended - self._begun_most
             return max(0.0, waiting)
         unbegun = self.reserved - self.pending
         if not unbegun and not abandoned:
