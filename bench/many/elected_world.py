@@ -24,32 +24,32 @@ from penstock.sim.world.workload import ArrivalSource
 from penstock.sim.world.world import WorldObserver, scheduler_for
 from penstock.sim.world.world_values import EngineNode, SimulatedJourney, WorldSettings
 
-TICK_S = 0.25  # how often a gateway looks whom it should follow
-SILENT_S = 3.0  # a line that is cut is given up after so long, at both ends
-DIAL_S = 1.0  # so long an edge waits to be taken
+TICK_S = 0.25  # between a gateway's checks whom to follow
+SILENT_S = 3.0  # both ends give a cut line up after so long
+DIAL_S = 1.0  # an edge's wait for acceptance
 STORE_WAY_S = 0.002  # to the store, and back again
-ATTEMPT_S = 1.0  # so long a gateway waits for a store that does not answer
+ATTEMPT_S = 1.0  # a gateway's wait for the store
 ALONE_AFTER_S = 5.0  # without a decider for so long, it decides alone
-KNOWN_S = 10.0  # so long a decider reckons with an edge whose link broke
+KNOWN_S = 10.0  # an edge whose link broke counts so long
 
 
 class What(StrEnum):
-    """What goes wrong."""
+    """A kind of failure."""
 
     DIES = "dies"  #: a gateway's process, and another one stands there later
     CUT_OFF = "cut off"  #: a gateway from all others and from the store, not from clients and engines
-    STORE_GONE = "store gone"  #: nobody gets an answer from it
+    STORE_GONE = "store gone"  #: it answers no gateway
     STORE_FORGETS = "store forgets"  #: the same, and then it is empty
 
 
 @dataclass(frozen=True)
 class Harm:
-    """Something goes wrong for a while."""
+    """A failure for a while."""
 
     what: What
     at_s: float
     for_s: float
-    gateway: int | None = None  #: None: whoever decides then
+    gateway: int | None = None  #: None: the decider at that time
 
 
 class Voter(SimulatedGateway):
@@ -78,7 +78,7 @@ class Voter(SimulatedGateway):
 
 
 class ElectedWorld(ManyWorld):
-    """One run with gateways that elect who decides."""
+    """One run with gateways that elect their decider."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""How do messages get from one process to another? A line with delay and loss that keeps their order, or is cut.
+"""A line between two processes, with delay and loss, in order like TCP; it can be cut.
 
-As TCP does it: a frame that is lost is sent again a while later, and all that was said after it waits for it. A line
-that is cut loses nothing as long as both ends believe in it: what was said comes when it is whole again. What is under
-way when one end gives the link up never comes.
+A lost frame is sent again later, and later frames wait for it. A cut line loses nothing as long as both ends keep it:
+frames arrive when it is mended. Frames under way when one end gives the link up never arrive.
 """
 
 from __future__ import annotations

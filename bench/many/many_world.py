@@ -28,15 +28,15 @@ from penstock.sim.world.workload import ArrivalSource, Job
 from penstock.sim.world.world import EXPIRIES_MAX, World, WorldObserver, scheduler_for
 from penstock.sim.world.world_values import EngineNode, SimulatedJourney, WorldSettings
 
-CLOCKS_APART_S = 1e5  # monotonic clocks begin when a machine does: days apart
-NOTICED_S = 0.001  # a process that dies closes its connections: so soon the other end sees it, on top of the line
-GATEWAY_DIED = "gateway_died"  # why a request failed, to its client
-SETTLES_S = 4.0  # longer than any word takes on any line, and than leases outlive a link
+CLOCKS_APART_S = 1e5  # monotonic clocks begin with their machine: days apart
+NOTICED_S = 0.001  # until the other end sees that a process has died, beyond the line's delay
+GATEWAY_DIED = "gateway_died"  # the reason for the client
+SETTLES_S = 4.0  # longer than any message on any line, and than leases outlive a link
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A gateway's process dies, and another one stands there later."""
+    """A gateway's process dies and is restarted later."""
 
     gateway: int
     at_s: float
@@ -45,7 +45,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Fleet:
-    """How many gateways, what is between them, and to which of them requests come."""
+    """The gateways, their lines, and the placement of requests."""
 
     gateways: int
     wire: Wire = LAN

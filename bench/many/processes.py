@@ -1,4 +1,4 @@
-"""The processes of a gateway in virtual time. Edges with clients, and whoever decides for them.
+"""The processes of a gateway in virtual time: edges with clients, and their deciders.
 
 Every process has a clock of its own, far from all others: what crosses between them are ages and remaining spans.
 """

@@ -26,5 +26,5 @@ class ElectionStore:
         return self.record
 
     def forget(self) -> None:
-        """It was started again, empty."""
+        """It restarts empty."""
         self.record = Record()
