@@ -123,7 +123,7 @@ def group(share: State) -> Text:
         "leads": f"{plain(share['name'], 40)} decides",
         "stands_by": f"{plain(share['decider'], 60)} decides, {plain(share['name'], 40)} stands by",
         "alone": f"{plain(share['name'], 40)} decides alone",
-    }.get(share["role"], "nobody decides")
+    }.get(share["role"], "no leader")
     since = f"for {seconds(share['since_s'])}, epoch {share['epoch']}"
     line = Text(f"{who} {since} · {share['gateways']} gateways · by {plain(share['election'], 80)}")
     if share["trouble"]:

@@ -288,7 +288,7 @@ class Contender:
         if record is None:
             return Nobody(self.trouble or "the store has not answered yet")
         if record.id == self.id:
-            return Nobody(f"this gateway decided, and decides no more{self._because()}")
+            return Nobody(f"this gateway no longer leads{self._because()}")
         if record.id and (record.epoch >= self.floor or now >= self._heard_s + TTL_S):
             # A lower epoch: elected by a store that lost writes. Gateways that dial it report the higher one.
             return Follows(record.address, record.epoch)
@@ -296,7 +296,7 @@ class Contender:
             return before  # a store that lost writes does not change who decides
         if record.version and not record.id:
             return Nobody(f"the last one gave its place back{self._because()}")
-        return Nobody(self.trouble or "nobody was elected yet")
+        return Nobody(self.trouble or "no leader is elected yet")
 
     def _because(self) -> str:
         return f": {self.trouble}" if self.trouble else ""
@@ -305,4 +305,4 @@ class Contender:
         if record.epoch >= self.floor:
             return None
         has = f"it has epoch {record.epoch}" if record.version else "it is empty"
-        return f"the store has forgotten what was written last: {has}, and {self.floor} was there before"
+        return f"the store lost the last write: {has}, and {self.floor} was there before"

@@ -172,7 +172,7 @@ def test_without_links_a_store_that_is_away_ends_it() -> None:
         world.store.down = True
         await world.passes(STOP_S * 1.02 + TICK_S)
         assert world.leaders() == []
-        assert leader.elector.standing == Nobody("this gateway decided, and decides no more: the store: refused")
+        assert leader.elector.standing == Nobody("this gateway no longer leads: the store: refused")
         world.store.down = False
         assert await world.until(lambda: world.leader) <= TTL_S + 0.6
 
@@ -255,9 +255,7 @@ def test_an_empty_store_and_a_dead_decider_give_a_higher_epoch() -> None:
         world.store.record = Record()
         node = others(world, leader)[0]
         await world.until(lambda: node.elector.trouble, within_s=1.0)
-        assert node.elector.trouble == (
-            "the store has forgotten what was written last: it is empty, and 1 was there before"
-        )
+        assert node.elector.trouble == ("the store lost the last write: it is empty, and 1 was there before")
         await world.until(lambda: world.leader)
         assert world.leaders()[0][1] == 2
 

@@ -122,7 +122,7 @@ class Killing:
         self._gateways = gateways
         self._streams, self._waiting = streams, waiting
         self.callers = Callers(world)
-        self._alone = sum(one.log.count("decides alone") for one in gateways)  # while nobody was elected yet
+        self._alone = sum(one.log.count("decides alone") for one in gateways)  # while no leader is elected yet
         self._over = asyncio.Event()
         self.tally = Tally(streams, self.callers)
 

@@ -203,4 +203,4 @@ def _said(standing: Standing) -> str:
         case Follows(address, epoch):
             return f"{address} decides, in epoch {epoch}"
         case _:
-            return f"nobody decides: {standing.why}"
+            return f"no leader: {standing.why}"

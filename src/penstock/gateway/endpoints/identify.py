@@ -18,7 +18,7 @@ from penstock.gateway.endpoints.probe import Ask, ProbeAnswer
 from penstock.http.client.values import UpstreamErrorKind
 
 MODELS_MAX = 10_000
-NO_LIST = "its model list is no list of models"
+NO_LIST = "its model list is invalid"
 
 
 class Listing(msgspec.Struct, frozen=True):

@@ -63,9 +63,7 @@ def limits_of(endpoint: EndpointSection) -> EndpointLimits:
     )
 
 
-UNVERIFIED = (
-    "its certificate is not checked (`tls.verify: false`), so whoever is between can read and change everything"
-)
+UNVERIFIED = "its certificate is not checked (`tls.verify: false`), so traffic can be read and changed in transit"
 
 
 def _nobody() -> None:

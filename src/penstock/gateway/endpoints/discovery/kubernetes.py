@@ -125,7 +125,7 @@ class _Follower:
                 try:
                     await self._watch(changed)
                 except Relist as reason:
-                    logger.info("kubernetes: all of %s is listed anew: %s", self._path, reason)
+                    logger.info("kubernetes: listing all of %s again: %s", self._path, reason)
                     is_current = False
                 short = short + 1 if time() - began_s < SHORT_S else 0
                 await asyncio.sleep(min(PAUSE_S * 2 ** min(short, 16), PAUSE_S_MAX) if short > 1 else 0.0)
