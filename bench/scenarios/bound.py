@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from itertools import combinations
 
-from penstock.core.dispatch.backfill import BACKFILLED_MAX
+from penstock.core.queueing.entry import PASSED_MAX
 from penstock.core.values.actions import Dispatch
 from penstock.sim.world.report import priced
 from penstock.sim.world.world import World, WorldObserver
@@ -110,7 +110,7 @@ class BoundWatch(WorldObserver):
         strict = charge * weights + one.error / one.weight + other.error / other.weight
         peak = charge * weights + one.error_peak / one.weight + other.error_peak / other.weight
         bounds = {
-            "stated": strict + BACKFILLED_MAX * charge * weights,
+            "stated": strict + PASSED_MAX * charge * weights,
             "strict": strict,
             "peak": peak,
         }

@@ -12,16 +12,14 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.core.dispatch import admission
-from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.prefill_stagger import STEP_S
-from penstock.core.dispatch.pump import WINDOW
 from penstock.core.dispatch.reserved_slots import SHARE_MAX
 from penstock.core.dispatch.under_share import RESERVE_REVIEW_S
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.ledger import REVIEW_S
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.entry import PASSED_MAX, Entry
 from penstock.core.queueing.fair_tree import Node
 
 if TYPE_CHECKING:
@@ -150,7 +148,7 @@ class Oracle:
         for number, line in enumerate(lines):
             looked_at, ahead = 0, set[tuple[Node, str]]()
             for entry in line:
-                if looked_at >= WINDOW:
+                if looked_at >= PASSED_MAX:
                     break
                 if (entry.node_of(), entry.request.model) in ahead:
                     looked_at += 1
@@ -176,7 +174,7 @@ class Oracle:
         self, entry: Entry, free: list[Endpoint], reserved: set[Endpoint], now: float, *, backfilled: int
     ) -> None:
         """A request that backfill has passed as often as it may gets a reservation."""
-        if backfilled >= BACKFILLED_MAX:
+        if backfilled >= PASSED_MAX:
             reserved.update(e for e in free if e.serves(entry.request.model) and not entry.excludes(e.name, now))
 
     def _places(
@@ -202,7 +200,7 @@ class Oracle:
                 parting = next(((n, m) for n, m in zip(_path(entry), _path(other), strict=False) if n is not m), None)
                 if parting is not None:
                     node, rival = parting
-                    if (node.tag - rival.tag) * node.weight + cost > BACKFILLED_MAX * cost + ROUNDING:
+                    if (node.tag - rival.tag) * node.weight + cost > PASSED_MAX * cost + ROUNDING:
                         return False
         return True
 
@@ -276,7 +274,7 @@ class Oracle:
         """
         passed = self._state.backfill.passed
         backfilled = entry.dispatch.backfilled - (known and entry in passed)  # counted just now, by this very choice
-        if not self._is_over_share(entry, now, known=known) or backfilled >= BACKFILLED_MAX:
+        if not self._is_over_share(entry, now, known=known) or backfilled >= PASSED_MAX:
             return True
         patience_s = self._state.stagger.patience_s
         if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill.rate <= patience_s:

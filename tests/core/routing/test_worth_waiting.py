@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.queueing.entry import Entry
-from penstock.core.routing.affinity_wait import WORTH_HOLDS_S
 from penstock.core.routing.last_sent import DEPTH_MIN, FORGOTTEN_AT_ONCE, FOUND, KEYS_MAX, LastSent
 from penstock.core.routing.policies.predicted_ttft import COLD
 from penstock.core.scheduler import SchedulerSettings
@@ -60,15 +58,14 @@ def test_it_goes_where_its_prompt_is_cached_when_a_slot_is_free_there() -> None:
     assert sent(made.finished(lease, Usage(12_800, 40, 0), now=5.0)) == [("second", home)]
 
 
-def test_it_waits_no_longer_than_was_reckoned_and_once_more_where_that_is_still_worth_it() -> None:
+def test_when_its_wait_is_over_scores_are_compared_again() -> None:
     made = scheduler(settings(), a=1, b=1)
-    home, _ = talk_at(made)
+    talk_at(made)
     made.arrived(prompt("second", *TALK, 1), now=4.0)
     entry = made.inspect().entries["second"]
     until_s = entry.affinity.until_s
-    assert sent(made.expire(now=until_s)) == []
-    assert entry.affinity.until_s - until_s == pytest.approx(until_s - entry.affinity.since_s)
-    assert sent(made.expire(now=entry.affinity.until_s)) == [("second", "b" if home == "a" else "a")]
+    assert sent(made.expire(now=until_s)) == [], "the endpoint with its prefix still has the least"
+    assert entry.affinity.until_s > until_s
 
 
 def test_what_was_reckoned_holds_for_a_moment_and_then_it_is_looked_at_again() -> None:
@@ -81,7 +78,7 @@ def test_what_was_reckoned_holds_for_a_moment_and_then_it_is_looked_at_again() -
     assert entry.affinity.weighed_s == 4.0
     due_s = made.next_deadline()
     assert due_s is not None
-    assert due_s <= 4.0 + WORTH_HOLDS_S, "whoever was passed unasked is asked soon, though nothing happens"
+    assert due_s <= 4.05, "whoever was passed unasked is asked soon, though nothing happens"
     made.finished(the_lease(passer), Usage(256, 40, 0), now=4.2)
     assert entry.affinity.weighed_s == 4.2
 
@@ -138,12 +135,12 @@ def pressure_of(backlog: tuple[float, int], *, busy: int) -> float:
     entry.estimate = Estimate(12_928, 40)
     told: list[float] = []
 
-    def worth_waiting(*asked: Any) -> tuple[list[Any], float]:
-        told.append(asked[-1])
-        return [], 0.0
+    def seconds(endpoints: Any, _context: Any, _ahead: Any, pressure: float) -> list[float]:
+        told.append(pressure)
+        return [0.0 for _ in endpoints]
 
-    made.inspect().router._policy.worth_waiting = worth_waiting  # type: ignore[method-assign, assignment]
-    made.inspect().router.worth_waiting(entry, [cold], {}, backlog, 4.0)
+    made.inspect().router._policy.seconds = seconds  # type: ignore[method-assign, assignment]
+    made.inspect().router.better(entry, [cold], {}, backlog, 4.0)
     return told[0]
 
 
@@ -179,7 +176,7 @@ def test_nobody_gets_further_ahead_of_one_that_is_held_than_fairness_allows() ->
         order.append(name)
         lease = next(serial for serial, at in made.books.leases.items() if at.endpoint == cold)
     assert now < made.inspect().entries["held0"].affinity.since_s + 1.0, "long before its wait was over"
-    assert order == [*(f"w{at}" for at in range(BACKFILLED_MAX)), "held0"]
+    assert order == [*(f"w{at}" for at in range(32)), "held0"]
 
 
 def test_a_home_that_died_is_not_waited_for() -> None:

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.charges import Charges
-from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.entry import PASSED_MAX, Entry
 from penstock.core.queueing.fair_tree import Node, QueueTree, lead
 from penstock.core.values.lifecycle import TERMINAL, State
 
-BACKFILLED_MAX = 32  # times one request may be overtaken by others that fit; then room is reserved for it
 EPSILON = 1e-9  # of sums of the same costs, made in another order
 
 
@@ -63,13 +62,13 @@ class Backfill:
 
     def reserve(self, entry: Entry, free: list[Endpoint], now: float) -> None:
         """Reserve room for `entry`, which was passed over, if that was so often enough."""
-        if entry.dispatch.backfilled >= BACKFILLED_MAX:
+        if entry.dispatch.backfilled >= PASSED_MAX:
             model = entry.model
             self.reserved.update([e for e in free if e.serves(model) and not entry.excludes(e.name, now)])
 
     def in_bound(self, entry: Entry, endpoints: list[Endpoint], others: list[Entry], now: float) -> list[Endpoint]:
         """Returns the endpoints that a request may take before `others` that are next and could go there too."""
-        node, may_lead = entry.node_of(), (BACKFILLED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
+        node, may_lead = entry.node_of(), (PASSED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         for other in others:
             if other.request.band == entry.request.band and lead(node, other.node_of()) > may_lead:
                 model = other.request.model
@@ -80,7 +79,7 @@ class Backfill:
 
     def too_far(self, entry: Entry, other: Entry) -> bool:
         """True if the request's flow is as far ahead of another's as it may be, or further."""
-        may_lead = (BACKFILLED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
+        may_lead = (PASSED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         return other.request.band == entry.request.band and lead(entry.node_of(), other.node_of()) > may_lead
 
     def found(self, endpoints: list[Endpoint]) -> None:
@@ -89,7 +88,7 @@ class Backfill:
         for overtaken in self.passed:
             record = overtaken.own_dispatch()
             record.backfilled += 1
-            if record.backfilled == BACKFILLED_MAX:
+            if record.backfilled == PASSED_MAX:
                 self._starved = [x for x in self._starved if x.state not in TERMINAL]
                 self._starved.append(overtaken)
 

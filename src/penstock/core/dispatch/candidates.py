@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable
 
 from penstock.core.dispatch import admission
-from penstock.core.dispatch.backfill import BACKFILLED_MAX, Backfill
+from penstock.core.dispatch.backfill import Backfill
 from penstock.core.dispatch.prefill_stagger import PrefillStagger
 from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.entry import PASSED_MAX, Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.routing.affinity_wait import AffinityWait
@@ -150,7 +150,7 @@ class CandidateFilter:
                 self._look_again(endpoint, entry.excluded_until_s(endpoint.name))
             else:
                 fitting.append(endpoint)
-        if over_share and fitting and entry.dispatch.backfilled < BACKFILLED_MAX:
+        if over_share and fitting and entry.dispatch.backfilled < PASSED_MAX:
             fitting = self._stagger.allowed(entry, fitting, now)
         return self._affinity.allowed(entry, fitting, now) if entry.affinity.may_wait else fitting
 

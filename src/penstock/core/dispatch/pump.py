@@ -22,15 +22,13 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.capped_flows import CAPPED_MAX, CappedFlows
-from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.entry import PASSED_MAX, Entry
 from penstock.core.queueing.fair_tree import Node, top
 from penstock.core.queueing.promised_shares import PromisedShares
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.values.catalogue import Cause
-
-WINDOW = 32  # requests looked at, in fair order, when the first ones do not fit
 
 Found = tuple[Entry, list[Endpoint]]
 
@@ -233,7 +231,7 @@ class Pump:
             if self._quotas.at_limit(entry.account):
                 self._backfill.holds(entry)
                 continue
-            if looked_at >= WINDOW:
+            if looked_at >= PASSED_MAX:
                 break
             if ahead and (entry.node_of(), entry.request.model) in ahead:
                 looked_at += 1

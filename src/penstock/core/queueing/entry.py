@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _NOTHING = Estimate(1, 1)
+PASSED_MAX = 32  #: K, the bound on being passed (`core/dispatch/backfill.py`): past K, others wait, too
 
 
 class QueueRecord:
@@ -169,17 +170,16 @@ class RouteRecord:
 class AffinityRecord:
     """A request's wait for an endpoint that it prefers, beside others that have room."""
 
-    __slots__ = ("again_s", "behind", "locate_until_s", "may_wait", "preferred", "since_s", "until_s", "weighed_s")
+    __slots__ = ("behind", "locate_until_s", "may_wait", "preferred", "since_s", "until_s", "weighed_s")
 
     def __init__(self, locate_until_s: float = -math.inf, *, may_wait: bool = True) -> None:
         self.may_wait = may_wait  #: it may be let wait for an endpoint it prefers
         self.locate_until_s = locate_until_s  #: so long it waits to be told where its prompt is cached
         self.preferred: tuple[Endpoint, ...] = ()  #: the endpoints it prefers to others that it could go to
         self.since_s = math.inf  #: when that wait began
-        self.again_s = 0.0  #: and for how long once more, if it is still worth that then
-        self.behind = 0  #: so many others, who came before it
-        self.until_s = -math.inf  #: when that wait ends, where its worth is estimated
-        self.weighed_s = -math.inf  #: when it was found last that the wait is worth its while
+        self.behind = 0  #: requests that waited for it before
+        self.until_s = -math.inf  #: when that wait ends, by score
+        self.weighed_s = -math.inf  #: when scores were last compared
 
 
 class DispatchRecord:

@@ -137,7 +137,7 @@ class Router:
             self._affordable(entry, preferred, context.alive(), now) if self._pool.priced and preferred else preferred
         )
 
-    def worth_waiting(
+    def better(
         self,
         entry: Entry,
         instead: Sequence[Endpoint],
@@ -145,35 +145,41 @@ class Router:
         backlog: tuple[float, int],
         now: float,
     ) -> tuple[Sequence[Endpoint], float]:
-        """The endpoints that a request waits for `instead` of going to one of those, and how long at most.
+        """Return the endpoints with a lower score than all of those it could go to `instead`, and for how long.
 
-        `ahead`: how many wait for each already; `backlog`: how many wait that it would keep waiting, and how many in
-        all. Changes nothing.
+        `ahead`: requests that wait for each endpoint; `backlog`: waiting requests that this one would delay, and all.
+        Seconds of computing count for all requests that come later by them: those that wait or have their prompts
+        computed, per endpoint, times what a queue adds that is busy for that share of the time (1 / (1 - share), with
+        one more endpoint idle than now; the part that others cause counts by this flow's backlog). Changes nothing.
         """
         located = self._located(entry, now)
         context = self._context(entry, located, self._sought(entry.request, located, now), now)
         if not context.matched:
             return (), 0.0
         matched, model, under_way, busy = context.matched, entry.model, 0, 0
-        holders: list[Endpoint] = []
-        for endpoint in self._pool:  # one loop, for it is run over all of them
+        live: list[Endpoint] = []
+        for endpoint in self._pool:  # one loop, because it visits all of them
             if prompts := len(endpoint.ledger.prefill.leases):
                 under_way, busy = under_way + prompts, busy + 1
-            if endpoint.index in matched and self._waitable(endpoint, entry, now):
-                holders.append(endpoint)
-        if not holders:
+            if endpoint.index in matched and endpoint.slots and self._waitable(endpoint, entry, now):
+                live.append(endpoint)
+        if not live:
             return (), 0.0
         count = max(1, self._pool.serving(model))
         own, waiting = backlog
-        # Those wait longer, too, who come before the endpoints idle again: 1 / (1 - share) times as many, where they
-        # compute for a share of the time. It is taken to be what it is now, with one more of them idle; and as far as
-        # others keep them busy, it is none of this request's affair.
         longer = 1.0 + busy / (max(0, count - busy) + 1) * (1.0 + own) / (1.0 + waiting)
         pressure = (1.0 + (own + under_way) / count) * longer - 1.0
-        homes, most_s = self._policy.worth_waiting(context, holders, instead, ahead, pressure)
+        least_s = min(self._policy.seconds(instead, context, {}, pressure))
+        homes: list[Endpoint] = []
+        for_s = 0.0
+        for endpoint, score_s in zip(live, self._policy.seconds(live, context, ahead, pressure), strict=True):
+            if score_s < least_s and endpoint not in instead:
+                homes.append(endpoint)
+                prefill = endpoint.ledger.prefill
+                for_s = max(for_s, least_s - score_s + prefill.left(now) / prefill.rate)
         if homes and self._pool.priced:
-            return self._affordable(entry, homes, context.alive(), now), most_s
-        return homes, most_s
+            return self._affordable(entry, homes, context.alive(), now), for_s
+        return homes, for_s
 
     def _waitable(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
         """Whether it is well, and may compute a request's prompt."""

@@ -100,7 +100,7 @@ class RoutingPolicy:
     uses_prefix: bool = False  #: wants to know which endpoint holds how much of the prompt
     weighs_load: bool = False  #: then what most endpoints hold, or should hold, is no reason to go to one
     uses_session: bool = False  #: wants to know where the session is at home
-    weighs_wait: bool = False  #: says how long a wait for what is cached elsewhere is worth
+    weighs_wait: bool = False  #: has `seconds`, by which a request may wait for a closed endpoint
     takes_turns: bool = False  #: its choices depend on those before, so it is asked where only one is open, too
     scored_by: str | None = None  #: what its scores are, for people; None: nothing that people could read
     minds_size: bool = False  #: a larger endpoint gets more, which the conformance suite then holds it to
@@ -142,17 +142,16 @@ class RoutingPolicy:
         """Returns the endpoints worth waiting for, of those alive; empty where any will do. Changes nothing."""
         return ()
 
-    def worth_waiting(
+    def seconds(
         self,
-        context: Context,  # noqa: ARG002
-        holders: Sequence[Endpoint],  # noqa: ARG002
-        instead: Sequence[Endpoint],  # noqa: ARG002
-        ahead: Mapping[Endpoint, int],  # noqa: ARG002
-        pressure: float,  # noqa: ARG002
-    ) -> tuple[list[Endpoint], float]:
-        """Returns the `holders` to wait for `instead` of going to one of those now, and for how many seconds at most.
+        endpoints: Sequence[Endpoint],
+        context: Context,
+        ahead: Mapping[Endpoint, int],
+        pressure: float,
+    ) -> list[float]:
+        """Return the seconds to the first token at each endpoint, open or not; only asked if `weighs_wait`.
 
-        `ahead`: how many wait for an endpoint already. `pressure`: how many others come later by as much as one
-        endpoint computes longer. An empty list: none is worth it. Changes nothing.
+        `ahead`: requests that wait for an endpoint already. `pressure`: further requests that come later by as much as
+        this prompt is computed longer.
         """
-        return [], 0.0
+        raise NotImplementedError

@@ -52,45 +52,27 @@ class PredictedTtft(RoutingPolicy):
         alive = context.alive()
         return [alive[at] for at in self._near(alive, _costs(alive, context), context)]
 
-    def worth_waiting(
+    def seconds(
         self,
+        endpoints: Sequence[Endpoint],
         context: Context,
-        holders: Sequence[Endpoint],
-        instead: Sequence[Endpoint],
         ahead: Mapping[Endpoint, int],
         pressure: float,
-    ) -> tuple[list[Endpoint], float]:
-        """To compute cold what is cached elsewhere costs all who wait: so its seconds count for so many.
-
-        Both ways take what is before the prompt, and what is to be computed of it. The first of these only the request
-        itself waits for; by the second others come later, too: `pressure` of them.
-        """
-        matched = context.matched
-        if not matched:
-            return [], 0.0
-        enough = AFFINITY_SHARE * max(matched.values())
-        for endpoint in instead:
-            if matched.get(endpoint.index, 0) >= enough:
-                return [], 0.0
-        homes = [e for e in holders if matched.get(e.index, 0) >= enough and e.slots]
-        if not homes:
-            return [], 0.0
-        weight = COLD * (1.0 + pressure)
-        now_s = min([self._weighed_s(e, context, weight) for e in instead])
-        most_s = 0.0
-        for home in homes:
-            cached_s = self._weighed_s(home, context, weight)
-            if cached_s + _turn_s(home, context, ahead.get(home, 0)) < now_s:
-                most_s = max(
-                    most_s, now_s - cached_s + home.ledger.prefill.left(context.now) / home.ledger.prefill.rate
-                )
-        return (homes, most_s) if most_s > 0.0 else ([], 0.0)
-
-    def _weighed_s(self, endpoint: Endpoint, context: Context, weight: float) -> float:
-        """What is before it there, and its own computing as it weighs."""
-        prefill = endpoint.ledger.prefill
-        seconds = (prefill.left(context.now) + weight * context.uncached_tokens(endpoint)) / prefill.rate
-        return seconds + context.price_weight_s * endpoint.price if context.price_weight_s else seconds
+    ) -> list[float]:
+        """Return `when open + queued / rate + uncached / rate * COLD * (1 + pressure)`, and what the endpoint costs."""
+        weight, now = COLD * (1.0 + pressure), context.now
+        scores: list[float] = []
+        for endpoint in endpoints:
+            ledger = endpoint.ledger
+            prefill, uncached = ledger.prefill, context.uncached_tokens(endpoint)
+            slot_s = 0.0
+            if len(ledger.leases) >= ledger.slots:
+                pace_s = ledger.speed.time_per_output_token_s(now) or PACE_S
+                slot_s = pace_s * context.output_tokens / ledger.slots
+            opens_s = slot_s + ahead.get(endpoint, 0) * max(slot_s, uncached / prefill.rate)
+            score_s = opens_s + (prefill.left(now) + weight * uncached) / prefill.rate
+            scores.append(score_s + context.price_weight_s * endpoint.price if context.price_weight_s else score_s)
+        return scores
 
     def _near(self, endpoints: Sequence[Endpoint], costs: list[float], context: Context) -> list[int]:
         """The places of those that hold most of the prompt and are not much dearer than the cheapest."""
@@ -101,18 +83,6 @@ class PredictedTtft(RoutingPolicy):
             return []
         dearest, enough = min(costs) + self.settings.affinity_escape_s, AFFINITY_SHARE * most
         return [at for at, tokens in enumerate(held) if tokens >= enough and costs[at] <= dearest]
-
-
-def _turn_s(endpoint: Endpoint, context: Context, ahead: int) -> float:
-    """How long it takes until it is its turn there, beyond the prompts before it: for those who wait for the same
-    endpoint, and for a slot where all are taken.
-    """
-    ledger = endpoint.ledger
-    slot_s = 0.0
-    if len(ledger.leases) >= ledger.slots:
-        pace_s = ledger.speed.time_per_output_token_s(context.now) or PACE_S
-        slot_s = pace_s * context.output_tokens / ledger.slots
-    return slot_s + ahead * max(slot_s, context.uncached_tokens(endpoint) / ledger.prefill.rate)
 
 
 def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
