@@ -7,7 +7,6 @@ import math
 import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.dispatch.backfill import BACKFILLED_MAX
 from penstock.core.dispatch.prefill_stagger import STEP_S, PrefillStagger
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
@@ -161,7 +160,7 @@ def test_in_a_flood_of_long_prompts_two_endpoints_take_turns() -> None:
 def test_who_was_overtaken_as_often_as_may_be_does_not_wait_for_its_turn() -> None:
     made = flooded()
     assert computed(made, "a", 2.05) == [("h0", "a")]
-    made.inspect().entries["h1"].own_dispatch().backfilled = BACKFILLED_MAX
+    made.inspect().entries["h1"].own_dispatch().backfilled = 32
     assert computed(made, "b", 2.1) == [("h1", "b")]
 
 

@@ -8,8 +8,6 @@ import pytest
 from msgspec import structs
 
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.dispatch.backfill import BACKFILLED_MAX
-from penstock.core.dispatch.pump import WINDOW
 from penstock.core.endpoints.pool import SLOTS_CACHED_MAX
 from penstock.core.endpoints.prefill_backlog import STEP_TOKENS as PREFILL_STEP_TOKENS
 from penstock.core.endpoints.speed import BASE_S as PREFILL_BASE_S
@@ -116,7 +114,7 @@ def test_the_first_32_requests_in_fair_order_are_looked_at(passed: int, goes: bo
 def test_a_tenant_at_its_limit_waits_and_hides_no_other() -> None:
     made = scheduler(limited(), a=9)
     lease = the_lease(made.arrived(request("one", tenant="limited"), now=0.0))
-    for at in range(2 * WINDOW):
+    for at in range(2 * 32):
         assert made.arrived(request(str(at), tenant="limited"), now=0.0) == []
     assert sent(made.arrived(request("other", tenant="other"), now=0.0)) == [("other", "a")]
     assert sent(made.finished(lease, now=1.0)) == [("0", "a")]
@@ -128,7 +126,7 @@ def test_no_room_is_reserved_for_a_tenant_at_its_limit_however_often_it_is_passe
     made = scheduler(limited(bands=TWO_BANDS, fairness=fairness), a=999)
     made.arrived(request("one", tenant="limited"), now=0.0)
     made.arrived(request("held", tenant="limited", band=1), now=0.0)
-    for at in range(3 * BACKFILLED_MAX):
+    for at in range(3 * 32):
         assert sent(made.arrived(request(str(at), tenant="other", band=1), now=0.0)), at
 
 
