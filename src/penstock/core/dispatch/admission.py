@@ -85,7 +85,7 @@ def _queues(endpoint: Endpoint, band: BandSettings, now: float, *, told: bool = 
     ledger, own, waiting_max = endpoint.ledger, endpoint.limits, band.engine_waiting_max
     if own is not None and own.engine_waiting_max is not None and own.engine_waiting_max < waiting_max:
         waiting_max = own.engine_waiting_max
-    waiting = ledger.engine_queue(now, told=told)
+    waiting = ledger.engine_queue(now, told=told, strict=waiting_max == 0)
     if waiting > 0 and waiting >= waiting_max:
         return True
     return now < ledger.limit.fills_until_s(ledger, now)

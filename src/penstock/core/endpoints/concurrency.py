@@ -100,33 +100,9 @@ class FoundLimit(ConcurrencyLimit):
     """Unknown slots."""
 
     __slots__ = (
-        "_before",
-        "_best",
-        "_best_before",
-        "_best_s",
-        "_counted",
-        "_ends",
-        "_fastest_s",
-        "_first",
-        "_grown_at",
-        "_hold_s",
-        "_hold_until_s",
-        "_look_s",
-        "_on_the_way",
-        "_peak",
-        "_queued",
-        "_ran",
-        "_rate",
-        "_rate_s",
-        "_running",
-        "_step",
-        "_top",
-        "_whole",
-        "_whole_beside",
-        "_whole_s",
-        "_whole_tokens",
-        "_window_s",
-        "grown_s",
+        "_before", "_best", "_best_before", "_best_s", "_counted", "_ends", "_fastest_s", "_first", "_grown_at",
+        "_grown_s", "_hold_s", "_hold_until_s", "_look_s", "_on_the_way", "_peak", "_queued", "_ran", "_rate",
+        "_rate_s", "_running", "_step", "_top", "_whole", "_whole_beside", "_whole_s", "_whole_tokens", "_window_s",
     )  # fmt: skip
 
     def __init__(self, slots: int, *, ran: int = 0) -> None:
@@ -138,7 +114,7 @@ class FoundLimit(ConcurrencyLimit):
         self._before = 0  # the slots before the last increase; 0: it has decreased since
         self._queued = 0  # looks in a row that showed a queue,
         self._ran = 0.0  # and the most that ran meanwhile
-        self.grown_s = -math.inf
+        self._grown_s = -math.inf
         self._look_s = -math.inf
         self._best = self._best_before = ran  # the most at work in this while and in the one before
         self._best_s = -math.inf
@@ -183,7 +159,7 @@ class FoundLimit(ConcurrencyLimit):
         step = self._step or max(1, self.slots // 2)
         self._before, self._grown_at, self._top = self.slots, self._top, 0.0
         self.slots = min(self.slots + step, SLOTS_MAX)
-        self.grown_s = now
+        self._grown_s = now
         if self._step:
             self._hold_until_s = now + round_s
             self._step = min(2 * self._step, max(1, self.slots // 2))
@@ -222,7 +198,7 @@ class FoundLimit(ConcurrencyLimit):
 
     def on_whole(self, lease: Lease, tokens: int, now: float) -> None:
         """Note a whole answer of so many tokens; 0 if that is not known."""
-        if lease.dispatched_s < self.grown_s:
+        if lease.dispatched_s < self._grown_s:
             return
         self._whole += 1
         self._whole_tokens += tokens + 1
@@ -253,28 +229,25 @@ class FoundLimit(ConcurrencyLimit):
             return
         others = page.others_running(now)
         veto = self._vetoes(ledger, now)
-        queue = 0
-        if ran >= STANDS * max(
-            self._best, self._best_before
-        ):  # otherwise not all servers are busy, and it waits for another reason
-            queue = len(_late(ledger, now, LATE_VETOED if veto else LATE))
-        sent = ledger.sent_there
+        # With fewer running than lately not all servers are busy, and a late stream waits for another reason.
+        busy = ran >= STANDS * max(self._best, self._best_before)
+        queue = len(_late(ledger, now, LATE_VETOED if veto else LATE)) if busy else 0
         self._judge(
             now,
             ran=ran + others,
             engaged=ran + min(self._on_the_way, ledger.reserved),
             others=others,
-            let=sent if wanted else self.slots - others,
+            let=ledger.sent_there if wanted else self.slots - others,
             queue=queue,
             round_s=max(SETTLES_S, LATE * speed.base_s),
         )
 
     def _vetoes(self, ledger: Ledger, now: float) -> bool:
-        """Whether the page shows no queue and most of ours running, as of a moment after the last increase."""
+        """Whether the page shows no queue, and most of ours running."""
         page = ledger.page
-        if page.base is None or page.base.waiting > 0.0 or page.moved_s < self.grown_s:
+        if page.base is None or page.base.waiting > ledger.fresh or not page.credible(now):
             return False
-        return page.credible(now) and page.base.running >= VETO_SHARE * page.own
+        return page.base.running + ledger.fresh >= VETO_SHARE * page.own
 
     def looks_s(self, ledger: Ledger, now: float) -> float:
         """Returns when to look if nothing happens until then; infinity: no need to."""

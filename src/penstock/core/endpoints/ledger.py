@@ -431,16 +431,19 @@ class Ledger:
             self._load_until_s = now if foreign > 0.0 else math.inf
         return self._load
 
-    def engine_queue(self, now: float, *, told: bool = True) -> float:
+    def engine_queue(self, now: float, *, told: bool = True, strict: bool = False) -> float:
         """Returns how many requests are believed to wait inside the engine: by its page, or those of ours that have not
-        begun and exceed its slots. `told`: False leaves out the page.
+        begun and exceed its slots.
+
+        `told`: False leaves out the page. `strict`: requests that may only wait for the next step count, too.
         """
+        fresh = 0 if strict else self.fresh
         abandoned = self.abandoned(now)
         base = self.page.base if told else None
-        if base is not None and base.waiting > self.fresh and self.page.credible(now):
+        if base is not None and base.waiting > fresh and self.page.credible(now):
             # It queues, so it ran all it could. Each sent since joined its queue, each that ended took one out; if more
             # began than ended, it can run so many more.
-            waiting = base.waiting - self.fresh + abandoned + self._sent - self._ended - self._begun_most
+            waiting = base.waiting - fresh + abandoned + self._sent - self._ended - self._begun_most
             return max(0.0, waiting)
         unbegun = self.reserved - self.pending
         if not unbegun and not abandoned:
