@@ -1,7 +1,7 @@
-"""A request on its way through the scheduler: what is known of it, in records that one room each writes.
+"""A request in the scheduler, in records with one writing room each.
 
-What never changes (the request) and what all go by (its state, its lease) stand on the entry. The rest is in records
-named for what they tell; who may write which is held by `tests/tidy/test_records.py` (docs/decisions/0033):
+The constant part (the request) and the common part (its state, its lease) are on the entry. The rest is in records by
+subject; `tests/tidy/test_records.py` holds their writers (docs/decisions/0033):
 
 | record | tells | written by |
 |---|---|---|
@@ -12,7 +12,7 @@ named for what they tell; who may write which is held by `tests/tidy/test_record
 | `dispatch` | how often others passed it that fit where it does not | `dispatch` |
 | `retry` | its failed tries, and the endpoints that are excluded for it | `scheduling` |
 
-The last three are of few requests. They are made when first written; until then all share one that says nothing.
+The last three are of few requests. They are made when first written; until then all share an empty one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class QueueRecord:
     __slots__ = ("deadline_s", "key", "node", "since_s", "size_class", "visit", "wait_s_max", "waited_s")
 
     def __init__(self, seq: int) -> None:
-        self.key: tuple[int, float] = (0, float(seq))  #: the caller's own priority, then the ordering's key
+        self.key: tuple[int, float] = (0, float(seq))  #: the client's priority, then the ordering's key
         self.node: Node | None = None  #: the flow it belongs to
-        self.visit = 0  #: how often it entered a queue: tells its place in a heap from one it had earlier
+        self.visit = 0  #: how often it entered a queue: distinguishes its place in a heap from earlier ones
         self.since_s = 0.0  #: when it entered last
         self.waited_s = 0.0  #: in earlier visits
-        self.wait_s_max = 0.0  #: what it may wait: never less than was allowed when it came
+        self.wait_s_max = 0.0  #: its allowed wait: never less than at its arrival
         self.deadline_s = math.inf  #: for the first token
-        self.size_class = 0  #: of what is to be computed of its prompt, while it waits
+        self.size_class = 0  #: of its uncached prompt, while it waits
 
     @property
     def waits_since_s(self) -> float:
@@ -63,7 +63,7 @@ class QueueRecord:
     def ordered(self, key: tuple[int, float]) -> None:
         """Note the `key` that the flow is ordered by.
 
-        The leaf where the entry stands has to be told, too (`rekeyed`).
+        Its leaf has to be updated too (`rekeyed`).
         """
         self.key = key
 
@@ -80,7 +80,7 @@ class QueueRecord:
         self.since_s = now
 
     def waited_before(self, waited_s: float) -> None:
-        """Note what it waited in earlier visits, which another scheduler counted."""
+        """Add its wait of earlier visits, counted by another scheduler."""
         self.waited_s = waited_s
 
     def left(self, now: float) -> None:
@@ -97,16 +97,16 @@ class QueueRecord:
 
 
 class ChargeRecord:
-    """What a request takes: as estimated, and as counted so far."""
+    """A request's work: estimated, and counted so far."""
 
     __slots__ = ("charged", "charged_output", "cost", "counted", "counted_in", "output_seen", "work")
 
     def __init__(self) -> None:
-        self.cost = 0.0  #: what it was estimated to count for when it was sent, by the fairness policy
-        self.work = 0.0  #: what it is estimated to take, whatever the policy: behind every estimate of a wait
-        self.counted = 0.0  #: of that work, what was counted for and against shares that bands were promised
-        self.counted_in: list[tuple[Band, float]] | None = None  #: and in which bands, for what part
-        self.charged = 0.0  #: what its flow was charged for it so far
+        self.cost = 0.0  #: its estimated cost at dispatch, by the fairness policy
+        self.work = 0.0  #: its estimated work, independent of the policy: for every estimate of a wait
+        self.counted = 0.0  #: of that work, the part counted for promised shares
+        self.counted_in: list[tuple[Band, float]] | None = None  #: and its bands, with their parts
+        self.charged = 0.0  #: its flow's charge so far
         self.charged_output = 0  #: the completion tokens in that
         self.output_seen = 0  #: completion tokens that came so far
 
@@ -120,7 +120,7 @@ class ChargeRecord:
 
 
 class RouteRecord:
-    """Where a request's prompt is believed cached, as last looked at."""
+    """The assumed locations of a request's cached prompt, as last checked."""
 
     __slots__ = (
         "blocks",
@@ -135,20 +135,18 @@ class RouteRecord:
     )
 
     def __init__(self) -> None:
-        self.located: Located = NOWHERE  #: who holds how much of its prompt
+        self.located: Located = NOWHERE  #: cached tokens by endpoint
         self.uncached_tokens = 1  #: of its prompt, to be computed
-        self.cached_tokens = 0  #: of its prompt: where most is held, and once it is sent, where it was sent
-        self.source: Source | None = None  #: who says so
-        self.keys_since = 0  #: that its endpoint was sent since what is believed cached was used there, by history
-        self.sought: Sought | None = None  #: what is looked for where it was sent only because one like it was
-        self.twin_computing = False  #: what is believed cached is just being computed, for another request
+        self.cached_tokens = 0  #: cached tokens: the most at any endpoint or, once sent, at its endpoint
+        self.source: Source | None = None  #: the source
+        self.keys_since = 0  #: sent to its endpoint since the cached prefix was used there, by history
+        self.sought: Sought | None = None  #: looked for at an endpoint chosen only by a similar prompt
+        self.twin_computing = False  #: the prefix is just being computed, for another request
         self.blocks: tuple[tuple[int, ...], int] | None = None  #: keys of its token blocks, and their size
-        self.looked_up: tuple[Source, Mapping[str, int]] | None = None  #: who answered, and tokens by endpoint
+        self.looked_up: tuple[Source, Mapping[str, int]] | None = None  #: the source, and tokens by endpoint
 
     def believe(self, cached_tokens: int, prompt_tokens: int) -> None:
-        """Note that `cached_tokens` of the prompt are held: where most is or, once the request is sent, where it was
-        sent.
-        """
+        """Record `cached_tokens` of the prompt: the most at any endpoint or, once sent, at its endpoint."""
         self.cached_tokens = cached_tokens
         left = prompt_tokens - cached_tokens
         self.uncached_tokens = left if left > 0 else 1
@@ -158,11 +156,11 @@ class RouteRecord:
         self.blocks = (keys, block_tokens)
 
     def told_holders(self, source: Source, tokens: Mapping[str, int]) -> None:
-        """Note what a look-up at `source` answered: how many tokens each endpoint holds."""
+        """Record a look-up's result at `source`: tokens by endpoint."""
         self.looked_up = (source, tokens)
 
     def forget(self) -> None:
-        """Let go of what only routing needed."""
+        """Release the data for routing."""
         self.blocks = self.looked_up = None
         self.located = NOWHERE
 
@@ -174,7 +172,7 @@ class AffinityRecord:
 
     def __init__(self, locate_until_s: float = -math.inf, *, may_wait: bool = True) -> None:
         self.may_wait = may_wait  #: it may be let wait for an endpoint it prefers
-        self.locate_until_s = locate_until_s  #: so long it waits to be told where its prompt is cached
+        self.locate_until_s = locate_until_s  #: the end of its wait for a look-up
         self.preferred: tuple[Endpoint, ...] = ()  #: the endpoints it prefers to others that it could go to
         self.since_s = math.inf  #: when that wait began
         self.behind = 0  #: requests that waited for it before
@@ -183,7 +181,7 @@ class AffinityRecord:
 
 
 class DispatchRecord:
-    """How often a request was passed by others that fit where it does not."""
+    """How often a request was passed by smaller ones that fit."""
 
     __slots__ = ("backfilled",)
 
@@ -198,12 +196,12 @@ class RetryRecord:
 
     def __init__(self) -> None:
         self.attempts = 0  #: failed dispatches that cost an attempt
-        self.recalls = 0  #: how often it was taken back from an engine
+        self.recalls = 0  #: how often it was withdrawn from an engine
         self.refusals = 0  #: how often an engine turned it away as one too many
         self.excluded: dict[str, float] = {}  #: endpoints that refused or failed it, and until when
 
 
-# What is shared by all that have none of their own: never written.
+# The shared empty records: never written.
 NO_AFFINITY = AffinityRecord(may_wait=False)
 NO_DISPATCH = DispatchRecord()
 NO_RETRY = RetryRecord()
@@ -234,12 +232,12 @@ class Entry:
         self.request = request
         self.model = request.model  # as in the request, and asked for most
         self.tenant = request.tenant
-        self.account = request.account or request.tenant  # whose limits hold
+        self.account = request.account or request.tenant  # the name for limits
         self.seq = seq  # arrival number: the last tie-break everywhere
         self.state = State.ARRIVED
         self.lease: Lease | None = None
         self.estimate = _NOTHING
-        self.whole = True  # its prompt is computed where it is answered; asked only where endpoints have roles
+        self.whole = True  # its prompt is computed by its decode endpoint; only used if endpoints have roles
         self.queue = QueueRecord(seq)
         self.charge = ChargeRecord()
         self.route = RouteRecord()
@@ -282,7 +280,7 @@ class Entry:
         return node
 
     def presumed_usage(self) -> Usage:
-        """Returns what a request cost if no engine tells: its prompt as estimated, and what was seen of its answer.
+        """Returns a request's cost without a report: its estimated prompt, and the counted answer.
 
         Of an answer that does not stream nothing is seen, so it counts as estimated, even where the caller gave up:
         else a caller that gives up just before the end would have it all computed for nothing.
@@ -297,7 +295,7 @@ class Entry:
         self.state = TRANSITIONS.get((self.state, event)) or after(self.state, event)
 
     def became(self, request: Request) -> None:
-        """Put another form of the same `request` in its place: another band's, or one without what is not needed."""
+        """Replace the `request` by another form: of another band, or without unneeded parts."""
         self.request = request
 
     def own_affinity(self, locate_until_s: float = -math.inf) -> AffinityRecord:

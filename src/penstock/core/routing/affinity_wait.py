@@ -119,7 +119,7 @@ class AffinityWait:
         self._waiting += 1
 
     def surely_waits(self, entry: Entry, endpoints: list[Endpoint], now: float) -> bool:
-        """True if a waiting request goes to none of `endpoints`, whatever room they have. Cheap, so asked first."""
+        """True if a waiting request goes to none of `endpoints`. Cheap, so asked first."""
         affinity = entry.affinity
         if now >= affinity.until_s or not self._router.weighs_wait:
             return False

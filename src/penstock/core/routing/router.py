@@ -1,8 +1,8 @@
-"""Where does a request go: what its policy chooses, knowing where its prompt is cached and its session at home.
+"""The router: its policy's choice, with the locations of prompt and session.
 
-The router keeps what a policy needs to be told: our own history (which endpoint was sent which prefix), what engines
-say they hold, answers of look-ups, and where sessions live. All of it is a hint: bounded, cleared when an endpoint
-restarts or leaves, checked against what engines report, and never a reason to wait longer than `affinity_wait`.
+The router keeps the policies' inputs: our own history (prefixes sent to each endpoint), engines' events, results of
+look-ups, and sessions. All of it is a hint: bounded, cleared when an endpoint restarts or leaves, checked against
+engines' reports, and never a reason to wait longer than `affinity_wait`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Router:
         self._choose_policy(policy, settings)
 
     def reconfigured(self, policy: str, settings: RoutingSettings) -> None:
-        """Use `policy`, or the same with other settings, from now on. What is known of endpoints stays known."""
+        """Use `policy`, or the same with other settings, from now on. Knowledge of endpoints stays."""
         if (policy, settings) != (self._named, self.settings):
             self._choose_policy(policy, settings)
 
@@ -102,7 +102,7 @@ class Router:
     def _chosen(
         self, entry: Entry, located: Located, sought: Sought | None, endpoints: Sequence[Endpoint], now: float
     ) -> Choice:
-        """What the policy chooses; it need not be asked where there is one endpoint, as mostly in a full pool."""
+        """Returns the policy's choice; a single endpoint, usual in a full pool, needs none."""
         if self._pool.priced and len(endpoints) > 1:
             endpoints = self._affordable(entry, endpoints, endpoints, now)
         if len(endpoints) == 1 and not self._policy.takes_turns:
@@ -110,7 +110,7 @@ class Router:
         return self._policy.choose(endpoints, self._context(entry, located, sought, now))
 
     def took_over(self, entry: Entry, endpoint: Endpoint) -> None:
-        """Note where a request runs that another scheduler sent: what is known of it there."""
+        """Record the endpoint of a request that another scheduler sent."""
         request, policy = entry.request, self._policy
         if policy.uses_prefix and request.prefix:
             self.sent_before(request.prefix, endpoint)
@@ -124,7 +124,7 @@ class Router:
         self._history.store(endpoint.index, prefix)
 
     def lived(self, model: str, session: str, endpoint: str) -> None:
-        """Note where a session lives, as another scheduler chose; what is known here is newer."""
+        """Record a session's endpoint chosen by another scheduler, unless a newer one is known."""
         if self._sessions.get(model, session) is None:
             self._sessions.moved(model, session, endpoint)
 
@@ -191,7 +191,7 @@ class Router:
     def _affordable(
         self, entry: Entry, endpoints: Sequence[Endpoint], of: Sequence[Endpoint], now: float
     ) -> Sequence[Endpoint]:
-        """Those as cheap as the cheapest `of` some, where that comes before all else; none may be. A session stays."""
+        """Returns those as cheap as the cheapest `of` some, if price comes first; may be empty. A session stays."""
         if self.settings.price_weight_s < math.inf:
             return endpoints
         home = self.home(entry.request, now, whole=entry.whole)
@@ -201,9 +201,7 @@ class Router:
         return [endpoint for endpoint in endpoints if endpoint.price <= least]
 
     def home(self, request: Request, now: float, *, whole: bool) -> Endpoint | None:
-        """Returns where the request's session lives, if that endpoint is alive and may compute its prompt; else
-        None.
-        """
+        """Returns the endpoint of the request's session, if it is alive and may compute its prompt, or None."""
         if request.session is None or not self._policy.uses_session:
             return None
         name = self._sessions.get(request.model, request.session)
@@ -211,7 +209,7 @@ class Router:
         return home if home is not None and self._pool.roles.computes(home, request.model, whole=whole) else None
 
     def alive(self, name: str, request: Request, now: float) -> Endpoint | None:
-        """Returns an endpoint by name, if it is well and serves the request's model; else None."""
+        """Returns an endpoint by name, if it is healthy and serves the request's model, or None."""
         endpoint = self._pool.get(name)
         if endpoint is None or not endpoint.serves(request.model) or not endpoint.in_service:
             return None
@@ -254,32 +252,30 @@ class Router:
         located.measured(request, entry.estimate.prompt_tokens)
         self._history.remove(endpoint.index, request.prefix[located.keys_in(lease.cached_tokens) :])
 
-    # --- what others say of endpoints ---------------------------------------------------------------------------
+    # --- events of engines --------------------------------------------------------------------------------------
 
     def stored(self, endpoint: Endpoint, keys: Iterable[int]) -> None:
-        """Note that an endpoint says that it holds the token blocks with these `keys`."""
+        """An endpoint reports that it holds the token blocks with these `keys`."""
         self._exact.store(endpoint.index, keys)
 
     def removed(self, endpoint: Endpoint, keys: Iterable[int]) -> None:
-        """Note that an endpoint says that it no longer holds the token blocks with these `keys`."""
+        """An endpoint reports that it no longer holds the token blocks with these `keys`."""
         self._exact.remove(endpoint.index, keys)
 
     def cleared(self, endpoint: Endpoint) -> None:
-        """Note that `endpoint` says that it holds nothing any more."""
+        """`endpoint` reports an empty cache."""
         self._exact.clear(endpoint.index)
 
     def lost(self, endpoint: Endpoint) -> None:
-        """Fall back to our own history for `endpoint`, whose KV-event stream ended."""
+        """Fall back to our own history for `endpoint` after its KV-event stream ended."""
         self._exact.forget(endpoint.index)
 
     def down(self, endpoint: Endpoint) -> None:
-        """Doubt what `endpoint`, where nobody answers, holds: nothing, until its gauges tell that it is the same
-        process.
-        """
+        """Assume nothing cached at the unreachable `endpoint`, until its gauges show the same process."""
         self._doubted[endpoint.index] = endpoint
 
     def answers(self, endpoint: Endpoint) -> None:
-        """Note that `endpoint` answers. If it has no gauges to tell, it is taken for a new process."""
+        """Note that `endpoint` answers. Without gauges it is taken for a new process."""
         if endpoint.index in self._doubted and endpoint.ledger.page.base is None:
             self.read(endpoint, restarted=True)
 
@@ -323,11 +319,11 @@ class Router:
         )
 
     def _weighs_prices(self) -> bool:
-        """Whether a policy that compares times is to add what endpoints cost."""
+        """Whether a policy that compares times should add prices."""
         return self._pool.priced and self.settings.price_weight_s < math.inf
 
     def _sought(self, request: Request, located: Located, now: float) -> Sought | None:
-        """Where one like it was sent last, and how much of it that may hold, if nobody is known to hold as much."""
+        """Returns the last endpoint of a similar prompt and its likely part, if none is known to hold as much."""
         if not self._policy.weighs_load or located.told or now < self.sources.off_until_s:
             return None
         last = self._last_sent.last(request.prefix, beyond=located.levels[-1][1] if located.levels else 0)
@@ -337,10 +333,10 @@ class Router:
         return Sought(last.endpoint, tokens, last.age) if tokens > located.most else None
 
     def _telling(self, request: Request, located: Located, now: float) -> tuple[dict[int, int], int]:
-        """Who holds more than half of the endpoints do, and how much more; and how many tokens these do.
+        """Returns the endpoints that hold more than half of them do, with the excess, and that half's tokens.
 
-        What half of them hold tells nothing about where to go, and what is so much in demand that it should be held by
-        more tells the wrong thing: all would pile onto the one who had it first.
+        Prefixes held by half of them don't distinguish endpoints, and very hot ones should spread: otherwise all
+        requests would pile onto the first holder.
         """
         half = max(2, (self._pool.serving(request.model) + 1) // 2)
         if located.told or not self._policy.weighs_load:
@@ -396,7 +392,7 @@ class Router:
         return located
 
     def _say(self, source: Source, told: Mapping[int, int], request: Request, located: Located, now: float) -> None:
-        """Let a source that knows better than our history speak, but for what is being computed: it will be there."""
+        """Prefer a source better than our history, except for prefixes being computed, which will be there."""
         for endpoint in self._pool:
             index = endpoint.index
             if index not in told or not self.sources.trusted(source, index, now):
@@ -409,9 +405,9 @@ class Router:
                     located.said[index], located.told[index] = Source.HISTORY, computing
 
     def _resize(self, endpoint: Endpoint, keys_since: int, *, right: bool) -> None:
-        """What an engine holds is less than its memory: answers take some. Its errors tell how much less: what is gone
-        had to make room for what was sent since. What was sent longer ago than is believed to be held by now, and was
-        just not dropped from the index yet, tells nothing.
+        """An engine's cache is smaller than its memory, because answers take some. Its errors show how much less:
+        evicted blocks made room for later ones. Older entries than the assumed capacity, not yet dropped from the
+        index, are ignored.
         """
         history, index = self._history, endpoint.index
         limit = history.limit_of(index)
@@ -420,5 +416,5 @@ class Router:
 
 
 def _being_computed(key: Key, depth: int, endpoint: Endpoint) -> bool:
-    """Whether what it holds of a prompt was sent there but a moment ago, so that no engine need have it yet."""
+    """Whether a prompt's prefix was sent there only a moment ago, so that it may not be computed yet."""
     return any(len(x.prefix) >= depth and x.prefix[depth - 1] == key for x in endpoint.ledger.prefill.leases.values())

@@ -1,10 +1,11 @@
-"""What is a routing policy asked? To score the endpoints that are open to a request, and which are worth waiting for.
+"""The interface of a routing policy. To score the endpoints that are open to a request, and which are worth waiting
+for.
 
 A policy is one list of numbers: `score` gives one for each endpoint, and the least is best. `pick` takes it, and among
-equal ones the endpoint whose last request is the longest ago, so that equals take turns (by weight, where weights
-differ). The explanation of a dispatch shows the same list. A policy sees a request through a `Context` and an endpoint
-through what is believed of it, and keeps nothing from one request to the next, unless it `takes_turns`: so a policy is
-a few lines, and every choice can be explained after the fact.
+equal ones the least recently used endpoint, so that equals take turns (by weight, if weights differ). The explanation
+of a dispatch shows the same list. A policy sees a request through a `Context` and an endpoint through its estimates,
+and keeps no state between requests, unless it `takes_turns`: so a policy is a few lines, and every choice can be
+explained after the fact.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from penstock.core.values.request import Request
 from penstock.core.values.settings import RoutingSettings
 
 NOWHERE: dict[int, int] = {}
-LOAD: Final = "load per slot"  # what endpoints are compared by wherever nothing else is, for people
+LOAD: Final = "load per slot"  # the label of the default comparison
 
 
 class Context:
@@ -43,9 +44,9 @@ class Context:
         self.output_tokens = output_tokens
         self.now = now
         self.matched = matched  #: tokens held of these, by endpoint index
-        self.home = home  #: where its session is at home, while that endpoint is alive
+        self.home = home  #: the endpoint of its session, while alive
         self._alive = alive
-        self.price_weight_s = price_weight_s  #: of a later first token, for each unit that an endpoint is cheaper
+        self.price_weight_s = price_weight_s  #: of a later first token, per unit that an endpoint is cheaper
 
     def load(self, endpoint: Endpoint) -> float:
         """Returns how many requests are believed to be at the endpoint, running or waiting."""
@@ -69,7 +70,7 @@ class Context:
 
 
 class Choice:
-    """Where a request goes, and the numbers that decided it."""
+    """The chosen endpoint, and the deciding numbers."""
 
     __slots__ = ("among", "endpoint", "scored_by", "scores")
 
@@ -83,7 +84,7 @@ class Choice:
         self.endpoint = endpoint
         self.among = among  #: the endpoints that were compared
         self.scores = scores  #: of each of these, in their order
-        self.scored_by = scored_by  #: what the scores are, for people; None: no numbers to show
+        self.scored_by = scored_by  #: the label of the scores; None: not shown
 
     def score(self, endpoint: Endpoint) -> float | None:
         """Returns the endpoint's score; None if it was not compared, or by nothing that people can read."""
@@ -98,11 +99,11 @@ class RoutingPolicy:
     """Chooses late: at dispatch, among endpoints that admission leaves open."""
 
     uses_prefix: bool = False  #: wants to know which endpoint holds how much of the prompt
-    weighs_load: bool = False  #: then what most endpoints hold, or should hold, is no reason to go to one
-    uses_session: bool = False  #: wants to know where the session is at home
+    weighs_load: bool = False  #: then prefixes that most endpoints hold, or should hold, are ignored
+    uses_session: bool = False  #: uses the session's endpoint
     weighs_wait: bool = False  #: has `seconds`, by which a request may wait for a closed endpoint
-    takes_turns: bool = False  #: its choices depend on those before, so it is asked where only one is open, too
-    scored_by: str | None = None  #: what its scores are, for people; None: nothing that people could read
+    takes_turns: bool = False  #: its choices depend on earlier ones, so it is also asked with a single open endpoint
+    scored_by: str | None = None  #: the label of its scores; None: not shown
     minds_size: bool = False  #: a larger endpoint gets more, which the conformance suite then holds it to
     spreads_evenly: bool = True  #: equal endpoints get equal parts of a burst, not only nearly so: held, too
 
@@ -119,7 +120,7 @@ class RoutingPolicy:
         return Choice(judge.pick(endpoints, scores, context), endpoints, scores, judge.scored_by)
 
     def judge(self, endpoints: Sequence[Endpoint], context: Context) -> RoutingPolicy:  # noqa: ARG002
-        """Returns the policy that scores this request: another one where this one has nothing to go by."""
+        """Returns the policy that scores this request: another one if this one has no information."""
         return self
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
@@ -127,9 +128,9 @@ class RoutingPolicy:
         raise NotImplementedError
 
     def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:  # noqa: ARG002
-        """Returns the endpoint with the least score; among equals the one whose turn it is."""
+        """Returns the endpoint with the least score; among equals the next in turn."""
         chosen, least, last = endpoints[0], math.inf, 0.0
-        for at, score in enumerate(scores):  # a loop, for it is run over all that are open, at every dispatch
+        for at, score in enumerate(scores):  # a loop, because it runs over all open endpoints at every dispatch
             if score > least:
                 continue
             endpoint = endpoints[at]
@@ -139,7 +140,7 @@ class RoutingPolicy:
         return chosen
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:  # noqa: ARG002
-        """Returns the endpoints worth waiting for, of those alive; empty where any will do. Changes nothing."""
+        """Returns the live endpoints worth waiting for, if any. Changes nothing."""
         return ()
 
     def seconds(

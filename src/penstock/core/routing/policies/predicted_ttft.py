@@ -1,14 +1,14 @@
-"""Routing: where the first token comes soonest, and the others suffer least (docs/design.md#routing).
+"""Routing: the soonest first token at the least cost to other requests (docs/design.md#routing).
 
 Cost of an endpoint, in seconds: the prompt tokens before it (sent, not computed) and this request's own uncached ones,
 over the prefill rate learned there, plus a part of the slow-down of decoding that one more request causes.
 
 Cheapest alone would scatter a conversation for a few milliseconds' gain, and lose its cache for all later turns. So
 endpoints that hold at least 80 % of the longest match are preferred, unless going there costs `affinity_escape` seconds
-more than going elsewhere. What half of the endpoints hold anyway is no reason to prefer any (the router leaves it out).
+more than going elsewhere. Prefixes held by half of the endpoints are ignored (the router leaves them out).
 
-Where endpoints have prices, a finite `price_weight` is that many seconds of cost for each unit of price; an infinite
-one leaves only the cheapest to choose from (the router sees to it).
+If endpoints have prices, a finite `price_weight` is that many seconds of cost per unit of price; an infinite one leaves
+only the cheapest to choose from (the router sees to it).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from penstock.core.routing.policies.base import Context, RoutingPolicy
 
 AFFINITY_SHARE = 0.8  # of the longest match: near enough to be as good
 DECODE_WEIGHT = 0.2  # how much a second of slower decoding counts against a second of waiting for the first token
-PLAY, PLAY_S = 0.1, 0.02  # costs are not known better than that: what differs by less goes by load, and by turns
+PLAY, PLAY_S = 0.1, 0.02  # the precision of costs: smaller differences are decided by load, and by turns
 COLD = 2.0  # a token that is computed once more, and the one it displaces, which will have to be computed again
 PACE_S = 0.02  # per output token, until learned; a mid-size GPU's
 
 
 class PredictedTtft(RoutingPolicy):
-    """Least cost, by cache where that is nearly as cheap."""
+    """Least cost, or a cached prefix if that is nearly as cheap."""
 
     uses_prefix = True
     weighs_load = True
@@ -86,7 +86,9 @@ class PredictedTtft(RoutingPolicy):
 
 
 def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-    """Seconds. An endpoint not seen at work yet is taken to be as fast as the fastest: else it never would be seen."""
+    """Seconds. An endpoint not yet seen at work is assumed to be as fast as the fastest; otherwise it would never be
+    used.
+    """
     now, matched = context.now, context.matched
     prompt_tokens, output_tokens = context.prompt_tokens, context.output_tokens
     fastest = 0.0
@@ -97,7 +99,7 @@ def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
     fastest = fastest or TOKENS_PER_S
     price_weight_s = context.price_weight_s
     costs: list[float] = []
-    for endpoint in endpoints:  # one loop without calls for each, for it is run over all that are open
+    for endpoint in endpoints:  # one loop without calls, because it runs over all open endpoints
         ledger = endpoint.ledger
         prefill = ledger.prefill
         rate = prefill.rate if prefill.rate_known else fastest
