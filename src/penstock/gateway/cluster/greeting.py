@@ -26,7 +26,7 @@ Talk = Generator[tuple[bytes, int], bytes, bytes]
 
 
 class GreetingError(Exception):
-    """The other end is not of this group. The text says why."""
+    """The other end is not of this group. The text is the reason."""
 
 
 def dialing(secret: bytes, kind: bytes, nonce: bytes) -> Talk:

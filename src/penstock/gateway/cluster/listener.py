@@ -27,7 +27,7 @@ GREETING_S: Final = 5.0  # from the first byte to the last, TLS and all
 GREETINGS_MAX: Final = 64  # concurrent
 BACKLOG: Final = 256
 
-Accept = Callable[[asyncio.Transport, bytes], None]  #: a connection, and what came on it after the greeting
+Accept = Callable[[asyncio.Transport, bytes], None]  #: a connection, and the data after the greeting
 Greeted = Callable[[asyncio.Transport, bytes, bytes], None]  #: the same, with its kind between
 
 
@@ -202,7 +202,7 @@ def own_token(share: ShareSection) -> str | None:
 def prefix_seed(share: ShareSection) -> int:
     """Return the seed of prompts' keys (64 bits), equal at all gateways of the group, now and after restarts.
 
-    Derived from the secret; without one from the group's authority, whose certificate callers never see.
+    Derived from the secret; without one from the group's CA certificate, which clients never see.
     """
     known = _secret(share)
     if not known and (ssl_context := context(share.tls, server=False)) is not None:
@@ -213,7 +213,7 @@ def prefix_seed(share: ShareSection) -> int:
 def context(tls: ShareTls, *, server: bool) -> ssl.SSLContext | None:
     """Returns the TLS context to listen or dial with; None: no TLS. Raises `ConfigError`.
 
-    The group's own authority says who belongs to it, so a certificate of any name will do: addresses change.
+    The group's own authority defines its members, so a certificate may have any name, because addresses change.
     """
     if not tls.given:
         return None

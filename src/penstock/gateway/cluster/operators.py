@@ -5,8 +5,8 @@ already; a new gateway receives them when it becomes an edge, and reports its ow
 that grows with each change and with each decider: the highest counts. Orders to a gateway that decides alone are its
 own, and end when it joins the group again.
 
-They are what stops something: pauses and drains of models, tenants and endpoints; other limits of tenants; endpoints
-that were removed. Endpoints that were added are not among them, because their keys do not travel between machines.
+These are pauses and drains of models, tenants and endpoints, other limits of tenants, and removed endpoints. Endpoints
+that were added are not among them, because their keys do not travel between machines.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OperatorOrders:
         self.message = OperatorsSaid(0, msgspec.json.encode(self._said))  #: for gateways that do not know it
 
     def look(self, epoch: int) -> None:
-        """Number what has changed since the last look; for the gateway that decides, in this epoch."""
+        """Number the changes since the last call; for the deciding gateway, in this epoch."""
         said = self._now()
         if said != self._said:
             self._said = said
@@ -64,7 +64,7 @@ class OperatorOrders:
             self.message = OperatorsSaid(number, msgspec.json.encode(said))
 
     def heard(self, message: OperatorsSaid) -> None:
-        """Follow what another gateway knows, if that is later."""
+        """Follow another gateway's orders, if later."""
         if message.number <= self.message.number:
             return
         try:

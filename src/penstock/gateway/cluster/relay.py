@@ -1,9 +1,9 @@
 """Paths that only one process can answer, asked at another one: how do the question and the answer travel?
 
 A worker asks its gateway's first process, over a socket in a folder that only this user may enter. A gateway that
-stands by asks the one that decides, over the port between gateways. Both speak HTTP to the other's own server, one
-connection for each question; bodies and answers pass piece by piece, so an upload or a stream of events takes no memory
-here. The client's address travels in a header that no client can send, because it is removed here first.
+stands by asks the one that decides, over the port between gateways. Both send HTTP to the other's server, one
+connection per request; bodies and answers are streamed, so an upload or a stream of events takes no memory here. The
+client's address travels in a header that no client can send, because it is removed here first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ALIVE = ("/health", "/healthz", "/livez")
 _QUEUE: Final = "/queue"
 _OF_GROUP = (_QUEUE, "/autoscale", "/admin")
 _PREFIXES_OF_GROUP = ("/autoscale/", "/admin/")
-_OF_ONE = ("/admin/reload",)  # of each gateway, whoever decides
+_OF_ONE = ("/admin/reload",)  # of each gateway, leader or not
 _ONE_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )
@@ -97,7 +97,7 @@ class WorkerPaths:
 class GroupPaths:
     """Stands before an app: the paths that the group's decider answers, if that is another gateway.
 
-    What concerns one gateway is answered by itself: `/metrics`, `/ready`, a reload of its settings.
+    A gateway answers these itself: `/metrics`, `/ready`, a reload of its settings.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ def is_of_group(path: str) -> bool:
 
 
 def is_callers_of_group(path: str) -> bool:
-    """Returns True for such a path that callers may ask, not operators alone."""
+    """Returns True for such a path if it is also for clients."""
     return path == _QUEUE
 
 

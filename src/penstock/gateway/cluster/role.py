@@ -54,13 +54,13 @@ class GroupNow(msgspec.Struct, frozen=True):
     since_s: float  #: for how long it has been so
     epoch: int
     gateways: int  #: as last known
-    election: str  #: what it is held by
-    trouble: str | None  #: what is wrong
+    election: str  #: the election's store
+    trouble: str | None  #: trouble
     refused: list[TurnedAway]  #: the latest last; seconds ago
 
     @property
     def sentence(self) -> str:
-        """What is wrong, for people; empty: nothing."""
+        """Returns the trouble in words, or an empty text."""
         why = f": {self.trouble}" if self.trouble else ""
         if self.role == "alone":
             part = f"1/{self.gateways} of slots and limits"
@@ -74,7 +74,7 @@ class GroupNow(msgspec.Struct, frozen=True):
 
 
 class GroupRole:
-    """Changes the role as election and links say."""
+    """Changes the role by election and links."""
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class GroupRole:
         )
         self._called = f"{share.called}/"  # as an edge
         self._link_s = self._echo_s = 0.0
-        self._followed = ""  # whose epoch was followed last
+        self._followed = ""  # the epoch followed last
         self._tasks: list[asyncio.Task[None]] = []
-        self.beside: Callable[[], str | None] = lambda: None  #: what else is wrong between gateways
+        self.beside: Callable[[], str | None] = lambda: None  #: other trouble between gateways
         table.role = self
         table.answers.tell_decider = self._link.say
 
@@ -315,7 +315,7 @@ class GroupRole:
         names = [member.name for member in self._table.members()] if self.role == "leads" else self._edge.edges
         there = {name.rpartition("/")[0] for name in (*names, self._called)}
         if self.role == "stands_by" and len(there) == 1:
-            there.add(self._link.address)  # the decider has not said yet what it is called
+            there.add(self._link.address)  # the decider's name is not known yet
         else:
             self._group.pop(self._link.address, None)
         self._group |= dict.fromkeys(there, now)
@@ -328,7 +328,7 @@ class GroupRole:
         self._link.say(EdgeStanding(now, self._link_s, max(0.0, lag_s), cpu_s, 0, 0, 0, self._echo_s))
 
     def _be_alone(self, now: float) -> None:
-        """Nobody has decided for too long."""
+        """There has been no decider for too long."""
         if self._drains():
             return
         epoch = max(self._edge.epoch, self._table.decider.epoch) + 1

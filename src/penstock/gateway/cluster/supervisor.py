@@ -2,7 +2,7 @@
 
 A worker is a fresh interpreter, not a fork: the process that starts it runs a loop and threads, which no fork survives.
 New connections wait in the kernel's backlog while a worker is restarted, so none is refused. Its end of the link closes
-with it, whatever ends it; and it ends when the first process closes the other end.
+when it ends; and it ends when the first process closes the other end.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def private_folder(settings: Settings) -> Path:
 
 
 def _is_left_over(folder: Path) -> bool:
-    """Returns True for a folder as gateways make it, of this user, at whose socket nobody listens any more."""
+    """Returns True for a gateway's folder of this user with a dead socket."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid() or time.time() - about.st_mtime < _NEW_S:
         return False

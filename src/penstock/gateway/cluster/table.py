@@ -1,12 +1,12 @@
-"""All edges of this gateway's decider: who they are, what they report, and what they have to know.
+"""All edges of this gateway's decider: their identity, their reports, and their updates.
 
 The edges of a gateway's `Decider` are its workers and, while it decides for a group, the edges of other gateways. Both
 kinds begin a link with a hello, speak the same messages, and are ended when they are silent; they differ in what a lost
 link means. A worker's process dies with its link, so its leases come back at once; an edge on another machine may live
 and announce them again.
 
-Edges can't ask for everything each time, so they are sent: endpoints when these change, loads four times a second, and
-workers also settings, issued keys, what the other workers hold, and who decides.
+Edges are sent endpoints on each change, loads four times a second, and workers also settings, issued keys, the other
+workers' sums, and the decider.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class TurnedAway(msgspec.Struct, frozen=True):
 
 
 class Table:
-    """The members, and what is sent to them."""
+    """The members, and their updates."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Table:
         self.workers = [Member(f"{prefix}w{number}") for number in range(1, count + 1)]
         self._by_name = {worker.name: worker for worker in self.workers}
         self.others: dict[str, Member] = {}  #: edges of other gateways that this one decides for
-        self._newcomers: dict[Member, None] = {}  # of other gateways, whose hello has not come
+        self._newcomers: dict[Member, None] = {}  # of other gateways, before their hello
         self._gone: dict[str, float] = {}  # gateways that were cut off, and when each had heard this one
         self.refusals: deque[TurnedAway] = deque(maxlen=REFUSALS_KEPT)
         self.role: GroupRole | None = None  #: of this gateway; None: without a group it always decides
@@ -211,7 +211,7 @@ class Table:
         """The workers that are there."""
         return [worker.name for worker in self.workers if worker.greeted]
 
-    # --- who decides ----------------------------------------------------------------------------------------------
+    # --- the decider ----------------------------------------------------------------------------------------------
 
     def lead(self, epoch: int, expected: Sequence[str] = (), *, alone: int = 0) -> None:
         """Decide from now on: for all, or for the own workers, `alone` of so many gateways."""
@@ -239,13 +239,13 @@ class Table:
         self.obey(None, self._decides.epoch)
 
     def obey(self, address: str | None, epoch: int) -> None:
-        """Another gateway decides, or (None) nobody for now: tell the workers."""
+        """Another gateway decides, or (None) none for now: inform the workers."""
         self._decides = WhoDecides(address, epoch)
         for worker in self.workers:
             worker.say(self._decides)
 
     def send_orders(self, orders: OperatorsSaid) -> None:
-        """Send other gateways what operators have ordered, each once."""
+        """Send operators' orders to other gateways, each once."""
         for other in self.others.values():
             if other.is_gateway and other.orders != orders.number:
                 other.orders = orders.number
@@ -260,7 +260,7 @@ class Table:
         return min([*(member.followed_s for member in gateways), *self._gone.values()], default=self._driver.now())
 
     def _admit(self, member: Member) -> None:
-        """Decide for this edge; it announces what it holds."""
+        """Decide for this edge; it announces its requests."""
         assert member.link is not None
         member.epoch = self.decider.epoch
         member.link.at(member.epoch)
@@ -287,7 +287,7 @@ class Table:
     # --- links ----------------------------------------------------------------------------------------------------
 
     def link(self, member: Member) -> Link[Up]:
-        """Returns a new link to `member`, whose hello is still to come."""
+        """Returns a new link to `member`, before its hello."""
         link: Link[Up] = Link(
             decider_reader(),
             epoch=self._decides.epoch,
@@ -298,7 +298,7 @@ class Table:
         return link
 
     def came(self, transport: asyncio.Transport, rest: bytes) -> None:
-        """Take a connection that has proved to be of the group, and what came on it since."""
+        """Take over a proven connection of the group, with the data received since."""
         peer = transport.get_extra_info("peername")
         member = Member("", where=f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "?")
         if len(self._newcomers) + len(self.others) >= EDGES_MAX:
@@ -429,7 +429,7 @@ class Table:
         if was_greeted and worker.process is not None and not self._ending:
             worker.process.kill()  # it is of no use without its link
 
-    # --- what edges report ----------------------------------------------------------------------------------------
+    # --- edges' reports -------------------------------------------------------------------------------------------
 
     def _heard(self, member: Member, frame: Frame[Up]) -> None:
         member.heard_s = self._driver.now()
@@ -441,7 +441,7 @@ class Table:
                 self._do(member, message)
             elif (peer := member.peer) is not None and frame.epoch >= member.epoch:
                 self._driver.tell(self.decider.take(peer, message))
-            # else it was meant for another decider, or came before this one decided for it, and is announced again
+            # otherwise it was for another decider, or too early, and is announced again
         if self.decider.phase != was:
             self._arm()
 
@@ -488,7 +488,7 @@ class Table:
         if not any(one.greeted and (one.standing is None or one.standing.requests) for one in self.workers):
             self.idle.set()
 
-    # --- what edges are sent --------------------------------------------------------------------------------------
+    # --- updates to edges -----------------------------------------------------------------------------------------
 
     def _new_settings(self) -> NewSettings:
         document = json.dumps(self._settings.model_dump(exclude_unset=True), default=_secret).encode()
@@ -509,7 +509,7 @@ class Table:
         self._feed.refresh()
 
     def _look(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)  # first: it goes on whatever fails
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)  # first: it continues after any failure
         self._feed.refresh()
         now = self._driver.now()
         for member in tuple(self._newcomers):

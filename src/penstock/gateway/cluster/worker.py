@@ -1,9 +1,9 @@
 """One worker: clients' connections, bodies and streams. It is an edge, and decides nothing.
 
 The first process starts it with the sockets to listen on and a link; settings come over the link, at the start and with
-each reload. It ends when the first process says so or is gone, and ignores signals, which a terminal or a container
-sends to all processes alike. The first process also says who decides: itself, a gateway on another machine, or for a
-moment nobody. While it decides itself, one link carries both its actions and what it is beside: settings, the end.
+each reload. It ends on order of the first process or with it, and ignores signals, which a terminal or a container
+sends to all processes alike. The first process also names the decider: itself, a gateway on another machine, or for a
+moment none. While it decides itself, one link carries both its actions and its orders: settings, the end.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Worker:
         self._count()
         await self._reporting.close()
 
-    # --- who decides ----------------------------------------------------------------------------------------------
+    # --- the decider ----------------------------------------------------------------------------------------------
 
     def _obey(self, decides: WhoDecides) -> None:
         """Follow the decider that the first process names."""
@@ -290,7 +290,7 @@ class Worker:
         now = self.driver.now()
         self._lag_s = max(self._lag_s, now - self._due_s)
         self._due_s = now + TICK_S
-        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)  # first: whatever fails, it goes on
+        self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)  # first: it continues after any failure
         self._edge.moved(self.targets.moved(), now=now)
         if self._ticks % TICKS_PER_STANDING == 0 or self.driver.draining:
             self._report(now)
@@ -408,7 +408,7 @@ def _settled() -> None:
 
 
 def main(event_loop: Callable[[], asyncio.AbstractEventLoop]) -> int:
-    """What `python -m penstock.gateway.workers` runs."""
+    """The main function of `python -m penstock.gateway.workers`."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
