@@ -164,7 +164,6 @@ def test_a_test_states_the_number_that_it_means() -> None:
     imported = {
         (module, name)
         for path in sorted((SOURCE.parent / "tests").rglob("*.py"))
-        if not {"dispatch", "endpoints"} & set(path.parts[-3:]) and path.name != "test_worth_waiting.py"
         for module, name in imports(path)
         if module.startswith("penstock.") and name.isupper() and name != "PROTOCOL"
     }

@@ -6,13 +6,15 @@ import math
 
 import pytest
 
-from penstock.core.dispatch.admission import OVER_SHARE_PREFILL_TOKENS, closed, lifts_s, misfit, over_share_room
+from penstock.core.dispatch.admission import closed, lifts_s, misfit, over_share_room
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, HealthSettings
 from tests.core.drive import lease, request, waiting_entry
+
+OVER_SHARE_PREFILL_TOKENS = 2048
 
 SETTINGS = AdmissionSettings(kv_usage_max=0.9)
 

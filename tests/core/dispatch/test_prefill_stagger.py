@@ -7,16 +7,17 @@ import math
 import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.dispatch.prefill_stagger import STEP_S, PrefillStagger
+from penstock.core.dispatch.prefill_stagger import PrefillStagger
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
-from penstock.core.endpoints.speed import TOKENS_PER_S as PREFILL_TOKENS_PER_S
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.request import Request
 from penstock.core.values.settings import AdmissionSettings, EndpointSpec, HealthSettings
 from tests.core.drive import lease, request, scheduler, sent, waiting_entry
 
-SECOND = round(PREFILL_TOKENS_PER_S)  # the tokens that take one, while nothing was learned of an endpoint's speed
+STEP_S = 0.005
+
+SECOND = 4000  # the tokens that take one, while nothing was learned of an endpoint's speed
 
 
 class Case:

@@ -8,7 +8,9 @@ from random import Random
 
 import pytest
 
-from penstock.core.dispatch.reserved_slots import MODELS_MAX, SHARE_MAX, ReservedSlots, slots_reserved
+from penstock.core.dispatch.reserved_slots import ReservedSlots, slots_reserved
+
+MODELS_MAX = 1000
 
 
 def reserve_of(model: str = "m", *, every_s: float = 0.1) -> ReservedSlots:
@@ -35,7 +37,7 @@ def test_where_nothing_is_about_to_free_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("slots", [0, 1, 3, 8, 64])
 def test_it_is_never_more_than_a_share_of_the_slots(slots: int) -> None:
-    assert slots_reserved(1000.0, [100.0, 200.0], slots) == int(slots * SHARE_MAX)
+    assert slots_reserved(1000.0, [100.0, 200.0], slots) == int(slots * 0.25)
 
 
 def test_a_fixed_share_is_what_was_asked_for_whatever_happens() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from penstock.core.endpoints.concurrency import ConcurrencyLimit
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
-from penstock.core.endpoints.speed import KEPT_S as PACE_KEPT_S
 from penstock.core.values.observation import Glimpse, Observation
 
 
@@ -73,7 +72,7 @@ def test_the_engines_own_pace_counts_where_no_stream_of_ours_tells_it() -> None:
     assert made.speed.time_per_output_token_s(0.0) == 0.0
     made.observe(Observation(asked_s=1.0, running=9.0, waiting=4.0, pace_s_total=12.0, pace_tokens_total=200.0))
     assert made.speed.time_per_output_token_s(1.0) == 0.02
-    assert made.speed.time_per_output_token_s(1.0 + PACE_KEPT_S) == 0.0
+    assert made.speed.time_per_output_token_s(61.0) == 0.0
     own = lease(1, 1.0)
     made.add(own)
     made.first_token(own, 2.0)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from penstock.core.endpoints.concurrency import ConcurrencyLimit, FoundLimit
-from penstock.core.endpoints.ledger import REVIEW_S, Ledger
+from penstock.core.endpoints.ledger import Ledger
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 from penstock.core.endpoints.speed import Speed
 from penstock.core.values.observation import Observation
@@ -104,7 +104,7 @@ def test_it_says_when_time_alone_may_change_something() -> None:
     own = ledger()
     own.observe(Observation(1.0, running=8, waiting=0))
     assert own.review_s(1.0) == 6.0  # too old by then
-    assert own.review_s(6.0) == 6.0 + REVIEW_S  # fading
+    assert own.review_s(6.0) == 7.0  # fading
     for at in range(2, 60):
         own.observe(Observation(float(at), running=8, waiting=0))
     assert own.review_s(29.0) == 1.0 + 30.0

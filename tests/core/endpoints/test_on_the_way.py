@@ -6,10 +6,11 @@ import heapq
 
 import pytest
 
-from penstock.core.dispatch.admission import OVER_SHARE_PREFILL_TOKENS
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 from penstock.core.endpoints.speed import Speed
+
+OVER_SHARE_PREFILL_TOKENS = 2048
 
 PROMPT = 100
 STEP_S = 0.05
