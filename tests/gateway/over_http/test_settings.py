@@ -147,7 +147,7 @@ BEST_EFFORT = {"name": "standard", "best_effort": True, "shed_target": "50ms", "
 @pytest.mark.parametrize(
     ("band", "code"),
     [
-        (BEST_EFFORT | {"shed_interval": "50ms"}, "overload"),
+        (BEST_EFFORT | {"shed_interval": "50ms", "max_wait": "60s"}, "overload"),
         (BEST_EFFORT | {"shed_interval": "60s"}, "queue_timeout"),
         ({"name": "standard", "deadline": "300ms"}, "deadline_missed"),
         ({"name": "standard", "max_wait": "300ms"}, "queue_timeout"),
