@@ -24,7 +24,7 @@ def test_three_teams(tmp_path: Path) -> None:
     out = guide("three-teams.md", tmp_path)
     shares = {
         team: (int(got), int(fair))
-        for team, got, fair in re.findall(r"^(chat|research) .* (\d+)%, fair (\d+)%", out, re.MULTILINE)
+        for team, got, fair in re.findall(r"^(chat|research) .* (\d+) ?%, fair (\d+) ?%", out, re.MULTILINE)
     }
     assert (shares["chat"][1], shares["research"][1]) == (75, 25), out
     assert abs(shares["chat"][0] - 75) <= 10, out

@@ -27,5 +27,5 @@ def test_every_command_of_the_quickstart_runs(tmp_path: Path) -> None:
 
 def shares(text: str) -> dict[str, tuple[int, int]]:
     """What `top` shows of each team's part of its band: got and fair, in percent."""
-    rows = re.findall(r"^(team-\w) .* (\d+)%, fair (\d+)%", text, re.MULTILINE)
+    rows = re.findall(r"^(team-\w) .* (\d+) ?%, fair (\d+) ?%", text, re.MULTILINE)
     return {team: (int(got), int(fair)) for team, got, fair in rows}
