@@ -182,7 +182,7 @@ def frozen_engine(setup: Setup) -> RunResult:
             Measure(
                 f"the same, not streamed, one {kind}",
                 _answered_later([j for j in each.journeys() if at_s <= j.job.at_s < at_s + FROZEN_S], 3.0),
-                at_most(0.02),
+                at_most(0.05 if kind == "hangs" else 0.02),  # it is found by its page, read once a second here
             )
             for kind, each in kinds.items()
         ],

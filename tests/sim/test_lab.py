@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from bench.__main__ import main
-from bench.lab.cells import CELLS, QUEUE_MAX, SMALL, Cell, stalls
+from bench.lab.cells import CELLS, SMALL, Cell, stalls
 from bench.lab.matrix import OF_TOLD_MIN, Way, default_settings, run_cell, run_way
 from penstock.config.load import Settings
 from penstock.gateway.settings_map import scheduler_settings
@@ -145,7 +145,7 @@ def test_late_observations_halt_no_engine(name: str) -> None:
     """Requests that stood before it for 2 s, and pages of 8 s ago: it was 0.90, 0.94 and 0.84."""
     row = run_cell(CELLS[name], 1)
     assert row.of_told >= OF_TOLD_MIN, row
-    assert row.queue_p99 <= QUEUE_MAX, row
+    assert row.queue_p99 <= 8, row  # such a page is the only evidence against one increase too many
 
 
 @pytest.mark.slow
