@@ -12,7 +12,7 @@ def test_every_command_of_the_quickstart_runs(tmp_path: Path) -> None:
     out, _ = run(script(Path("docs/quickstart.md")), tmp_path, timeout_s=100)
     assert re.search(r"^ok: 2 endpoints", out, re.MULTILINE)
     assert '"chat.completion.chunk"' in out
-    assert re.search(r"Holding \d+, \d+ from team-\w", out)
+    assert re.search(r"Holding \d+ for sim, \d+ from team-\w", out)
     before, after = map(shares, out.split("tenants[team-b].weight 1 → 3", 1))
     assert before["team-a"][1] == 75
     assert before["team-b"][1] == 25
