@@ -4,11 +4,12 @@ A driver reports each fact with `now` (seconds, monotonic, never decreasing) and
 scheduler never waits, calls back or reads a clock, and its only randomness is the generator it is given: the same facts
 give the same actions.
 
-Model: every request enters the queue tree of its band, and one *pump* dispatches as much as possible: band by band, in
+Model: a request enters the queue tree of its band, and one *pump* dispatches as much as possible: band by band, in
 fair order, to endpoints open at that moment. A request that finds none stays queued. Everything that may open an
-endpoint (a lease that ends, a first token, a reading, a timer) touches it and pumps again. There is no fast path beside
-the queue that could overtake it: while nothing is queued, the same pump answers the same questions about a new request,
-and only the way in and out of the tree is spared (`Pump.alone`).
+endpoint (a lease that ends, a first token, a reading, a timer) touches it and pumps again. There is no fast path that
+could overtake the queue: while it is empty, the same pump answers the same questions about a new request, and only the
+way in and out of the tree is spared (`Pump.alone`). Two kinds of request never queue: those pinned to one endpoint, and
+all of them with `queue.enabled: false` (`_send_or_refuse`).
 
 The methods here are all facts; the questions are inherited (`scheduling/questions.py`). Both share one record of state
 (`scheduling/state.py`). The functions in `scheduling/` change it for several facts.
@@ -92,7 +93,7 @@ class Scheduler(Questions):
             raise
 
     def first_token(self, lease: int, *, well: bool = True, now: float) -> list[Action]:
-        """The first byte of a streamed answer came, so its prefill is over. `well`: it is not an error."""
+        """The first token of a streamed answer came, so its prefill is over. `well`: it is not an error."""
         state = self._state
         entry = state.leases[lease]
         entry.move(Event.FIRST_TOKEN)
@@ -148,9 +149,9 @@ class Scheduler(Questions):
             if held.transferred_tokens:
                 usage = whole_usage(usage, held.cached_tokens, cached_told=held.cached_told)
         state.forecast.lease_ended(entry, now - held.began_s, now)
-        streamed = entry.charge.output_seen > 1  # an answer that does not stream reports no progress
+        counted = entry.charge.output_seen > 1  # tokens were counted on the way: of a stream, or of a long whole answer
         if (answering := state.pool.holder(held)) is not None:
-            seen = entry.charge.output_seen if streamed else 0
+            seen = entry.charge.output_seen if counted else 0
             answering.ledger.answered(held, usage.completion_tokens if usage is not None else seen, now)
         endpoint = sending.release(state, entry, now)
         entry.move(Event.FINISHED)
@@ -158,7 +159,7 @@ class Scheduler(Questions):
             contents = contents_of(entry.request)
             state.estimator.learn_prompt(entry.tenant, model, contents, usage.prompt_tokens)
             state.estimator.learn_output(entry.tenant, model, usage.completion_tokens, contents.answers)
-        elif usage is None and streamed:
+        elif usage is None and counted:
             answers = contents_of(entry.request).answers
             state.estimator.learn_output(entry.tenant, model, entry.charge.output_seen, answers)
         waiting.end(state, entry, usage or entry.presumed_usage(), now)
@@ -697,7 +698,7 @@ class Scheduler(Questions):
         *,
         now: float,  # noqa: ARG002
     ) -> list[Action]:
-        """Returns the endpoints of sessions (model, name, endpoint) and prefixes, oldest first."""
+        """Keep the endpoints of sessions (model, session, endpoint) and of prefixes (endpoint, keys), oldest first."""
         state = self._state
         for model, session, name in sessions:
             state.router.lived(model, session, name)
@@ -774,7 +775,7 @@ def _taken_in(state: SchedulerState, entry: Entry, now: float) -> list[Action]:
 
 
 def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:
-    """Send a request that never waits, or refuse it. It waits only for endpoints to report their models."""
+    """Send a pinned request, or any with the queue off, or refuse it. It waits only until endpoints report models."""
     request = entry.request
     endpoints = [e for e in sending.usable(state, entry, now) if not entry.excludes(e.name, now)]
     reason = Reason.NO_ENDPOINT

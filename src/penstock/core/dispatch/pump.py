@@ -34,7 +34,7 @@ Found = tuple[Entry, list[Endpoint]]
 
 
 class Pump:
-    """Finds sendable requests. Changes only the bands' memory of endpoints, and the overtaken requests."""
+    """Finds sendable requests. Also updates the bands' memory of endpoints and the count of requests passed."""
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 Everyday picture: a car park with a display that is minutes old. We know each car we sent in and each that came back out
 to us; the display adds the cars of others. So load = ours + those on the display that were not ours when it was read.
 An engine's page moves only when a step ends, so an unchanged reading has no news: its numbers keep the time of the last
-changed one. Without a page that counts, load = ours + the last average of the others, which fades: never "full", never
-"zero".
+changed one. While the page is only old, load = ours + the last average of the others, which fades; while it is gone or
+contradicted, load = ours.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ answers, a page that moved with earlier answers and now shows nothing new is the
 streams.
 
 An engine whose oldest debt is overdue is stuck if another endpoint for the same models is not: if all are silent at
-once, the fault is more likely ours or the network's. Its requests without a first byte go back to the queue, and it
+once, the fault is more likely ours or the network's. Its requests without a first token go back to the queue, and it
 gets one request at a time, after 1 s, 2 s, 4 s …, until it begins one. Each verdict that proves wrong doubles the
 patience, which halves again within a minute. Nothing is judged before the engine has begun some answers (it compiles),
 and no first token after a minute without work (it may load its model).

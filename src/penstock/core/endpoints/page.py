@@ -25,7 +25,7 @@ READINGS = 16  # a page may be so many readings late, and show ours that have en
 FADES_S = 30.0  # others' load is forgotten over about a long answer's time
 TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
 TRY_S_MAX = 30.0
-CONTRADICTED = 8  # begun in time against the page: some may by luck
+CONTRADICTED = 8  # the width beyond which requests that began in time contradict the page: 1, 2, 4, 8, so four in a row
 AGREES = 10  # consecutive readings that agree
 
 
@@ -42,20 +42,20 @@ class Standing(StrEnum):
 
 
 def why(standing: Standing, base: Observation | None, now: float) -> str:
-    """Why a page counts for that, in a sentence; empty if it is believed. `base`: the last reading that moved."""
+    """Why the page does not count, in a sentence; empty if it is believed. `base`: the last reading that changed."""
     if standing is Standing.BELIEVED:
         return ""
     if standing is Standing.GONE:
-        return "its page is not to be had, so nothing it said counts"
+        return "its page cannot be read, so its last numbers do not count"
     if base is None:
-        return "it tells no load: what we send there is all that is known"
+        return "it reports no load, so only our own requests there are known"
     seen = f"{base.running:g} running and {base.waiting:g} waiting"
     if standing is Standing.STILL:
         return f"its page has shown {seen} for {now - base.asked_s:.0f} s, while its answers go on"
     if standing is Standing.CONTRADICTED:
-        return f"its page says {seen}, and what is sent there begins at once all the same"
+        return f"its page reports {seen}, but requests sent there begin at once"
     if standing is Standing.SHORT:
-        return f"its page says {seen}, and that is less than half of what we have there"
+        return f"its page reports {seen}, less than half of our own requests there"
     return f"it last showed anything new {now - base.asked_s:.0f} s ago ({seen})"
 
 
@@ -142,7 +142,7 @@ class EnginePage:
             self.opens()
 
     def missed(self, *, answered: bool = False) -> bool:
-        """Note that a reading was not to be had; `answered`: though something answered. Returns True if it is gone."""
+        """Note that a reading failed; `answered`: although the server answered. Returns True if the page is gone."""
         self.no_page = answered
         self._misses += 1
         if self._misses >= MISSED:
@@ -201,7 +201,7 @@ class EnginePage:
         self._sure_until_s = -math.inf
 
     def remembered(self, now: float, slots: int) -> float:
-        """Returns how many others are believed to be there while the page does not count: they fade."""
+        """Returns the assumed requests of others while the page does not count: they fade if it is old, otherwise 0."""
         if self._is_doubted or self.moved_s == -math.inf:
             return 0.0
         faded = self._usual * math.exp(-max(0.0, now - self.moved_s) / FADES_S)

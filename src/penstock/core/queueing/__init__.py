@@ -1,4 +1,4 @@
-"""Order: The queue: which requests wait, in which order, what they are charged, and which are refused.
+"""The queue: which requests wait, in which order, what they are charged, and which are refused.
 
 Start with `entry.py`: a request on its way, in records that one room each writes. It waits in a leaf (`flow_queue.py`),
 ordered by a key that never changes (`ordering.py`). Leaves hang in a tree per band (`band.py`); bands are strict.

@@ -37,9 +37,9 @@ STATE_MEANINGS: dict[State, str] = {
     State.WAITING: "the request is in the queue",
     State.RUNNING: "the request has a lease on an endpoint, and no byte of the answer has come",
     State.STREAMING: "the request has a lease, and its answer has begun",
-    State.REJECTED: "refused before the queue, or in the moment in which it would have had to wait",
-    State.EVICTED: "taken out of the queue without an answer",
-    State.FAILED: "sent to an endpoint, and not answered as it should be",
+    State.REJECTED: "refused on arrival, instead of being queued",
+    State.EVICTED: "removed from the queue without an answer",
+    State.FAILED: "sent to an endpoint, without a complete answer",
     State.COMPLETED: "an engine's own answer reached the client",
 }
 
@@ -47,11 +47,11 @@ EVENT_MEANINGS: dict[Event, str] = {
     Event.REFUSED: "no such model, a limit is reached, the queue is full, or the wait would be too long",
     Event.ADMITTED: "the request enters the queue; it may leave it in the same step",
     Event.DISPATCHED: "a lease is taken, and the request is sent",
-    Event.REQUEUED: "the endpoint refused, failed or stood still before the first byte, and the request waits again",
-    Event.EVICTED: "the time to wait is over, a higher band needs the place, or an operator takes the request out",
-    Event.FIRST_TOKEN: "the first byte of a streamed answer came",
+    Event.REQUEUED: "the endpoint refused, failed or stalled before the first byte, and the request is queued again",
+    Event.EVICTED: "its time in the queue is over, a higher band needs its place, or an operator removed it",
+    Event.FIRST_TOKEN: "the first token of a streamed answer came",
     Event.FINISHED: "the last byte of the answer was read from the engine",
-    Event.FAILED: "the dispatch failed, and the request may not be tried again",
+    Event.FAILED: "the dispatch failed, and the request may not be retried",
     Event.CANCELLED: "the client closed the connection",
 }
 

@@ -4,7 +4,8 @@ A redirect to another path of the same endpoint is followed, and a compressed an
 
 Presence is *loading* (503 before any good answer), *stopping* (503 after one), *sleeping*, *down* (connection refused)
 or *hung* (connection accepted, no answer). An engine in a long step answers late and is not hung. It is hung if several
-probes in a row, each on its own connection, got nothing for longer than any step takes, and no answer under way moved.
+probes in a row, each on its own connection, got nothing for longer than any step takes, and neither an answer under way
+nor the page moved.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ class Prober:
     def judged(self, answer: ProbeAnswer, *, asked_s: float, now: float, moved_s: float) -> Presence:
         """Returns the presence that follows from an answer, and keeps it in `presence`.
 
-        `asked_s` is when the probe was sent, `moved_s` when an answer of the engine last moved.
+        `asked_s` is when the probe was sent, `moved_s` when an answer or the page of the engine last moved.
         """
         failure = answer.failure
         if failure is not None and failure.error.kind in NO_ANSWER:

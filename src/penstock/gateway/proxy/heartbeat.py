@@ -2,8 +2,8 @@
 
 A queued stream gets SSE comments with its position and an estimate after `queue.heartbeat_after`, or earlier if its
 client's own time-out (`x-stainless-read-timeout`) would pass. The first one commits status 200, so a later refusal is
-an error event. They go on until the answer's first byte, requeues included. A client that would time out also gets them
-while an engine works on its answer; `heartbeat_after` is about the queue only.
+an error event. They go on until the answer's first token, requeues included. A client that would time out also gets
+them while an engine works on its answer; `heartbeat_after` is about the queue only.
 
 One timer serves all streams, at most every `TICK_S`, and asks the scheduler once for the positions of all that are due.
 """

@@ -1,9 +1,10 @@
 """An engine's answer on its way to a client: headers, bytes, and what becomes of them when something breaks.
 
-A relay is the sink of its engine call. It holds the engine's head back until the first token of a stream or the first
-byte of another answer: until then nothing was promised to the client, and a failure can be retried. After that the
-bytes pass as they come. Comments before the first token pass at once, with the head: then a retry can only be a stream
-again. Where the answer comes from and what its end means is decided by the journey (`journey.py`).
+A relay is the sink of its engine call. It holds the engine's head back until the first token of a stream, the end of a
+small whole answer, or the first bytes of a large one: until then nothing was promised to the client, and a failure can
+be retried. After that the bytes pass as they come. Comments before the first token pass at once, with the head: then a
+retry can only be a stream again. Where the answer comes from and what its end means is decided by the journey
+(`journey.py`).
 """
 
 from __future__ import annotations
