@@ -104,7 +104,7 @@ class Manager:
                     await self._move_on(batch)
                 pause_s = LOOK_S
             except StoreError as error:
-                logger.warning("batches can't be looked after: %s", error)
+                logger.warning("cannot check batches: %s", error)
                 pause_s = FAULT_S
             await asyncio.sleep(0.05)  # results come by the hundred: one look serves many of them
             try:
@@ -242,5 +242,5 @@ async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception:
-            logger.exception("a fault while batches were looked after")
+            logger.exception("unexpected error while checking batches")
         await asyncio.sleep(FAULT_S)

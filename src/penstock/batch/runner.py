@@ -181,7 +181,7 @@ class Runner:
             try:
                 await self._fill()
             except StoreError as error:
-                logger.warning("batch items can't be claimed: %s", error)
+                logger.warning("cannot claim batch items: %s", error)
                 await asyncio.sleep(FAULT_S)
 
     async def _fill(self) -> None:
@@ -369,7 +369,7 @@ class Runner:
                 try:
                     await self._write()
                 except StoreError as error:
-                    logger.warning("batch results can't be written, which is tried again: %s", error)
+                    logger.warning("cannot write batch results, retrying: %s", error)
                     await asyncio.sleep(FAULT_S)
 
     async def close(self) -> None:

@@ -74,7 +74,7 @@ def number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Refused(f"{show(value)} is not a number")
     if not abs(value) <= WHOLE_MAX:  # also true of nan
-        raise Refused(f"{show(value)} is not a number this setting can have")
+        raise Refused(f"{show(value)} is out of range for this setting")
     return float(value)
 
 
@@ -308,7 +308,7 @@ def admin_token(value: object) -> SecretStr:
             "`openssl rand -hex 32` makes a good one",
         )
     if written.lower() in TOKENS_KNOWN:
-        raise Refused("is one that everybody tries first", "`openssl rand -hex 32` makes a good one")
+        raise Refused("is one of the first that attackers try", "`openssl rand -hex 32` makes a good one")
     return result
 
 

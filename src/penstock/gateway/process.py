@@ -73,4 +73,4 @@ async def cancel(task: asyncio.Task[Any] | None, *, wait_s: float) -> None:
         task.cancel()
         await asyncio.wait([task], timeout=wait_s)
     if task is not None and not task.done():
-        logger.warning("%s goes on though it was cancelled %d times", task.get_name(), TIMES_MAX)
+        logger.warning("%s keeps running although it was cancelled %d times", task.get_name(), TIMES_MAX)

@@ -39,7 +39,7 @@ class NeedsRestart(ConfigError):  # noqa: N818 (a ConfigError of a kind of its o
 
 
 class BusyError(Exception):
-    """A reload is under way."""
+    """A reload is in progress."""
 
 
 class Follower(Protocol):
@@ -90,7 +90,7 @@ class Reload:
     async def __call__(self) -> Done:
         """Read the settings again and follow them. Raises ConfigError if nothing changed."""
         if self._task is not None:
-            raise BusyError("A reload is under way.")
+            raise BusyError("A reload is in progress.")
         self._task = asyncio.get_running_loop().create_task(self._reload())
         try:
             return await asyncio.shield(self._task)

@@ -156,7 +156,7 @@ class Gateway(Parts):
             future.cancel()
         await asyncio.gather(idle, forced, return_exceptions=True)
         if self._force.is_set():
-            logger.warning("forced: queued and running requests end now")
+            logger.warning("forced: aborting queued and running requests")
             if not in_group:  # otherwise running requests end with the workers
                 self.driver.drain(queue_s=0.0, run_s=0.0)
 

@@ -365,12 +365,12 @@ class Decider:
         if isinstance(fact, Piece):
             return self._announces(peer, fact)
         if not peer.announced and (peer.pieces is None or peer.pieces.end is None):
-            raise LinkError("a fact before the announcement is over")
+            raise LinkError("a fact before the end of the announcement")
         if isinstance(fact, Arrived):
             fact = self._valid(peer, fact)
         if (self._holds or self._phase is not Phase.DECIDING) and self._puts_off(peer, fact):
             if len(self._later) >= LATER_MAX:
-                raise LinkError(f"more than {LATER_MAX} facts while nothing is decided")
+                raise LinkError(f"more than {LATER_MAX} facts while there is no leader")
             self._later.append((peer, fact, self._now()))
             return []
         return self._take(peer, fact, self._now())

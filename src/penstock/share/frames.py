@@ -34,7 +34,7 @@ def written(epoch: int, messages: Sequence[object]) -> bytes:
     for at in range(0, len(messages), MESSAGES_MAX):
         payload = _encoder.encode((epoch, messages[at : at + MESSAGES_MAX]))
         if len(payload) > FRAME_BYTES_MAX:
-            raise LinkError(f"a frame of {len(payload)} bytes is too long to be sent; at most {FRAME_BYTES_MAX}")
+            raise LinkError(f"a frame of {len(payload)} bytes is too long to send; at most {FRAME_BYTES_MAX}")
         pieces += (len(payload).to_bytes(_LENGTH_BYTES, "big"), payload)
     return b"".join(pieces)
 
@@ -62,7 +62,7 @@ class FrameReader(Generic[M]):
         while len(here) - at >= _LENGTH_BYTES:
             size = int.from_bytes(here[at : at + _LENGTH_BYTES], "big")
             if size > FRAME_BYTES_MAX:
-                raise LinkError(f"a frame of {size} bytes was announced; at most {FRAME_BYTES_MAX} are taken")
+                raise LinkError(f"a frame of {size} bytes was announced; at most {FRAME_BYTES_MAX} are accepted")
             end = at + _LENGTH_BYTES + size
             if len(here) < end:
                 break
@@ -79,7 +79,7 @@ class FrameReader(Generic[M]):
             return self._decoder.decode(payload)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a name in no UTF-8 is a ValueError
             problem = f"{_other_version(payload) or error}"
-        raise LinkError(f"what came is no message: {problem}")
+        raise LinkError(f"not a message: {problem}")
 
 
 def edge_reader() -> FrameReader[Down]:

@@ -30,7 +30,7 @@ def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], leve
     path = len(request.flow)
     # Requests without a key share a flow, one level further down.
     if len(request.weights) != path or not levels <= path <= levels + 1:
-        raise LinkError(f"a request with {path} fairness levels, where there are {levels}")
+        raise LinkError(f"a request with {path} fairness levels instead of {levels}")
     sane = request.body_bytes >= 0 and -INF < request.locate_s < INF
     for weight in request.weights:
         sane = sane and 0.0 < weight < INF
@@ -39,7 +39,7 @@ def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], leve
     if (prices := request.prices) is not None:
         sane = sane and all(map(math.isfinite, (prices.prompt, prices.cached_prompt, prices.completion)))
     if not sane:
-        raise LinkError("a request with a weight, a size or a time that is none")
+        raise LinkError("a request with an invalid weight, size or time")
     band = band_here(request.band, bands, here)
     return request if band == request.band else msgspec.structs.replace(request, band=band)
 
@@ -47,7 +47,7 @@ def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], leve
 def band_here(rank: int, bands: Sequence[str], here: Sequence[str]) -> int:
     """Returns the rank `here` of an edge's band: by its name, or if that is gone, the same rank or the lowest."""
     if not 0 <= rank < len(bands):
-        raise LinkError(f"a request in band {rank}, where there are {len(bands)}")
+        raise LinkError(f"a request in band {rank} of {len(bands)}")
     if bands is here:
         return rank
     names = list(here)  # the edge does not follow the new settings yet
@@ -86,16 +86,16 @@ class Pieces:
     def _add_request(self, message: WaitsHere | RunsHere) -> None:
         number, times = message.number, [message.came_s, message.waited_s]
         if number in self.requests or not 0 < number < NUMBER_MAX:
-            raise LinkError(f"request {number} is announced twice, or can't be one")
+            raise LinkError(f"request {number} is announced twice, or is invalid")
         if len(self.requests) >= REQUESTS_MAX:
             raise LinkError(f"an announcement of more than {REQUESTS_MAX} requests")
         if isinstance(message, RunsHere):
             its = message.underway
             times.append(its.running_s)
             if its.output_tokens < 0 or (its.decode is None) != (its.decode_lease is None):
-                raise LinkError("a lease that is none")
+                raise LinkError("an invalid lease")
         if not all(map(math.isfinite, times)) or min(times) < 0.0:
-            raise LinkError("a request with an age that is none")
+            raise LinkError("a request with an invalid age")
         self.requests[number] = msgspec.structs.replace(message, request=self._checked(message.request))
 
     def _sane(self, row: ServiceGot) -> ServiceGot:
@@ -105,7 +105,7 @@ class Pieces:
             or min(sums) < 0.0
             or min(row.weights, default=0.0) <= 0.0
         ):
-            raise LinkError("what a flow got is no number")
+            raise LinkError("a flow's service is not a number")
         if len(row.weights) != len(row.flow):
             raise LinkError("a flow without a weight")
         return msgspec.structs.replace(row, band=self._in_band(row.band))

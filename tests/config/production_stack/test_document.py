@@ -257,7 +257,7 @@ def test_every_problem_is_reported_at_once() -> None:
         (PODS + " --priority-header x-request-priority", "--priority-header: bands order queued requests"),
         (PODS + " --port 0x", "--port: `0x` is not a whole number"),
         (PODS + " --port 99999", "listen: `0.0.0.0:99999`: the port has to be"),
-        (PODS + " --dynamic-config-yaml a --dynamic-config-json b", "--dynamic-config-json: is given, and"),
+        (PODS + " --dynamic-config-yaml a --dynamic-config-json b", "--dynamic-config-json: conflicts with"),
         ("--service-discovery external-only --routing-logic roundrobin", "--external-providers-config: is required"),
         (STATIC.replace("http://gpu-0:8000,", ","), "--static-backends: `,http://gpu-1:8000` has an empty part"),
         (STATIC.replace("gpu-0:8000", "gpu-0:8000/v1"), "endpoints[0].url: `http://gpu-0:8000/v1`"),

@@ -105,7 +105,7 @@ async def test_labels_that_no_pod_has_are_told_once_and_again_when_all_are_gone(
 
     async with KubeApi() as api, following(api) as seen:
         await seen.until(told)
-        assert told() == ["kubernetes default pods app=vllm: it has no endpoints; requests wait for one"]
+        assert told() == ["kubernetes default pods app=vllm: no endpoints; requests wait for one"]
         api.pod("vllm-0", "10.0.0.1", ready=False)
         await seen.until(lambda: seen.told == 2)
         assert len(told()) == 1

@@ -59,7 +59,7 @@ async def test_a_field_of_ours_that_is_refused_is_left_out_from_then_on(
     assert seen[-1]["stream_options"] == {"x": 1, "include_usage": None}, "as the caller sent it"
     assert (own.status, own.body) == (status, body), "the caller's own mistake"
     assert [record.getMessage() for record in caplog.records] == [
-        "endpoint e refuses `stream_options`, which this gateway adds to requests: it is left out there"
+        "endpoint e refuses `stream_options`, which this gateway adds to requests; leaving it out there"
     ]
     assert await world.metric("penstock_requests_total", outcome="completed", model="sim") == 4
     assert await world.metric("penstock_dispatches_total") == 4, "the second time costs no attempt"

@@ -80,11 +80,11 @@ async def test_bad_links_are_told_and_nothing_is_lost_by_them(world: World, tmp_
             _links(at, _hello(settings="0" * 12)),
         )
         for words in (
-            "what came is no greeting of a gateway",
+            "not a greeting of a gateway",
             "its greeting was not over after 5 s",
-            "it has another secret (share.secret)",
+            "its share.secret differs",
             "a frame of 4294967295 bytes was announced",
-            "what came is no message",
+            "not a message",
             "no hello within 5 s",
             "the edge is Penstock 0.0.1, the decider",
             "the other end speaks protocol 99",
@@ -141,7 +141,7 @@ async def test_a_decider_of_an_epoch_that_is_over_is_not_followed(world: World, 
         second = made.made("gw2")
         async with _decider(made.decider, iter([9, *[5] * 100])):
             await second.start()
-            await second.said("decides, epoch 9")
+            await second.said("leads, epoch 9")
             await second.said("its epoch is 5, and 9 was followed already")
             state = await second.until(lambda state: state["share"]["role"] == "alone")
             assert "its epoch is 5" in state["headline"]

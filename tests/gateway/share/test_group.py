@@ -223,12 +223,12 @@ async def test_another_secret_and_other_settings_are_told_at_both_ends_and_each_
         secret = made.made("gw2", share={"secret": "another-secret-of-nobody"})
         settings = made.made("gw3", queue={"max_requests": 7})
         await asyncio.gather(first.start(), secret.start(), settings.start())
-        await first.said("was closed: it has another secret (share.secret)")
-        await secret.said(f"no link to {first.share}, which decides: it has another secret (share.secret)")
+        await first.said("was closed: its share.secret differs")
+        await secret.said(f"no link to the leader {first.share}: its share.secret differs")
         differ = "two gateways with different settings"
         await first.said(differ)
         await settings.said(differ)
-        for one, words in ((secret, "it has another secret"), (settings, differ)):
+        for one, words in ((secret, "its share.secret differs"), (settings, differ)):
             state = await one.until(lambda state: state["share"]["role"] == "alone")
             assert words in state["headline"]
         assert differ in (await first.until(lambda state: state["tone"] == "bad"))["headline"]

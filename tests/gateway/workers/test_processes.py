@@ -266,7 +266,7 @@ async def test_a_worker_that_can_not_start_is_said_and_exit_code_1(world: World,
     )
     log = (await process.left_after_trouble(code=1)).decode()
     assert "ended with code 7" in log
-    assert log.splitlines()[-1] == "penstock: a worker ended before it served anything; the log says why"
+    assert log.splitlines()[-1] == "penstock: a worker exited before it served anything; see the log above"
 
 
 @pytest.mark.parametrize(

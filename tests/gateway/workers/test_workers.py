@@ -238,9 +238,9 @@ class TestLinks:
         ("data", "words"),
         [
             (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes was announced"),
-            (b"\x00\x00\x00\x04junk", "what came is no message"),
+            (b"\x00\x00\x00\x04junk", "not a message"),
             (written(1, [Hello(PROTOCOL, penstock.__version__, "w1", 0, "")]), "a link begins with a hello, once"),
-            (written(1, [Arrived(10**9, Request("x", "sim", 99))]), "in band 99, where there are 3"),
+            (written(1, [Arrived(10**9, Request("x", "sim", 99))]), "in band 99 of 3"),
         ],
         ids=["4 GB", "garbage", "hello twice", "no such band"],
     )
@@ -291,8 +291,8 @@ class TestLinks:
         with monkeypatch.context() as patched:
             patched.setattr(table, "why_not", lambda *_, **__: "the edge is Penstock 0.0.0")  # both are of one version
             process.kill()
-            await world.until(lambda: "worker w1 is not taken: the edge is Penstock 0.0.0" in self.log.text)
-            await world.until(lambda: "does not take this worker: the edge is Penstock 0.0.0" in self.log.text)
+            await world.until(lambda: "worker w1 refused: the edge is Penstock 0.0.0" in self.log.text)
+            await world.until(lambda: "the leader refused this worker: the edge is Penstock 0.0.0" in self.log.text)
         await world.until(lambda: world.gate.cluster.table.edges()[0].up_s is not None)  # type: ignore[union-attr]
         assert (await (await at(world, FIRST, tokens=2)).answer()).status == 200
 

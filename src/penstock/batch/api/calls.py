@@ -157,7 +157,7 @@ def query(exchange: SocketExchange) -> dict[str, str]:
     except ValueError:
         raise ApiError(Reason.BAD_REQUEST, "The query has too many fields.") from None
     if not all(found[-1].isprintable() for found in fields.values()):
-        raise ApiError(Reason.BAD_REQUEST, "The query holds characters that no name has.")
+        raise ApiError(Reason.BAD_REQUEST, "The query contains characters that no name has.")
     return {name: found[-1] for name, found in fields.items()}
 
 

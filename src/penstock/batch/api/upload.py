@@ -153,7 +153,7 @@ class Upload:
     def _ended(self) -> File:
         form, fields = self._form, self._form.fields
         if not form.ended:
-            raise ApiError(Reason.BAD_REQUEST, "The form is not whole.")
+            raise ApiError(Reason.BAD_REQUEST, "The form is incomplete.")
         if form.filename is None:
             raise ApiError(Reason.BAD_REQUEST, "The form has no `file`.", "file")
         if fields.get("purpose") != FileKind.INPUT:

@@ -65,7 +65,7 @@ class SqlStore:
     def end_file(self, file: File, quota: Quota) -> None:
         with self.database.transaction():
             if not self.database.run("end_upload", **msgspec.structs.asdict(file)):
-                raise StoreError("the upload was given up: its gateway was not heard of for too long")
+                raise StoreError("the upload was dropped: its gateway has been silent for too long")
             self._check_quota(file.tenant, quota, files=0, size=0)
 
     def drop_upload(self, file: str) -> None:

@@ -69,7 +69,7 @@ class SqliteStore(SqlStore):
         except OSError as error:
             raise StoreBrokenError(f"the data folder {self._folder} can't be read: {error.strerror}") from error
         if free - size < FREE_BYTES_MIN:
-            raise StorageFullError("the disk under the data folder has no room for it")
+            raise StorageFullError("the data folder's disk has no room for it")
 
     def purge(self, now: float) -> bool:
         more = super().purge(now)
@@ -120,7 +120,7 @@ class _Sqlite(Database):
             return error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the primary code, without the extended part
         if code == sqlite3.SQLITE_FULL:
-            return StorageFullError("the disk under the data folder is full")
+            return StorageFullError("the data folder's disk is full")
         if code in _BROKEN:
             return StoreBrokenError(
                 f"SQLite: {error}. {FILE} in the data folder is damaged or gone: put a good copy in its place, "
@@ -162,5 +162,5 @@ def _lock(folder: Path) -> IO[bytes]:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.close()
-        raise StoreError(f"{folder} is in use by another gateway; several can share a PostgreSQL store") from None
+        raise StoreError(f"{folder} is in use by another gateway; use a PostgreSQL store to share it") from None
     return held

@@ -94,7 +94,7 @@ def _limit(client: AdminClient, args: argparse.Namespace) -> Any:
     given = {key: getattr(args, key) for key in TenantLimits.model_fields if getattr(args, key) is not None}
     if args.reset:
         if given:
-            raise GatewayError("--reset goes without other limits")
+            raise GatewayError("--reset cannot be combined with other limits")
         return client.call("DELETE", f"{_path(args)}/limit")
     body: dict[str, object] = {key: None if value == _UNLIMITED else value for key, value in given.items()}
     if args.until_reload:

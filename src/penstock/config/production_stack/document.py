@@ -57,7 +57,7 @@ def _with_file(made: RouterFlags, line: Words) -> dict[str, Given]:
     """Returns the flags, merged over those of the dynamic config."""
     named = [line.given[name] for name in ("--dynamic-config-yaml", "--dynamic-config-json") if name in line.given]
     if len(named) > 1:
-        made.problems.append(Problem("--dynamic-config-json", "is given, and --dynamic-config-yaml too", "give one"))
+        made.problems.append(Problem("--dynamic-config-json", "conflicts with --dynamic-config-yaml", "give one"))
     if not named:
         return line.given
     made.follows = named[0].text

@@ -100,7 +100,7 @@ def _wrong(raw: object, at: str) -> Iterator[Problem]:
     if raw.get("custom_headers"):
         yield Problem(
             f"{at}.custom_headers",
-            "can't be sent: an endpoint has one credential, `Authorization: Bearer`",
+            "cannot be sent: an endpoint has one credential, `Authorization: Bearer`",
             "add them in a proxy between Penstock and the provider",
         )
     models = _items(raw.get("models"))

@@ -73,7 +73,7 @@ class OwnToken:
             _unkept(f"{file}: {(error.strerror or str(error)).lower()}")
         else:
             self.file = file
-            logger.info("the commands on this machine find the admin token in %s", file)
+            logger.info("commands on this machine read the admin token from %s", file)
 
     def remove(self) -> None:
         """The gateway ends. A file that another one has written since stays."""

@@ -159,7 +159,7 @@ class Together:
 
     def _unheard(self, why: str, budgets: dict[tuple[str, float], Budget]) -> None:
         if self.trouble is None:
-            logger.warning("budgets: %s; from %g s on each gateway has its part of them", why, APART_S)
+            logger.warning("budgets: %s; after %g s each gateway limits tenants to its own part", why, APART_S)
         self.trouble = why
         if not self.apart:
             return

@@ -33,14 +33,14 @@ def dialing(secret: bytes, kind: bytes, nonce: bytes) -> Talk:
     """The side that dialled. Raises `GreetingError`."""
     came = yield NAME + kind + nonce, len(NAME) + NONCE_BYTES
     if came[: len(NAME)] != NAME:
-        raise GreetingError(f"what listens there is no gateway of this version: it said {came[:24]!r}")
+        raise GreetingError(f"the peer is not a gateway of this version: it sent {came[:24]!r}")
     theirs = came[len(NAME) :]
     said = yield _proof(secret, b"dialled", kind, nonce, theirs), 1
     if said != _YES:
-        raise GreetingError("it has another secret (share.secret)")
+        raise GreetingError("its share.secret differs")
     proof = yield b"", PROOF_BYTES
     if not hmac.compare_digest(proof, _proof(secret, b"listens", kind, nonce, theirs)):
-        raise GreetingError("it does not know the secret (share.secret): it is none of this group")
+        raise GreetingError("it does not know share.secret, so it is not part of this group")
     return kind
 
 
@@ -49,11 +49,11 @@ def listening(secret: bytes, nonce: bytes) -> Talk:
     came = yield b"", len(NAME) + 1 + NONCE_BYTES
     kind, theirs = came[len(NAME) : len(NAME) + 1], came[len(NAME) + 1 :]
     if came[: len(NAME)] != NAME or kind not in (EDGE, QUESTION):
-        raise GreetingError(f"what came is no greeting of a gateway of this version: {came[:24]!r}")
+        raise GreetingError(f"not a greeting of a gateway of this version: {came[:24]!r}")
     proof = yield NAME + nonce, PROOF_BYTES
     if not hmac.compare_digest(proof, _proof(secret, b"dialled", kind, theirs, nonce)):
         yield _NO, 0
-        raise GreetingError("it has another secret (share.secret)")
+        raise GreetingError("its share.secret differs")
     yield _YES + _proof(secret, b"listens", kind, theirs, nonce), 0
     return kind
 

@@ -142,7 +142,7 @@ class LeaderLink:
             assert self._link is not None
             self._welcomed, self.trouble, self._pause_s = True, "", PAUSE_S
             self._link.at(frame.epoch)
-            logger.info("share: %s decides, epoch %d", self.address, frame.epoch)
+            logger.info("share: %s leads, epoch %d", self.address, frame.epoch)
             self._act(self._edge.linked(self._link.say, frame.epoch, now=self._now()))
             self._linked()
         for message in messages:
@@ -176,4 +176,4 @@ class LeaderLink:
         logged, at_s = self._logged
         if why != logged or self._now() - at_s > LOGGED_S:
             self._logged = (why, self._now())
-            logger.warning("share: no link to %s, which decides: %s", address, why)
+            logger.warning("share: no link to the leader %s: %s", address, why)

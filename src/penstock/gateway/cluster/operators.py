@@ -70,10 +70,10 @@ class OperatorOrders:
         try:
             said = msgspec.json.decode(message.document, type=Said)
         except msgspec.DecodeError as error:
-            logger.warning("share: operators' orders can't be read: %s", error)
+            logger.warning("share: cannot read operators' orders: %s", error)
             return
         if not said.is_bounded:
-            logger.warning("share: more operators' orders came than there can be")
+            logger.warning("share: too many operators' orders received")
             return
         self.message = message
         self._go_by(said)

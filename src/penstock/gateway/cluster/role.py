@@ -34,7 +34,7 @@ from penstock.share.messages import PROTOCOL, AnswerMade, Down, EdgeStanding, Fr
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.25
-FAULT_S: Final = 0.5  # before a task that failed by a fault of ours is restarted; doubles
+FAULT_S: Final = 0.5  # before a task that failed unexpectedly is restarted; doubles
 FAULT_S_MAX: Final = 15.0
 STEADY_S: Final = 30.0  # a fault after so long counts as the first
 THERE_S: Final = 60.0  # a gateway that is gone may be cut off: it counts for so long
@@ -69,7 +69,7 @@ class GroupNow(msgspec.Struct, frozen=True):
             return f"Nobody decides that this gateway knows, for {seconds(self.since_s)}{why}."
         latest = self.refused[-1] if self.refused else None
         if latest is not None and latest.at_s < REFUSED_SHOWN_S:
-            return f"An edge at {latest.where} is not taken: {latest.why}."
+            return f"An edge at {latest.where} was refused: {latest.why}."
         return ""
 
 
@@ -274,7 +274,7 @@ class GroupRole:
     # --- from the clock -------------------------------------------------------------------------------------------
 
     async def _lasting(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` again whenever it fails: a fault of ours must not cut this gateway off for good."""
+        """Run `work` again whenever it fails: an unexpected error must not cut this gateway off for good."""
         pause_s = 0.0
         while True:
             began_s = self._now()
@@ -283,8 +283,8 @@ class GroupRole:
             except Exception:
                 is_first = pause_s == 0.0 or self._now() - began_s > STEADY_S
                 pause_s = FAULT_S if is_first else min(2 * pause_s, FAULT_S_MAX)
-                logger.exception("share: a fault of ours; it is begun again in %g s", pause_s)
-                self._events.note("share", f"a fault of ours, which the log tells; begun again in {pause_s:g} s")
+                logger.exception("share: unexpected error; restarting in %g s", pause_s)
+                self._events.note("share", f"unexpected error (see the log); restarting in {pause_s:g} s")
             else:
                 return  # it was closed
             await asyncio.sleep(pause_s)

@@ -85,7 +85,7 @@ class Supervisor:
         except TimeoutError:
             raise OSError(None, f"workers did not start within {READY_S:g} s") from None
         if not all(worker.ready for worker in self._table.workers):
-            raise OSError(None, "a worker ended before it served anything; the log says why")
+            raise OSError(None, "a worker exited before it served anything; see the log above")
 
     def drain(self, queue_s: float | None = None) -> None:
         """Let nothing new in. `queue_s`: the decider goes on, and requests still queued here after it are evicted."""
@@ -162,7 +162,7 @@ class WorkerProcess:
             return
         _, late = await asyncio.wait({self._task}, timeout=timeout_s)
         if late:
-            logger.warning("worker %s does not end: it is killed", self.name)
+            logger.warning("worker %s does not exit: killing it", self.name)
             self.kill()
             await asyncio.wait({self._task}, timeout=KILL_S)
         self._task.cancel()
@@ -230,7 +230,7 @@ def private_folder(settings: Settings) -> Path:
                 if _is_left_over(folder):
                     shutil.rmtree(folder)
         return made
-    raise OSError(errno.EROFS, "workers need a folder for a socket, and no temporary one can be made (set TMPDIR)")
+    raise OSError(errno.EROFS, "workers need a folder for a socket, and no temporary one can be created (set TMPDIR)")
 
 
 def _is_left_over(folder: Path) -> bool:

@@ -302,7 +302,7 @@ class Table:
         peer = transport.get_extra_info("peername")
         member = Member("", where=f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "?")
         if len(self._newcomers) + len(self.others) >= EDGES_MAX:
-            logger.warning("share: an edge at %s was closed: there are %d already", member.where, EDGES_MAX)
+            logger.warning("share: edge at %s refused: there are %d already", member.where, EDGES_MAX)
             transport.abort()
             return
         self._newcomers[member] = None
@@ -359,10 +359,10 @@ class Table:
     def _refuse(self, member: Member, why: str) -> None:
         self._newcomers.pop(member, None)
         if member.is_ours:
-            logger.error("worker %s is not taken: %s", member.name, why)
+            logger.error("worker %s refused: %s", member.name, why)
         else:
-            logger.warning("share: an edge at %s is not taken: %s", member.where, why)
-            self._events.note("share", f"{member.where} is not taken: {why}")
+            logger.warning("share: edge at %s refused: %s", member.where, why)
+            self._events.note("share", f"{member.where} refused: {why}")
             self.refusals.append(TurnedAway(self._driver.now(), member.where or "", why))
         member.refuse(NotTaken(why))
 
@@ -396,13 +396,13 @@ class Table:
         self._admit(other)
         if other.is_gateway:
             self.answers.tell(other.say)
-        logger.info("share: %s (%s) is one of our edges", other.name, other.where)
+        logger.info("share: edge %s (%s) joined", other.name, other.where)
 
     def _lost(self, member: Member, why: str) -> None:
         """Its link broke."""
         if member in self._newcomers:
             del self._newcomers[member]
-            logger.warning("share: a link from %s was closed before a hello: %s", member.where, why)
+            logger.warning("share: a link from %s closed before its greeting: %s", member.where, why)
             return
         peer, was_greeted = member.peer, member.greeted
         member.unlinked()
@@ -414,7 +414,7 @@ class Table:
         if self.others.get(member.name) is member:
             del self.others[member.name]
         if peer is not None and self.decider.phase != "idle":
-            logger.warning("share: the link to %s (%s) is gone: %s", member.name, member.where, why)
+            logger.warning("share: lost the link to %s (%s): %s", member.name, member.where, why)
             self._events.note("share", f"{member.name} is cut off: {why}")
             self._driver.tell(self.decider.cut(peer))
             self._arm()
@@ -425,7 +425,7 @@ class Table:
             lost = len(peer.requests)
             self._driver.tell(self.decider.lost(peer))
             if not self._ending:
-                logger.warning("worker %s is lost with its connections and %d requests: %s", worker.name, lost, why)
+                logger.warning("lost worker %s with its connections and %d requests: %s", worker.name, lost, why)
         if was_greeted and worker.process is not None and not self._ending:
             worker.process.kill()  # it is of no use without its link
 

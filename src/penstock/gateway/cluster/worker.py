@@ -379,12 +379,12 @@ class WorkerLife:
                 case Stop():
                     self._end(0)
                 case NotTaken(why):
-                    logger.error("the decider does not take this worker: %s", why)
+                    logger.error("the leader refused this worker: %s", why)
                     self._end(1)
 
     def _lost(self, why: str) -> None:
         if not self._ended.done():
-            logger.warning("worker %s ends because its decider is gone: %s", self._args.name, why)
+            logger.warning("worker %s exits because its leader is gone: %s", self._args.name, why)
         self._end(1)
 
     def _end(self, code: int) -> None:

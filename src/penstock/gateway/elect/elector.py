@@ -97,7 +97,7 @@ class Elector:
 
     def step_down(self) -> None:
         if self.leads() is not None:
-            logger.info("this gateway gives its place as the decider back")
+            logger.info("stepping down as leader")
         self._contender.steps_down(self._now())
         self._tell()
         self.look_now()

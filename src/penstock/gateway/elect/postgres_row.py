@@ -80,7 +80,7 @@ class PostgresRow:
     async def _run(self, statement: str, **values: object) -> list[Any]:
         """Returns the rows. A statement that is cancelled ends by itself: psycopg first asks the server to end it."""
         if len(self._ending) >= ENDING_MAX:
-            raise ElectionError("it has not answered for long")
+            raise ElectionError("it has not answered for too long")
         task = asyncio.get_running_loop().create_task(self._execute(statement, {"name": self._name, **values}))
         try:
             await asyncio.wait([task])

@@ -68,7 +68,7 @@ class ValkeyHash:
         try:
             return Record(version or "", life or "", address or "", int(epoch or 0))
         except ValueError:
-            raise ElectionError(f"its epoch is no number: {epoch:.40}") from None
+            raise ElectionError(f"its epoch is not a number: {epoch:.40}") from None
 
     async def write(self, over: Record, claim: Claim) -> Record | None:
         """Write `claim` if the version still is that of `over`; None: it is not. Raises ElectionError."""

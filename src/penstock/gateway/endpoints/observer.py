@@ -347,7 +347,7 @@ class Observer:
             self._driver.tell(scheduler.endpoint_changed(self._name, models=(), now=now))
         elif (listing.absent or listing.refused) and self._asks_models and self._told is None and not self._is_new:
             if listing.absent:
-                logger.warning("endpoint %s does not list its models: it may serve any", self._name)
+                logger.warning("endpoint %s does not list its models; assuming it serves any", self._name)
             self._told = []
             self._driver.tell(scheduler.endpoint_changed(self._name, tells_models=False, now=now))
 

@@ -213,9 +213,9 @@ class EndpointRegistry:
         for other in self._members.values():
             if other.leave_at_s is None and (other.spec.name == name or same_place(other.spec.url) == place):
                 what = "name" if other.spec.name == name else "address"
-                raise ValueError(f"There is an endpoint with this {what}: `{other.spec.name}`.")
+                raise ValueError(f"An endpoint with this {what} exists: `{other.spec.name}`.")
         if sum(member.leave_at_s is None for member in self._members.values()) >= ENDPOINTS_MAX:
-            raise ValueError(f"There are {ENDPOINTS_MAX} endpoints; that is as many as there may be.")
+            raise ValueError(f"There are {ENDPOINTS_MAX} endpoints already, the maximum.")
         self._kept_out.discard(name)
         self.want(OPERATOR, [*self._wanted[OPERATOR], endpoint])
 
@@ -308,7 +308,7 @@ class EndpointRegistry:
                 places.add(place)
         if len(dropped) > self._dropped:
             shown = ", ".join(dropped[:5])
-            logger.warning("%d endpoints are left out, as doubles or beyond %d: %s", len(dropped), ENDPOINTS_MAX, shown)
+            logger.warning("%d endpoints ignored as duplicates or beyond %d: %s", len(dropped), ENDPOINTS_MAX, shown)
         self._dropped = len(dropped)
         return merged
 
@@ -364,14 +364,14 @@ class EndpointRegistry:
         if self.locator is not None:
             self.locator.endpoint_added(endpoint, target)
         if self._started:
-            logger.info("endpoint %s (%s) came, from %s", name, endpoint.url, source)
+            logger.info("endpoint %s (%s) added, from %s", name, endpoint.url, source)
             self._observe(member)
         return member
 
     def _leave(self, member: _Member) -> None:
         if member.leave_at_s is not None:
             return
-        logger.info("endpoint %s is not wanted any more: it is drained", member.spec.name)
+        logger.info("endpoint %s removed from the configuration; draining it", member.spec.name)
         member.leave_at_s = self._driver.now() + self._parts.leave_s
         self._unobserve(member)
         self._tell_drained(member.spec.name)
@@ -379,7 +379,7 @@ class EndpointRegistry:
 
     def _stay(self, member: _Member) -> None:
         """It is wanted again before it was gone. Its requests continue; its kind and models are polled again."""
-        logger.info("endpoint %s is wanted again", member.spec.name)
+        logger.info("endpoint %s is configured again", member.spec.name)
         member.leave_at_s = None
         member.observer = self._parts.observer(member.spec, member.target, self._listed)
         if self._started:
@@ -419,7 +419,7 @@ class EndpointRegistry:
                 member.target.upstream.close()  # its requests fail, and are retried elsewhere if possible
             name = member.spec.name
             if now >= member.leave_at_s or not (member.target.upstream.busy or self.in_use(name)):
-                logger.info("endpoint %s is gone", name)
+                logger.info("endpoint %s removed", name)
                 self._forget(member)
                 member.target.upstream.close()
                 self.changed()

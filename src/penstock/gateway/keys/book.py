@@ -65,10 +65,10 @@ class KeyBook:
                 self.trouble = None
             except StoreError as error:
                 if self.trouble is None:
-                    logger.warning("made keys can't be read; those known so far go on working: %s", error)
+                    logger.warning("cannot read issued keys; those known so far still work: %s", error)
                 self.trouble = str(error)
             except Exception:
-                logger.exception("a fault while made keys were read")
+                logger.exception("unexpected error while reading issued keys")
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:

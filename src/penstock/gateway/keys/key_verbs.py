@@ -186,7 +186,7 @@ class KeyVerbs:
             except StoreError as error:
                 answer_error(exchange, AdminError(503, "store_down", f"Nothing was changed: {error}"))
             except Exception:
-                logger.exception("a fault while keys were changed")
+                logger.exception("unexpected error while changing keys")
                 answer_error(exchange, AdminError(500, "internal_error", "It failed; see the log."))
 
         task = asyncio.get_running_loop().create_task(run())

@@ -67,7 +67,7 @@ class KvSource:
             except Exception:
                 logger.exception("KV events of %s failed", self.name)
             if not heard and not self._missed:
-                logger.warning("no KV events of %s are heard (%s): its history is used", self.name, self._setting)
+                logger.warning("no KV events from %s (%s); using its history", self.name, self._setting)
             self._missed = not heard
             await asyncio.sleep(pause_s)
             pause_s = pause_after(pause_s, loop.time() - began_s)
@@ -82,7 +82,7 @@ class KvSource:
                 group.create_task(self._announce(streams))
         except* Lost as lost:
             level = logging.INFO if self.listening else logging.DEBUG
-            logger.log(level, "KV events of %s are lost: %s", self.name, lost.exceptions[0])
+            logger.log(level, "KV events of %s lost: %s", self.name, lost.exceptions[0])
         finally:
             self.listening = False
         return all(stream.connected.is_set() for stream in streams)
@@ -91,7 +91,7 @@ class KvSource:
         for stream in streams:
             await stream.connected.wait()
         self.listening = True
-        logger.info("KV events of %s are followed (ranks: %d)", self.name, len(streams))
+        logger.info("following the KV events of %s (ranks: %d)", self.name, len(streams))
 
     def _take(self, rank: int, events: Sequence[Event]) -> None:
         self._changed(self.blocks.apply(rank, events))

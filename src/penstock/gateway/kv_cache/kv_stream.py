@@ -143,7 +143,7 @@ class KvStream:
             raise Lost("its numbers fell: it was restarted")
         self._newest = number
         if self._next is not None and number > self._next:
-            logger.debug("%s: messages %d to %d were lost", self._address.events, self._next, number - 1)
+            logger.debug("%s: messages %d to %d lost", self._address.events, self._next, number - 1)
             await self._catch_up(self._next)
             if number > self._next:
                 self._forget(self._address.rank)
@@ -154,7 +154,7 @@ class KvStream:
         self._next = number + 1
         batch = decode(payload)
         if batch is None:  # it may have contained removals
-            logger.debug("%s: message %d makes no sense", self._address.events, number)
+            logger.debug("%s: message %d is malformed", self._address.events, number)
             self._forget(self._address.rank)
             return
         self._take(self._address.rank, batch.events)
@@ -181,7 +181,7 @@ class KvStream:
         except TimeoutError:
             if replayed:
                 raise Lost("a replay broke off") from None
-            logger.info("%s replays nothing: missed events stay unknown", self._address.replay)
+            logger.info("%s replays nothing; missed events stay unknown", self._address.replay)
             self._replays = False
 
     async def _replayed(self, start: int) -> AsyncGenerator[tuple[int, bytes]]:

@@ -85,7 +85,7 @@ class Coordinator:
         try:
             keys = items(field(await _get(self.upstream, "/directory/keys?limit=1000"), "keys"))
         except LookupFailedError as failure:
-            logger.debug("LMCache's directory is not listed: %s", failure)
+            logger.debug("cannot list LMCache's directory: %s", failure)
             keys = []
         self._spaces = sorted({found for item in keys if (found := space(field(item, "key"))) is not None})
         # While nothing is stored there its first chunk may come at any moment.
@@ -174,7 +174,7 @@ class LmCache:
             if in_time:
                 logger.info("LMCache answers in time again")
             else:
-                logger.warning("LMCache does not answer in time: requests no longer wait for it")
+                logger.warning("LMCache is too slow; requests no longer wait for it")
         self.in_time = in_time
 
     async def _names(self) -> dict[str, str]:
@@ -194,7 +194,7 @@ class LmCache:
             try:
                 instances |= await service.addresses()
             except LookupFailedError as failure:
-                logger.debug("LMCache does not list its instances: %s", failure)
+                logger.debug("LMCache lists no instances: %s", failure)
         ips = {endpoint: await _ip(host) for endpoint, host in list(self._hosts.items())}
         shared = list(ips.values())
         self._by_address = {

@@ -122,7 +122,7 @@ class Tokenizer:
         if until_s > now:
             return  # asked before it was to be left alone
         rest_s = min(max(2 * rest_s, at_least_s), REST_S_MAX)
-        logger.info("%s is not asked to tokenize for %g s: %s", endpoint, rest_s, why)
+        logger.info("%s: no tokenize calls for %g s: %s", endpoint, rest_s, why)
         self._resting[endpoint] = (now + rest_s, rest_s)
 
     def _remember(self, key: bytes, tokens: array[int]) -> None:

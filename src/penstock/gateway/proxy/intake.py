@@ -279,7 +279,9 @@ class Intake:
             _keep_to(arrival.caller.rights, arrival)
         if name != fallback.asked:
             self._means.metrics.fell_back(fallback.asked, name)
-        logger.debug("%s: %s is asked, after %s: %s", arrival.request_id.decode(), arrival.model, before, fallback.why)
+        logger.debug(
+            "%s: falling back to %s after %s: %s", arrival.request_id.decode(), arrival.model, before, fallback.why
+        )
         self._admit(arrival, QueuedJourney)
 
     def _served(self, route: Route, model: str) -> str:

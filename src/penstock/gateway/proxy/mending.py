@@ -79,7 +79,7 @@ def note_fields(journey: QueuedJourney, target: Target, now: float) -> None:
     if journey.left_out and journey.left_out.isdisjoint(target.refuses):
         target.refuses_fields(journey.left_out, now)
         logger.warning(
-            "endpoint %s refuses %s, which this gateway adds to requests: it is left out there",
+            "endpoint %s refuses %s, which this gateway adds to requests; leaving it out there",
             *(journey.endpoint, " and ".join(f"`{field}`" for field in sorted(journey.left_out))),
         )
 

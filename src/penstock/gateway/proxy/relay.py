@@ -349,7 +349,7 @@ class Relay:
     def on_end(self) -> None:
         assert self._head is not None
         if self._packed is not None and self._packed.breaks_off:
-            self.on_error(UpstreamError(UpstreamErrorKind.BROKEN, "a packed stream that breaks off"))
+            self.on_error(UpstreamError(UpstreamErrorKind.BROKEN, "a compressed stream that breaks off"))
             return
         status = self._head[0]
         self._call = None

@@ -223,7 +223,7 @@ class Listener:
             self._bad_told_s = now
             peer = address[0] if isinstance(address, tuple) else address
             logger.warning(
-                "connections closed of peers that `client_address.proxy_protocol` names: %d, the last from %s: %s",
+                "closed %d connections from peers listed in `client_address.proxy_protocol`, the last from %s: %s",
                 *(self._bad, peer, why),
             )
             self._bad = 0
@@ -236,7 +236,9 @@ class Listener:
         if now - self._told_s >= TOLD_S:
             self._told_s = now
             most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            logger.error("new connections wait: %s (this process may open %d; `ulimit -n`)", error.strerror, most)
+            logger.error(
+                "new connections must wait: %s (this process may open %d files; `ulimit -n`)", error.strerror, most
+            )
 
 
 async def bound(host: str, port: int) -> list[socket.socket]:

@@ -71,7 +71,7 @@ def _of_block(data: bytes) -> Peer | None:
     version, command = data[12] >> 4, data[12] & 15
     family, transport = data[13] >> 4, data[13] & 15
     if version != 2 or command not in (_LOCAL, _PROXIED) or family > 3 or transport > 2:
-        raise ProxyHeaderError("a PROXY header of no version that is known")
+        raise ProxyHeaderError("a PROXY header of an unknown version")
     if command == _LOCAL or family == 0 or transport == 0:
         return None  # the balancer's own connection, or unknown: the socket's peer counts
     rest = data[_FIXED:]
@@ -88,7 +88,7 @@ def _of_line(data: bytes) -> Peer | None:
     if words[1] == "UNKNOWN":
         return None  # ignoring the rest
     if len(words) != 6 or words[1] not in ("TCP4", "TCP6"):
-        raise ProxyHeaderError("a PROXY line of other words")
+        raise ProxyHeaderError("a malformed PROXY line")
     version = 4 if words[1] == "TCP4" else 6
     source, _ = _address(words[2], version), _address(words[3], version)
     port, _ = _port(words[4]), _port(words[5])

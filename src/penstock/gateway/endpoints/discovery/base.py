@@ -111,7 +111,7 @@ class Discovery:
             nonlocal failures, told, is_empty
             failures, told = 0, ""
             if not endpoints and not is_empty:  # scaled to zero, or a name or a label that is written otherwise there
-                logger.warning("%s: it has no endpoints; requests wait for one", source.name)
+                logger.warning("%s: no endpoints; requests wait for one", source.name)
             is_empty = not endpoints
             self._registry.want(source.name, endpoints)
 
@@ -120,10 +120,10 @@ class Discovery:
                 await source.watch(found)
             except SourceError as error:
                 if str(error) != told:
-                    logger.warning("%s: %s; its last endpoints stay", source.name, error)
+                    logger.warning("%s: %s; keeping its last endpoints", source.name, error)
                 told = str(error)
             except Exception:
-                logger.exception("%s failed; its last endpoints stay", source.name)
+                logger.exception("%s failed; keeping its last endpoints", source.name)
             failures = min(failures + 1, 16)
             await asyncio.sleep(min(PAUSE_S * 2 ** (failures - 1), PAUSE_S_MAX) * random.uniform(0.5, 1.0))
 

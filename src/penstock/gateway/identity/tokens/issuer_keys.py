@@ -80,7 +80,7 @@ class IssuerKeys:
         try:
             await asyncio.wait_for(self._looked.wait(), FIRST_S)
         except TimeoutError:
-            logger.warning("no keys of %s within %g s: its tokens get 503 until they are there", self._name, FIRST_S)
+            logger.warning("no keys of %s within %g s; its tokens get 503 until they arrive", self._name, FIRST_S)
 
     def close(self) -> None:
         """Fetch no more."""
@@ -148,7 +148,7 @@ class IssuerKeys:
     def _take(self, document: object) -> None:
         keys = read_keys(document)
         if self._failing is not None:
-            logger.info("the keys of %s can be had again", self._name)
+            logger.info("the keys of %s are available again", self._name)
         if document != self._raw:
             self._raw, self._keys = document, keys
             self.version += 1
@@ -157,7 +157,7 @@ class IssuerKeys:
     def _failed(self, why: str) -> None:
         if why != self._failing:
             known = "those that are known go on counting" if self.usable else "no token of it can be believed"
-            logger.warning("the keys of %s can't be had: %s; %s", self._name, why, known)
+            logger.warning("cannot fetch the keys of %s: %s; %s", self._name, why, known)
         self._failing = why
 
 
@@ -170,7 +170,7 @@ async def fetch(settings: JwtSection) -> object:
             raise KeysError(f"{settings.issuer.rstrip('/')}{DISCOVERY} is not about `{settings.issuer}`")
         url = found.get("jwks_uri")
         if not isinstance(url, str) or (settings.issuer.startswith("https:") and not url.startswith("https:")):
-            raise KeysError("the issuer's configuration names no `jwks_uri` that could be trusted")
+            raise KeysError("the issuer's configuration has no trusted `jwks_uri`")
     return await _get(url)
 
 

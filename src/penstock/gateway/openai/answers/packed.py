@@ -44,7 +44,7 @@ class Packed:
         try:
             return self._inflater.take(data)
         except (BadPacking, InflatesTooFar) as problem:
-            logger.debug("a packed answer is not read: %s", problem)
+            logger.debug("cannot read a compressed answer: %s", problem)
             self._coding = ""
             return b""
 
