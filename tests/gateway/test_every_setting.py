@@ -189,6 +189,7 @@ HELD_BY: dict[str, str] = {
     "identity.jwt.band_claim": "tokens::test_a_band_is_given_up_to_the_tenants_highest_and_what_was_lowered_is_told",
     "identity.jwt.leeway": "tokens::test_clocks_may_be_apart_by_the_leeway",
     "identity.jwt.max_stale": "tokens::test_keys_that_grew_too_old_count_no_more",
+    "identity.distinguish": "unnamed::test_each_distinction_can_be_switched_off",
     "identity.anonymous.weight": "shares::test_a_flood_without_a_key_gets_one_part_however_many_names_it_has",
     "identity.anonymous.limits.running": HERE + "test_callers_without_a_key_run_so_many_together",
     "identity.anonymous.limits.queued": LIMITS,

@@ -444,6 +444,7 @@ EVERYTHING: list[dict[str, Any]] = [
             "max_band": "end",
             "max_dynamic": 3,
             "trusted_proxies": ["10.0.0.0/8"],
+            "distinguish": ["address"],
             "anonymous": {
                 "weight": 3,
                 "limits": {
@@ -572,8 +573,18 @@ def kept(gate: Gateway) -> dict[str, object]:
     }
     found |= plain("origins", follower(gate, Origins))
     found |= plain(
-        "callers", callers, "_tenants", "_listed", "_keys", "_dynamic", "_dynamic_users", "_trusted_peers", "tokens"
+        "callers",
+        callers,
+        "_tenants",
+        "_listed",
+        "_keys",
+        "_dynamic",
+        "_dynamic_users",
+        "_trusted_peers",
+        "tokens",
+        "_unnamed",
     )
+    found |= plain("unnamed", callers._unnamed, "seen", "_names", "_places") | {"unnamed": callers._unnamed.seen.limit}
     verifier = callers.tokens._verifier
     found |= {"issuer": None if verifier is None else verifier.keys.settings}
     for name, known in callers._tenants.items():

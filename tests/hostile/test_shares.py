@@ -68,3 +68,40 @@ async def test_the_limits_of_the_shared_part_hold_for_all_its_names_together(wor
     theirs = [entry for entry in engine.log.entries if entry.id.startswith("k")]
     at_once = [sum(o.arrived <= e.arrived < (o.finished or 0.0) for o in theirs) for e in theirs]
     assert max(at_once) <= 2
+
+
+@pytest.mark.parametrize("invents", ["keys", "users", "nothing"])
+async def test_a_client_that_invents_keys_or_users_has_one_share_beside_another_address(
+    world: World, invents: str
+) -> None:
+    """Nobody is named, and no tenant is configured: an address has one share, under one name and under many."""
+    await world.engine(step_s=0.002, max_num_seqs=8)
+    await world.gateway(slots=8, client_address={"proxies": ["127.0.0.0/8"]}, admission={"reserved_slots": 0.0})
+    answered = {"flood": 0, "other": 0}
+    serial = itertools.count()
+
+    async def keep_asking(who: str) -> None:
+        client = await world.client()
+        while True:
+            invented, headers = f"name-{next(serial) % 200}", {"x-forwarded-for": f"192.0.2.{1 + (who == 'other')}"}
+            if who == "flood" and invents == "keys":
+                headers["authorization"] = f"Bearer {invented}"
+            elif who == "flood" and invents == "users":
+                headers["x-user-id"] = invented
+            client.send(request(body=chat(tokens=4), headers=headers))
+            assert (await client.answer()).status == 200
+            answered[who] += 1
+
+    tasks = [asyncio.ensure_future(keep_asking("flood")) for _ in range(FLOOD_AT_ONCE)]
+    tasks += [asyncio.ensure_future(keep_asking("other")) for _ in range(KEYED_AT_ONCE)]
+    await world.until(lambda: all(answered.values()) and sum(answered.values()) > 400)
+    before = dict(answered)
+    await world.until(lambda: sum(answered.values()) - sum(before.values()) >= ANSWERS)
+    got = {who: count - before[who] for who, count in answered.items()}
+    assert not any(task.done() for task in tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for client in world.clients:
+        client.hang_up()
+    assert got["other"] / sum(got.values()) >= 0.45, got

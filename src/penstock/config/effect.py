@@ -179,6 +179,8 @@ def _rest(settings: Settings) -> Iterator[str]:
         yield "client_address.header does nothing without `client_address.proxies`"
     if settings.identity.require_key and "anonymous" in settings.identity.model_fields_set:
         yield "identity.anonymous does nothing with `identity.require_key`"
+    if settings.identity.require_key and "distinguish" in settings.identity.model_fields_set:
+        yield "identity.distinguish does nothing with `identity.require_key`"
     batch = settings.batch
     if batch.has_store and not batch.serve and not settings.identity.made_keys:
         yield "batch.data and batch.url do nothing with `batch.serve: false` and without `identity.made_keys`"

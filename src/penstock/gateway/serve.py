@@ -15,6 +15,7 @@ from penstock.config.model import LimitsSection, Settings
 from penstock.gateway import early_signals
 from penstock.gateway.bootstrap import Parts
 from penstock.gateway.fitness import at_operators, cannot_listen
+from penstock.gateway.identity.unnamed import told_apart
 from penstock.gateway.process import give_large_blocks_back
 from penstock.http.server.server import BACKLOG, HttpServer
 
@@ -89,8 +90,7 @@ class Gateway(Parts):
         logger.info("listening on %s", _url(host, self.port, secure=context is not None))
         for warning in open_warnings(settings):
             logger.warning("%s", warning)
-        if settings.fairness.levels == ("tenant",):
-            logger.info("callers of one tenant are one flow; `fairness.levels: [tenant, user]` makes each user one")
+        logger.info("%s", told_apart(settings))
 
     @property
     def port(self) -> int:

@@ -89,7 +89,7 @@ async def test_a_tenants_waiting_requests_are_cancelled_and_no_others(world: Wor
     await world.until(lambda: world.picture().waiting == 1)
     assert (await clients[1].answer()).header("x-penstock-reason") == "operator"
     assert world.picture().running == 1
-    assert (await verb(world, "tenants/anonymous/cancel", {"running_too": True}))["cancelled"] == 1
+    assert (await verb(world, "tenants/client:127.0.0.1/cancel", {"running_too": True}))["cancelled"] == 1
     await let_go(clients)
 
 

@@ -130,7 +130,7 @@ def test_an_unknown_key_of_our_own_make_is_refused_even_where_none_is_required()
 
 @pytest.mark.parametrize("credential", ["Bearer sk-elsewhere", "Basic YTpi", "Bearer", "", f"Bearer {'x' * 50_000}"])
 def test_a_credential_that_is_not_ours_makes_a_keyless_caller_and_passes_on(credential: str) -> None:
-    caller = served(callers(), authorization=credential)
+    caller = served(callers(identity={"distinguish": []}), authorization=credential)
     assert (caller.tenant, caller.has_key) == ("anonymous", False)
 
 
@@ -159,8 +159,9 @@ def test_a_client_without_a_key_is_named_by_its_header() -> None:
     assert served(callers(identity={"tenant_header": "X-Team"}), x_team="red", x_tenant_id="blue").tenant == "red"
 
 
-def test_a_client_without_a_name_is_anonymous() -> None:
-    for caller in (served(callers()), served(callers(), x_tenant_id=""), served(callers(), x_tenant_id="  ")):
+def test_a_client_without_a_name_is_anonymous_if_none_are_told_apart() -> None:
+    who = callers(identity={"distinguish": []})
+    for caller in (served(who), served(who, x_tenant_id=""), served(who, x_tenant_id="  ")):
         assert (caller.tenant, caller.weight) == ("anonymous", 1.0)
         assert (caller.user, caller.tenant_label) == ("", "other")
 
@@ -178,7 +179,7 @@ def test_anonymous_and_other_may_have_weight_and_limits() -> None:
 
 def test_a_keyless_caller_cannot_claim_a_tenant_that_has_keys() -> None:
     caller = served(callers(), x_tenant_id="alice")
-    assert caller.tenant == "anonymous"
+    assert (caller.tenant, caller.part) == ("client:192.0.2.1", "anonymous")
 
 
 @pytest.mark.parametrize(
@@ -187,8 +188,8 @@ def test_a_keyless_caller_cannot_claim_a_tenant_that_has_keys() -> None:
         ("10.1.2.3", "alice"),
         ("::ffff:10.1.2.3", "alice"),
         ("fd00::1%eth0", "alice"),
-        ("11.0.0.1", "anonymous"),
-        ("fe80::1", "anonymous"),
+        ("11.0.0.1", "client:11.0.0.1"),
+        ("fe80::1", "client:fe80::/64"),
         ("", "anonymous"),
         ("somewhere", "anonymous"),
     ],
@@ -233,7 +234,7 @@ def test_tenants_beyond_the_bound_share_one_flow() -> None:
     who = callers(identity={"max_dynamic": 2})
     assert [served(who, x_tenant_id=name).tenant for name in "abcab"] == ["a", "b", "other", "a", "b"]
     assert served(who, x_tenant_id="open").tenant == "open", "listed tenants do not count"
-    assert served(who).tenant == "anonymous"
+    assert served(who).tenant == "client:192.0.2.1", "neither do clients without a name"
 
 
 def test_a_name_unseen_for_long_makes_room_and_a_busy_one_keeps_its_flow() -> None:

@@ -174,7 +174,7 @@ async def test_with_issued_keys_every_listed_tenant_requires_one(world: World, t
     await make(world, tenant="open")
     await revoke(world, "ci")
     queue = await world.ask("GET", "/queue", headers={"x-tenant-id": "open"})
-    assert queue.json()["tenant"] == "anonymous"
+    assert queue.json()["tenant"] == "client:127.0.0.1"
     await world.end_gateway()
     await world.gateway(tenants=TENANTS)
     queue = await world.ask("GET", "/queue", headers={"x-tenant-id": "open"})

@@ -209,8 +209,8 @@ async def test_a_caller_without_a_key_is_whom_its_headers_name(world: World) -> 
     assert await flow_of(world, {"x-gateway-inference-fairness-id": "blue"}) == (SHARED, "blue", "")
     assert await flow_of(world, {"x-tenant-id": "open", "x-openwebui-user-id": "ann"}) == ("open", "ann")
     assert await flow_of(world, {"x-tenant-id": "open", "x-user-id": "bo"}, user="cy") == ("open", "bo")
-    assert await flow_of(world, {}, user="cy") == (SHARED, "anonymous", "cy")
-    assert await flow_of(world, {"x-tenant-id": "team-a"}) == (SHARED, "anonymous", ""), (
+    assert await flow_of(world, {}, user="cy") == (SHARED, "client:127.0.0.1", "cy")
+    assert await flow_of(world, {"x-tenant-id": "team-a"}) == (SHARED, "client:127.0.0.1", ""), (
         "a name that has keys needs one"
     )
     assert (await flow_of(world, {**BEARER, "x-tenant-id": "open"}))[0] == "team-a"
@@ -221,7 +221,7 @@ async def test_a_trusted_proxy_may_name_a_tenant_that_has_keys(world: World) -> 
     await world.gateway(slots=1, tenants=[TEAM_A], identity={"trusted_proxies": ["127.0.0.0/8"]})
     assert await flow_of(world, {"x-tenant-id": "team-a"}) == ("team-a",)
     assert await flow_of(world, {"x-tenant-id": "somebody"}) == ("somebody",)
-    assert await flow_of(world, {}) == (SHARED, "anonymous")
+    assert await flow_of(world, {}) == (SHARED, "client:127.0.0.1")
 
 
 async def test_strange_names_become_short_ones_and_too_many_share_one_flow(world: World) -> None:

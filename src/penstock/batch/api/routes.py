@@ -8,6 +8,7 @@ from penstock.batch.api.batches import Batches
 from penstock.batch.api.calls import ApiError, CallKind, Calls, Owner
 from penstock.batch.api.files import Files
 from penstock.batch.api.upload import Upload
+from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
@@ -88,7 +89,8 @@ class BatchRoutes:
         caller = self._callers.identify(self._callers.key(header, exchange.repeats), header, peer, now=self._now())
         if isinstance(caller, Unauthorized):
             raise ApiError(caller.reason, caller.message)
-        return Owner(self._callers.owner(header, peer, caller), caller.user, caller.tenant, caller.rights)
+        owner = self._callers.owner(header, peer, caller)
+        return Owner(owner, caller.user, ANONYMOUS if owner == ANONYMOUS else caller.tenant, caller.rights)
 
     def _work(self, exchange: SocketExchange, owner: Owner) -> _Work | None:
         """Returns the function that serves the request; None for an upload. Raises `ApiError` if nothing does."""

@@ -13,6 +13,7 @@ from penstock.config.sections.tokens import JwtSection
 
 ANONYMOUS, OTHER = "anonymous", "other"  # clients without a name; clients beyond `max_dynamic`
 NAMES_WITHOUT_KEYS = (ANONYMOUS, OTHER)
+DISTINGUISH: tuple[Literal["address", "key", "user"], ...] = ("address", "key", "user")
 
 LEVELS_MAX = 4
 KEYS_MAX = 1_000  # of one tenant
@@ -168,6 +169,14 @@ class Identity(Section):
         "Unlisted names, and users per tenant, with their own flow. The rest share the flow `other`.",
         ge=1,
         le=DYNAMIC_MAX,
+    )
+    distinguish: Annotated[
+        tuple[Literal["address", "key", "user"], ...], BeforeValidator(values.items(0, len(DISTINGUISH)))
+    ] = setting(
+        DISTINGUISH,
+        "How callers without a key of a tenant and without a tenant's name are told apart, each with its own flow: by "
+        "their address (of an IPv6 address the first 64 bits), the key that they send to the engine, and their user. "
+        "An address has one share, which its keys and users divide. `[]`: all of them are one caller.",
     )
     anonymous: Anonymous = Anonymous()
     jwt: JwtSection | None = setting(None, "")

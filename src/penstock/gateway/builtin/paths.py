@@ -138,7 +138,7 @@ class OwnPaths:
     def _queue(self, exchange: Exchange) -> None:
         header = exchange.lookup.get
         key = self._callers.key(header, exchange.repeats)
-        caller = self._callers.identify(key, header, exchange.peer[0], now=self._driver.now())
+        caller = self._callers.identify(key, header, exchange.peer[0], client=exchange.client, now=self._driver.now())
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
         else:

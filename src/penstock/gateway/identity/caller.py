@@ -25,6 +25,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     deadline_s: float | None  #: to the first token, from arrival on
     priority: int  #: the body's own, lower first, within its flow
     part: str = ""  #: the part that it shares with others, each with its own flow inside; "": it has its own part
+    weight_inside: float = 1.0  #: within that part
     rights: Rights | None = None  #: its key's bounds; None: none but its tenant's
     band_unknown: str = ""  #: it asked for a band by a name that none has, and for no other
 
@@ -45,7 +46,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         # Users of different tenants may have the same name; without a level for tenants they still differ.
         user = self.user if "tenant" in levels else f"{self.tenant}/{self.user}"
         names = {"tenant": self.tenant, "user": user, "model": model}
-        each = {"tenant": 1.0 if self.part else self.weight, "user": 1.0, "model": model_weight}
+        each = {"tenant": self.weight_inside if self.part else self.weight, "user": 1.0, "model": model_weight}
         flow: list[str] = []
         weights: list[float] = []
         part = self.part
@@ -85,6 +86,7 @@ class TenantProfile(msgspec.Struct, frozen=True):
     label: str
     capped: bool = False  #: its highest band is its own setting
     part: str = ""  #: as in `Caller`
+    weight_inside: float = 1.0  #: likewise
 
 
 class Key(msgspec.Struct, frozen=True):

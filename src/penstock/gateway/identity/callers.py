@@ -3,7 +3,8 @@
 Who. (1) The tenant of its API key, or the one that its token names (`tokens/`). (2) Without a key, the tenant it names
 in a header, if that one is listed and has no keys; from a trusted proxy any tenant, listed or not. (3) All others share
 the part `anonymous` under any name: a name costs nothing, so it must bring nothing. Names are flows of their own inside
-that part. The user divides a tenant's part further, so any client may name one; by default each key is a user.
+that part; who gives none is named by its address, key and user (`unnamed.py`). The user divides a tenant's part
+further, so any client may name one; by default each key is a user.
 
 What. A client may ask for a band by several headers or a service tier, up to the highest allowed by its key or
 `identity.max_band`. Nothing here waits or keeps more than a bounded number of names.
@@ -32,6 +33,8 @@ from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_nam
 from penstock.gateway.identity.origins import within
 from penstock.gateway.identity.rights import Rights, read, rights_of
 from penstock.gateway.identity.tokens.accepted import AcceptedTokens
+from penstock.gateway.identity.unnamed import PREFIX as CLIENT_PREFIX
+from penstock.gateway.identity.unnamed import UnnamedCallers
 
 KEY_PREFIX = "pk-"
 KEY_BYTES = 32
@@ -67,6 +70,7 @@ class Callers:
         self._tenants: dict[str, TenantProfile] = {}
         self._dynamic = NameQuotas(1)
         self._dynamic_users = NameQuotas(1)  # of all tenants that are not listed, together
+        self._unnamed = UnnamedCallers()
         self._makes_keys = False
         self._made: Sequence[MadeKey] | None = None  # None: not read yet
 
@@ -74,6 +78,7 @@ class Callers:
         """Go by these settings from now on. Names that count as themselves go on doing so."""
         identity = settings.identity
         self._dynamic.limit = self._dynamic_users.limit = identity.max_dynamic
+        self._unnamed.follow(settings)
         self._ranks = {band.name: rank for rank, band in enumerate(settings.bands)}
         self._deadlines_s = [band.deadline for band in settings.bands]
         self._default_band = self._ranks[settings.default_band]
@@ -158,12 +163,13 @@ class Callers:
         service_tier: object = None,
         priority: object = None,
         model_band: int | None = None,
+        client: str = "",
         now: float,
     ) -> Caller | Unauthorized:
         """Returns the caller from a head, its sender's IP address, and three unchecked fields of the body.
 
-        `model_band` is the model's own default band, if any. `key` is the result of that method for the head; the
-        settings may have changed since.
+        `model_band` is the model's own default band, if any. `client` is the client's address behind proxies, if
+        another one. `key` is the result of that method for the head; the settings may have changed since.
         """
         if isinstance(key, Unauthorized):
             return key
@@ -183,7 +189,7 @@ class Callers:
         if claims is not None:
             tenant = self._tenants.get(claims.tenant) or self._unlisted(claims.tenant, now, trusted=True)
         else:
-            tenant = key.owner if key is not None else self._claimed(header, peer, now)
+            tenant = key.owner if key is not None else self._claimed(header, peer, client or peer, user, now)
         band_max = max(tenant.band_max, self._band_max) if key is None else tenant.band_max  # the lower of both
         asked, unknown = self._asked_band(header, service_tier)
         claimed = None if claims is None else self._ranks.get(claims.band)
@@ -205,6 +211,7 @@ class Callers:
             deadline_s=self._deadline_s(header, band),
             priority=_priority(priority),
             part=tenant.part,
+            weight_inside=tenant.weight_inside,
             rights=None if key is None else key.rights,
             band_unknown=unknown,
         )
@@ -214,6 +221,8 @@ class Callers:
 
         Names that share a flow for an hour must not share files for ever.
         """
+        if caller.tenant.startswith(CLIENT_PREFIX) and caller.tenant not in self._tenants:
+            return ANONYMOUS  # an address may change
         if caller.tenant != OTHER:
             return caller.tenant
         if caller.has_key:  # no key of ours belongs to that one, so it is a token's
@@ -255,7 +264,8 @@ class Callers:
             return known.part or name
         if name in self._dynamic.trusted:
             return name
-        return (self._part or name) if name == ANONYMOUS or name in self._dynamic.untrusted else None
+        known_here = name == ANONYMOUS or name in self._dynamic.untrusted or name in self._unnamed.seen
+        return (self._part or name) if known_here else None
 
     # --- identity -------------------------------------------------------------------------------------------
 
@@ -278,14 +288,16 @@ class Callers:
         owner = listed or TenantProfile(claims.tenant, 1.0, self._band_max, has_keys=False, users=users, label=OTHER)
         return Key(b"", owner, claims.user, claims=claims)
 
-    def _claimed(self, header: Header, peer: str, now: float) -> TenantProfile:
-        """Identify a client without a key by its name."""
-        name = _first_name(header, self._tenant_headers) or ANONYMOUS
+    def _claimed(self, header: Header, peer: str, client: str, user: object, now: float) -> TenantProfile:
+        """Identify a client without a key by its name, or by what else there is of it."""
+        name = _first_name(header, self._tenant_headers)
         known, trusted = self._tenants.get(name), self._trusted(peer)
-        if known is not None and known.has_keys and not trusted:
-            name = ANONYMOUS
-            known = self._tenants.get(name)
-        return known or self._unlisted(name, now, trusted=trusted)
+        may_claim = name and not name.startswith(CLIENT_PREFIX) if known is None else trusted or not known.has_keys
+        if may_claim:
+            return known or self._unlisted(name, now, trusted=trusted)
+        credential = _presented(header(b"authorization")) or _presented(header(b"x-api-key"))
+        its, weight = self._unnamed.name(client, credential, self._named_user(header, user), now)
+        return self._shared(its, weight)
 
     def _trusted(self, peer: str) -> bool:
         if not self._networks:
@@ -298,13 +310,14 @@ class Callers:
         return verdict
 
     def _user(self, header: Header, field: object, tenant: TenantProfile, key: Key | None, now: float) -> str:
-        if key is not None and key.claims is not None and key.user:
-            name = key.user  # signed, so names cannot be forged
-        else:
-            name = _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
+        signed = key is not None and key.claims is not None and bool(key.user)  # such names cannot be forged
+        name = key.user if key is not None and signed else self._named_user(header, field)
         if not name:
             return "" if key is None else key.user
         return name if tenant.users.admit((tenant.name, name), now) else OTHER
+
+    def _named_user(self, header: Header, field: object) -> str:
+        return _first_name(header, self._user_headers) or (safe_name(field) if isinstance(field, str) else "")
 
     def _known(self, tenant: Tenant, users_max: int) -> TenantProfile:
         before = self._tenants.get(tenant.name)
@@ -326,22 +339,27 @@ class Callers:
         names = self._dynamic.trusted if trusted else self._dynamic.untrusted
         if name not in (ANONYMOUS, OTHER) and not names.admit(name, now):
             name = OTHER
-        listed = self._tenants.get(name)
-        if listed is not None:
-            return listed
         if trusted and name not in (ANONYMOUS, OTHER):
             users = self._dynamic_users.trusted
             return TenantProfile(name, 1.0, self._band_max, has_keys=False, users=users, label=OTHER)
+        return self._shared(name, 1.0)
+
+    def _shared(self, name: str, weight: float) -> TenantProfile:
+        """A caller within `anonymous`, with its `weight` there."""
+        listed = self._tenants.get(name)
+        if listed is not None:
+            return listed
         shared = self._tenants.get(ANONYMOUS)
         return TenantProfile(
             name,
-            self._part_weight,
+            self._part_weight if self._part else weight,
             self._band_max if shared is None else shared.band_max,
             has_keys=False,
             users=self._dynamic_users.untrusted,
-            label=OTHER,
+            label=ANONYMOUS if shared is not None and name.startswith(CLIENT_PREFIX) else OTHER,
             capped=shared is not None and shared.capped,
             part=self._part,
+            weight_inside=weight,
         )
 
     # --- rights ---------------------------------------------------------------------------------------------

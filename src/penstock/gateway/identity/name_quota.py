@@ -67,6 +67,15 @@ class NameQuota:
     def __contains__(self, name: Hashable) -> bool:
         return name in self._seen_s
 
+    def lately(self, now: float, within_s: float) -> int:
+        """Returns how many names were seen within the last seconds."""
+        count = 0
+        for seen_s in reversed(self._seen_s.values()):
+            if now - seen_s > within_s:
+                break
+            count += 1
+        return count
+
     def admit(self, name: Hashable, now: float) -> bool:
         """Does the name count as itself?"""
         seen = self._seen_s

@@ -239,6 +239,7 @@ class Intake:
             service_tier=peek.service_tier,
             priority=peek.priority,
             model_band=arrival.profile.band,
+            client=exchange.client,
             now=self._driver.now(),
         )
         if isinstance(caller, Unauthorized):

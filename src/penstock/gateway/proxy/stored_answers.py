@@ -67,7 +67,7 @@ class StoredAnswers:
         """Ask the endpoint that made the answer, or every one if that is not remembered."""
         header = exchange.lookup.get
         key = self._callers.key(header, exchange.repeats)
-        caller = self._callers.identify(key, header, exchange.peer[0], now=self._driver.now())
+        caller = self._callers.identify(key, header, exchange.peer[0], client=exchange.client, now=self._driver.now())
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
             return
