@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 import subprocess
 import sys
 
@@ -9,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.build import kind
-from penstock.cli.main import main
+from penstock.cli.main import main, parser
 from penstock.core.dispatch import pump
 
 COMMANDS = {
@@ -38,6 +40,28 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n    {command} " in out
 
 
+def test_every_command_is_in_a_group_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = asked(capsys, "help")
+    groups = re.findall(r"^(run|set up|operate|try out).*:$", out, re.MULTILINE)
+    assert groups == ["run", "set up", "operate", "try out"]
+    listed = re.findall(r"^    ([a-z-]+) ", out, re.MULTILINE)
+    whole = next(a for a in parser("")._actions if isinstance(a, argparse._SubParsersAction))
+    assert sorted(listed) == sorted(whole.choices)
+    assert "docs/configuration.md" in out
+
+
+@pytest.mark.parametrize("command", ["endpoint", "tenant", "keys", "batch", "queue"])
+def test_list_and_ls_are_one_word(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    said = [asked(capsys, command, word, "--url", "http://127.0.0.1:9") for word in ("list", "ls")]
+    assert said[0] == said[1]
+    assert "penstock: cannot reach http://127.0.0.1:9: connection refused (is a gateway running there?" in said[0][2]
+
+
+def test_help_and_version_are_words_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked(capsys, "help", "check") == asked(capsys, "check", "--help")
+    assert asked(capsys, "version") == asked(capsys, "--version")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_explains_its_flags(capsys: pytest.CaptureFixture[str], command: str) -> None:
     code, out, err = asked(capsys, command, "--help")
@@ -52,7 +76,7 @@ def test_a_command_imports_only_its_own_modules() -> None:
     program += "print(*[name for name in sys.modules if name.startswith('penstock.')], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     rooms = {"penstock.cli", "penstock.core", "penstock.core.dispatch"}  # a room's own module only says what it is
-    assert set(done.stderr.split()) == rooms | {"penstock.build", "penstock.cli.main"}
+    assert set(done.stderr.split()) == rooms | {"penstock.build", "penstock.cli.main", "penstock.cli.hints"}
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +105,7 @@ def test_unknown_arguments_are_named(
     code, out, err = asked(capsys, *arguments)
     assert (code, out) == (2, "")
     assert words in err
-    assert err.startswith("usage: penstock")
+    assert err.startswith(("penstock", "usage: penstock COMMAND"))
 
 
 def test_it_runs_as_a_module() -> None:

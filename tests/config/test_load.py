@@ -772,8 +772,8 @@ def test_a_missing_file_or_a_directory_is_one_line(path: str, message: str) -> N
     [
         ("- 1", "expected a mapping of settings"),
         ("hello", "expected a mapping of settings"),
-        ("a: [1", "is not YAML in line 1: expected ',' or ']', but got '<stream end>'"),
-        ("a: 1\n b: 2", "is not YAML in line 2: mapping values are not allowed here"),
+        ("a: [1", "is not YAML in line 1: a `[` or `{`, begun in line 1, is not closed, or a comma is missing"),
+        ("a: 1\n b: 2", "is not YAML in line 2: a second `: ` in a line, or an indentation too deep"),
         ("a: 1\n---\nb: 2", "is not YAML in line 2: but found another document"),
         ("a: \x01", "is not YAML: it has a control character at position 3"),
         ("? [a]\n: 1", "a key has to be text"),

@@ -59,7 +59,10 @@ def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeo
             raise GatewayError(_message(error), error.code) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
-        raise GatewayError(f"cannot reach {_origin(url)}: {reason}") from None
+        hint = ""
+        if isinstance(reason, ConnectionRefusedError):
+            reason, hint = "connection refused", " (is a gateway running there? --url or PENSTOCK_URL names another)"
+        raise GatewayError(f"cannot reach {_origin(url)}: {reason}{hint}") from None
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:

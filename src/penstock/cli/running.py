@@ -23,11 +23,13 @@ LOOK_S = 2.0  # production-stack's router looks every ten seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-c", "--config", metavar="FILE", default=os.environ.get("PENSTOCK_CONFIG"), help="settings (YAML)"
-    )
+    parser.add_argument("file", metavar="FILE", nargs="?", help="settings (YAML); the same as -c FILE")
+    parser.add_argument("-c", "--config", metavar="FILE", help="settings (YAML; default: PENSTOCK_CONFIG, if set)")
     parser.add_argument("--endpoint", metavar="URL", action="append", default=[], help="an engine's URL; repeatable")
+    parser.add_argument("--endpoints", metavar="URL,…", action="append", default=[], help="several, by commas")
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
+    parser.add_argument("--host", metavar="HOST", help="its host alone")
+    parser.add_argument("-p", "--port", metavar="PORT", help="its port alone")
     parser.add_argument(
         "--slots", metavar="N", type=int, help="concurrent requests per endpoint, unless set or reported by the engine"
     )
@@ -48,9 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve with the settings of `args`; returns the exit code."""
+    if wrong := _wrong_file(args.file, args.config):
+        print(f"penstock serve: {wrong}", file=sys.stderr)
+        return 2
+    several = [url.strip() for urls in args.endpoints for url in urls.split(",") if url.strip()]
     flags = Flags(
-        endpoints=tuple(args.endpoint),
+        endpoints=(*args.endpoint, *several),
         listen=args.listen,
+        host=args.host,
+        port=args.port,
         slots=args.slots,
         routing=args.routing,
         imbalance_threshold=args.imbalance_threshold,
@@ -59,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
     def read() -> Settings:
-        settings = load(args.config, os.environ, flags)
+        settings = load(args.file or args.config or os.environ.get("PENSTOCK_CONFIG"), os.environ, flags)
         require_endpoints(settings)
         return settings
 
@@ -70,6 +78,15 @@ def run(args: argparse.Namespace) -> int:
             print(f"penstock: {problem.line()}", file=sys.stderr)
         return 2
     return serve(settings, read, args.log_level)
+
+
+def _wrong_file(file: str | None, config: str | None) -> str | None:
+    """Returns why the settings' file is not one."""
+    if file is not None and config is not None:
+        return f"two settings files are given, {file} and {config}: one is allowed"
+    if file is not None and file.startswith(("http://", "https://")):
+        return f"`{file}` stands alone: did you mean `penstock serve --endpoint {file}`?"
+    return None
 
 
 def serve(

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.config.model import Settings
-from penstock.config.other_words import ours_for
+from penstock.config.other_words import AT_TOP, ours_for
 from penstock.config.problems import (
     Filled,
     Location,
@@ -63,7 +63,7 @@ def _sentence(detail: ErrorDetails, location: Location, written: object) -> tupl
         return str(cause), cause.suggestion
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
-        return f"{found}: expected {words} {context[bound]:g}", None
+        return f"{found}: expected {words} {context[bound]:g}", _as_share(written, kind, context[bound])
     if kind == "extra_forbidden":
         return _unknown_key(location)
     if kind == "literal_error":
@@ -73,7 +73,7 @@ def _sentence(detail: ErrorDetails, location: Location, written: object) -> tupl
     if kind in {"tuple_type", "list_type"}:
         return f"expected a list, found {found}", "begin each item with `- `"
     if kind in {"model_type", "model_attributes_type", "dict_type"}:
-        return f"expected a mapping (`key: value`), found {found}", None
+        return f"expected a mapping (`key: value`), found {found}", _as_mapping(written, location)
     return f"{found} is not accepted here", None
 
 
@@ -81,6 +81,8 @@ def _unknown_key(location: Location) -> tuple[str, str | None]:
     key, section = str(location[-1]), section_at(location[:-1])
     if (now := section.removed.get(key)) is not None:
         return "was removed", now
+    if len(location) == 1 and (there := AT_TOP.get(key)) is not None:
+        return "unknown setting", f"write {there}"
     if (ours := ours_for(key)) is not None:
         return "unknown setting", ours
     known = list(section.model_fields)
@@ -95,6 +97,26 @@ def _unknown_key(location: Location) -> tuple[str, str | None]:
 def _wrong_choice(value: object, choices: list[str]) -> tuple[str, str | None]:
     near = did_you_mean(value, choices) if isinstance(value, str) else None
     return f"{show(value)}: expected {listing(choices)}", near
+
+
+def _as_share(written: object, kind: str, bound: object) -> str | None:
+    """Returns the share that a percentage means, if a share is expected."""
+    if kind in ("less_than", "less_than_equal") and bound == 1 and isinstance(written, int | float) and written <= 100:
+        return f"a share, not a percentage: `{written / 100:g}`" if written > 1 else None
+    return None
+
+
+def _as_mapping(written: object, location: Location) -> str | None:
+    """Returns how the mapping is written that a text probably means."""
+    if not isinstance(written, str):
+        return None
+    key, colon, rest = written.partition(":")
+    known = section_at(location).model_fields
+    if colon and key in known and rest:
+        return f"a space belongs after the colon: `{key}: …`"
+    if "url" in known and "://" in written:
+        return "begin it with `url: `"
+    return f"write `{location[-1]}: {{policy: {show(written)[1:-1]}}}`" if location and "policy" in known else None
 
 
 def section_at(location: Location) -> type[Section]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from penstock.config.model import DEFAULT_BANDS
+from penstock.config.model import DEFAULT_BANDS, Settings
 from penstock.config.problems import ConfigError, Location, Problem, written_at
 from penstock.config.source import parse, read_file
 
@@ -28,6 +28,8 @@ class Flags:
     imbalance_threshold: str | None = None
     no_queue: bool = False
     workers: str | None = None
+    host: str | None = None  #: the host of `listen`, which keeps its port
+    port: str | None = None  #: likewise the port
 
 
 @dataclass(slots=True)
@@ -159,12 +161,24 @@ def _merge_values(merged: Merged, old: object, new: object, location: Location, 
     return new
 
 
+def _listen(given: list[tuple[str, object, str]], merged: Merged, flag: str, part: str) -> str:
+    """Returns the address to listen on with another host or port."""
+    before = next((value for key, value, _ in reversed(given) if key == "listen"), merged.document.get("listen"))
+    host, _, port = (before if isinstance(before, str) else Settings.model_fields["listen"].default).rpartition(":")
+    if flag == "--host":
+        return f"[{part}]:{port}" if ":" in part and not part.startswith("[") else f"{part}:{port}"
+    return f"{host}:{part}"
+
+
 def _apply_flags(merged: Merged, flags: Flags) -> None:
     given: list[tuple[str, object, str]] = []
     if flags.endpoints:
         given.append(("endpoints", [{"url": url} for url in flags.endpoints], "--endpoint"))
     if flags.listen is not None:
         given.append(("listen", flags.listen, "--listen"))
+    for part, flag in ((flags.host, "--host"), (flags.port, "--port")):
+        if part is not None:
+            given.append(("listen", _listen(given, merged, flag, part), flag))
     if flags.workers is not None:
         given.append(("workers", flags.workers, "--workers"))
     if flags.routing is not None:

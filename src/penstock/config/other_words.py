@@ -30,6 +30,11 @@ _LITELLM = {
     "num_retries": ("retry.max_attempts",),
     "request_timeout": ("timeouts.first_byte",),
     "stream_timeout": ("timeouts.between_bytes",),
+    "max_budget": ("tenants[].limits.tokens_per_day",),
+    "budget_duration": ("tenants[].limits.tokens_per_day",),
+    "redis_url": ("share.elect.valkey.url", "share.budgets.valkey.url"),
+    "redis_host": ("share.elect.valkey.url", "share.budgets.valkey.url"),
+    "redis": ("share.elect.valkey.url", "share.budgets.valkey.url"),
     "allowed_fails": ("health.eject_after",),
     "cooldown_time": ("health.eject_for",),
 }
@@ -80,6 +85,12 @@ _SGLANG = {
     "retry_max_retries": ("retry.max_attempts",),
     "cb_failure_threshold": ("health.eject_after",),
 }
+_VLLM = {
+    "max_num_seqs": ("endpoints[].slots",),
+    "gpu_memory_utilization": ("endpoints[].max_kv_usage",),
+    "max_model_len": ("tenants[].keys[].max_prompt_tokens",),
+    "served_model_name": ("endpoints[].models", "models.<name>.to"),
+}
 _LLM_D = {
     "schedulingProfiles": ("routing.policy",),
     "plugins": ("routing.policy", "fairness.policy", "ordering"),
@@ -98,7 +109,41 @@ WORDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "HAProxy": _HAPROXY,
     "production-stack": _PRODUCTION_STACK,
     "SGLang": _SGLANG,
+    "vLLM": _VLLM,
     "llm-d": _LLM_D,
+}
+AT_TOP = {  # names that are settings of ours elsewhere, or that many programs have
+    "port": "`listen: 127.0.0.1:PORT`",
+    "host": "`listen: HOST:8080`",
+    "address": "`listen: HOST:PORT`",
+    "timeout": "`queue.max_wait` for the queue, `timeouts` for engines",
+    "rate_limit": "`tenants[].limits.requests_per_minute`",
+    "rate_limits": "`tenants[].limits`",
+    "users": "`tenants`, or `fairness: {levels: [tenant, user]}`",
+    "keys": "`tenants[].keys`",
+    "api_keys": "`tenants[].keys`",
+    "slots": "`endpoints[].slots`",
+    "log_level": "`penstock serve --log-level LEVEL`",
+    "database_url": "`batch.url`",
+}
+POLICIES = {  # other programs' names for routing policies
+    "least_busy": "least_loaded",
+    "least_conn": "least_loaded",
+    "leastconn": "least_loaded",
+    "least_connections": "least_loaded",
+    "least_request": "least_loaded",
+    "latency_based_routing": "predicted_ttft",
+    "usage_based_routing": "least_loaded",
+    "simple_shuffle": "round_robin",
+    "roundrobin": "round_robin",
+    "random": "power_of_two",
+    "p2c": "power_of_two",
+    "cache_aware": "prefix",
+    "prefixaware": "prefix",
+    "kvaware": "kv",
+    "loadaware": "predicted_ttft",
+    "ip_hash": "session",
+    "consistent_hash": "session",
 }
 _OURS = {word: (whose, ours) for whose, words in WORDS.items() for word, ours in words.items()}
 

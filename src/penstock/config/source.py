@@ -117,6 +117,8 @@ def _describe(error: yaml.YAMLError) -> str:
     words = f"{error.context} {problem}".split()
     if {"alias", "anchor", "anchor;"} & set(words):
         problem = "`*` or `&` at the start of a value means an alias; put the value in quotes"
+    elif error.problem_mark is not None and (known := _in_words(words, error.problem_mark, error.context_mark)):
+        problem = known
     elif "tag" in words:
         problem = "`!` at the start of a value means a tag; put the value in quotes"
     else:
@@ -124,6 +126,22 @@ def _describe(error: yaml.YAMLError) -> str:
             lambda quoted: quoted[0] if len(quoted[1]) < 2 or quoted[1][0] == "<" else "…", problem
         )
     return f"is not YAML{place}: {problem}"
+
+
+def _in_words(words: list[str], mark: yaml.Mark, begun: yaml.Mark | None) -> str | None:
+    """Returns the usual mistakes in words: tabs, indentation, colons, brackets and quotes."""
+    said, since = " ".join(words), f", begun in line {begun.line + 1}," if begun is not None else ""
+    if "cannot start any token" in said and mark.buffer is not None and mark.buffer[mark.pointer] == "\t":
+        return "a tab indents it; YAML takes spaces only"
+    if "expected <block end>" in said or "could not find expected ':'" in said:
+        return "its indentation matches no line above; keys of one mapping begin in the same column"
+    if "mapping values are not allowed here" in said:
+        return "a second `: ` in a line, or an indentation too deep; put a value with `: ` in quotes"
+    if "quoted scalar" in said and "end of stream" in said:
+        return f"a quote{since} is not closed"
+    if "flow" in said and ("<stream end>" in said or "end of stream" in said or "expected ','" in said):
+        return f"a `[` or `{{`{since} is not closed, or a comma is missing"
+    return None
 
 
 class _Walk:

@@ -72,10 +72,16 @@ def number(value: object) -> float:
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"{show(value)} is not a number")
+        raise Refused(f"{show(value)} is not a number", _without_percent(value))
     if not abs(value) <= WHOLE_MAX:  # also true of nan
         raise Refused(f"{show(value)} is out of range for this setting")
     return float(value)
+
+
+def _without_percent(value: object) -> str | None:
+    """Returns the share that a percentage is."""
+    percent = value.strip().removesuffix("%").strip() if isinstance(value, str) and value.strip().endswith("%") else ""
+    return f"write `{float(percent) / 100:g}`" if _NUMBER.fullmatch(percent) else None
 
 
 def whole(value: object) -> int:

@@ -12,6 +12,7 @@ from penstock.config.sections.tenancy import TenantLimits
 
 _LIST = "/admin/tenants"
 _UNLIMITED = "none"
+_SHORT = {"requests_per_minute": "rpm", "tokens_per_minute": "tpm"}
 _CHANGES = {
     "pause": "stop dispatching its requests; new ones queue, running ones finish",
     "resume": "end a pause",
@@ -70,7 +71,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     for key, field in TenantLimits.model_fields.items():
         meaning = (field.description or "").partition(". ")[0].rstrip(".")
         help_text = f"{meaning[0].lower()}{meaning[1:]} (`{_UNLIMITED}`: no such limit)".replace("%", "%%")
-        parser.add_argument(f"--{key.replace('_', '-')}", metavar="N", help=help_text)
+        shorts = [f"--{_SHORT[key]}"] if key in _SHORT else []
+        parser.add_argument(f"--{key.replace('_', '-')}", *shorts, metavar="N", help=help_text)
     parser.add_argument("--reset", action="store_true", help="restore the limits of the settings")
 
 

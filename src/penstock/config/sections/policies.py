@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from penstock.config.other_words import POLICIES
 from penstock.config.problems import Refused, did_you_mean, listing, show
 from penstock.config.values import ValueKind
 from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
@@ -47,7 +48,10 @@ def policy_name(decision: str) -> Callable[[object], str]:
         points = others.get(value, ()) if isinstance(value, str) else ()
         if not isinstance(value, str) or (value not in own and not points):
             known = names(decision)[:CHOICES_SHOWN_MAX]
-            hint = did_you_mean(value, known) if isinstance(value, str) else None
+            hint = None
+            if isinstance(value, str):
+                ours = POLICIES.get(value.replace("-", "_").lower()) if decision == "routing" else None
+                hint = f"here it is `{ours}`" if ours is not None else did_you_mean(value, known)
             raise Refused(f"{show(value)}: expected {listing(known)}", hint)
         if value in own and points:
             raise Refused(f"`{value}` is built in, and {_package(points[0])} offers another under this name")
