@@ -21,7 +21,7 @@ ON_THE_COMMAND_LINE = {
     "logs": "the log is what `penstock serve` writes to stderr",
     # misspelt
     "servr": "there is no command servr: did you mean `penstock serve`?",
-    "staus --json": "did you mean `penstock status --json`?",
+    "toop --once": "did you mean `penstock top --once`?",
     "endpoint lst": "penstock endpoint: there is no `lst`: did you mean `penstock endpoint list`?",
     "decider ls": "penstock decider: there is no `ls`: show or step-down",
     "serve --endpont http://a": "penstock serve: unknown flag `--endpont`: did you mean `penstock serve --endpoint http://a`?",

@@ -40,6 +40,11 @@ def test_it_shows_isolation_and_its_cost() -> None:
     assert found is not None, out
     before_ms, after_ms = float(found[1]) * TO_MS[found[2]], float(found[3]) * TO_MS[found[4]]
     assert after_ms < before_ms / 5, out
+    assert "Off: a balancer without a queue: each request goes at once to the engine with the least load" in out
+    off = re.search(r"1 of 2, off: engine A holds (\d+), engine B holds (\d+) waiting requests that nobody can", out)
+    assert off is not None, out
+    assert min(int(off[1]), int(off[2])) > 8, "a strong baseline: both engines have as much"
+    assert re.search(r"2 of 2, on: the gateway holds \d+ waiting requests in fair order; inside engines wait \d\.", out)
     price = re.search(r"(\d+) tokens/s became (\d+) \(([+-]\d+)%\)", out)
     assert price is not None, out
     assert int(price[2]) > int(price[1]) * 0.7, out

@@ -1,4 +1,7 @@
-"""`penstock demo`: two simulated engines, the gateway, and one short load with queueing off and on.
+"""`penstock demo`: two simulated engines, the gateway, and one short load without and with a queue before them.
+
+The baseline is a good balancer: the same gateway without its queue sends each request at once to the engine with the
+fewest running and waiting (`least_loaded`), as nginx's `least_conn` or LiteLLM's `least-busy` would.
 
 A greedy tenant keeps far more long answers in flight than the engines can run; four light tenants ask for short ones
 now and then. Everything except the engines is real: processes, sockets, HTTP, `penstock serve`. Measuring begins after
@@ -17,6 +20,7 @@ import re
 import shutil
 import signal
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -36,6 +40,10 @@ GREEDY_TOKENS = 100
 LIGHT_TOKENS = 20
 LIGHT_PER_S = 2.0  # each
 SETTLE_S = 4.0  # before figures begin: the greedy tenant's first answers take two, and are over by then
+BASELINE = "a balancer without a queue: each request goes at once to the engine with the least load (`least_loaded`)"
+QUEUE = "Penstock's queue: each request goes to an engine when it can start there"
+LOOK_S = 1.0  # between looks at what engines hold
+PAGE_BYTES_MAX = 4 << 20
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 _HEADERS = "-H 'content-type: application/json' -H 'x-tenant-id: you'"
@@ -184,38 +192,86 @@ async def _load(url: str) -> AsyncIterator[dict[str, Tally]]:
         client.close()
 
 
-async def _measure(tallies: dict[str, Tally], seconds: float, title: str, console: Console) -> dict[str, Tally]:
+class Inside:
+    """The requests inside each engine, as its own `/metrics` reports them, and those that the gateway holds."""
+
+    def __init__(self, gateway: str, engines: Sequence[str]) -> None:
+        self._pages = [f"{url}/metrics" for url in (*engines, gateway)]
+        self.now: tuple[int, ...] = ()  #: waiting inside each engine, and last in the gateway
+        self.most: tuple[int, ...] = ()  #: the sample with the most inside engines
+
+    async def look(self) -> None:
+        """Read all pages, once a second; one that does not answer leaves the last numbers."""
+        while True:
+            with contextlib.suppress(OSError, ValueError):
+                pages = await asyncio.gather(*(asyncio.to_thread(_page, page) for page in self._pages))
+                names = ["vllm:num_requests_waiting"] * (len(pages) - 1) + ["penstock_queued_requests"]
+                self.now = tuple(_sum(page, name) for page, name in zip(pages, names, strict=True))
+                self.most = max(self.most, self.now, key=lambda counts: (sum(counts[:-1]), counts))
+            await asyncio.sleep(LOOK_S)
+
+    def sentence(self, counts: tuple[int, ...]) -> str:
+        """Returns who holds how many requests, and what that means."""
+        if not counts:
+            return "…"
+        inside, held = counts[:-1], counts[-1]
+        engines = ", ".join(f"engine {name} holds {count}" for name, count in zip("AB", inside, strict=False))
+        if sum(inside) > held:
+            return f"{engines} waiting requests that nobody can reorder, move or refuse any more"
+        return f"the gateway holds {held} waiting requests in fair order; inside engines wait {sum(inside)}"
+
+
+def _page(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=LOOK_S) as answer:  # noqa: S310 (our own processes)
+        return str(answer.read(PAGE_BYTES_MAX).decode())
+
+
+def _sum(page: str, name: str) -> int:
+    """Returns the sum of a metric's series."""
+    rows = (line.rsplit(" ", 1) for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+    return round(sum(float(value) for _, value in rows))
+
+
+async def _measure(
+    tallies: dict[str, Tally], seconds: float, title: str, inside: Inside, console: Console
+) -> dict[str, Tally]:
     """Returns the tenants' results of so many seconds, once the load has settled."""
     begins_s = clock.now() + SETTLE_S
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
-        await _watch(live, f"{title}, settling", tallies, begins_s)
-        for tally in tallies.values():
-            tally.begin()
-        await _watch(live, title, tallies, begins_s + seconds)
+    looks = asyncio.create_task(inside.look())
+    try:
+        with Live(console=console, refresh_per_second=4, transient=True) as live:
+            await _watch(live, f"{title}, settling", tallies, inside, begins_s)
+            for tally in tallies.values():
+                tally.begin()
+            await _watch(live, title, tallies, inside, begins_s + seconds)
+    finally:
+        looks.cancel()
+        await asyncio.gather(looks, return_exceptions=True)
+    console.print(f"{title}: {inside.sentence(inside.most)}.", highlight=False)
     return {tenant: tally.frozen() for tenant, tally in tallies.items()}
 
 
-async def _watch(live: Live, title: str, tallies: dict[str, Tally], until_s: float) -> None:
+async def _watch(live: Live, title: str, tallies: dict[str, Tally], inside: Inside, until_s: float) -> None:
     while (left_s := until_s - clock.now()) > 0:
-        live.update(_live_table(title, tallies, left_s))
+        live.update(Group(_live_table(title, tallies, left_s), f"Now: {inside.sentence(inside.now)}."))
         await asyncio.sleep(min(0.25, left_s))
 
 
 # --- tables ---------------------------------------------------------------------------------------------------
 
 
-def _live_table(title: str, tallies: dict[str, Tally], left_s: float) -> Group:
+def _live_table(title: str, tallies: dict[str, Tally], left_s: float) -> Table:
     table = Table(title=f"{title}, {left_s:.0f} s to go", title_justify="left")
     for column in ("tenant", "sent", "answered", "refused", "waiting", "TTFT p50", "TTFT p99"):
         table.add_column(column, justify="left" if column == "tenant" else "right")
     for tenant, tally in tallies.items():
         numbers = (tally.sent, tally.done, tally.refused, len(tally.waiting_since_s))
         table.add_row(tenant, *map(str, numbers), _shown(tally.quantile_s(0.5)), _shown(tally.quantile_s(0.99)))
-    return Group(table)
+    return table
 
 
 def _comparison(off: dict[str, Tally], on: dict[str, Tally]) -> Table:
-    table = Table(title="Time to first token, queueing off and on", title_justify="left")
+    table = Table(title="Time to first token", title_justify="left")
     table.add_column("tenant")
     for column in ("p50 off", "p50 on", "p99 off", "p99 on", "answered off", "answered on"):
         table.add_column(column, justify="right")
@@ -369,11 +425,12 @@ async def _demo(seconds: float, port: int, *, once: bool) -> int:
             )
             port = await _free_port(port)  # the same for both loads, so that an open page shows both
             console.print(f"Watch it: http://127.0.0.1:{port}/admin/\n", soft_wrap=True, highlight=False)
-            async with _gateway(engines, port, "--no-queue", "--routing", "round_robin") as url, _load(url) as load:
-                off = await _measure(load, seconds, "1 of 2: queueing off", console)
+            async with _gateway(engines, port, "--no-queue", "--routing", "least_loaded") as url, _load(url) as load:
+                off = await _measure(load, seconds, "1 of 2, off", Inside(url, engines), console)
             on_url = await stack.enter_async_context(_gateway(engines, port))
             async with _load(on_url) as load:
-                on = await _measure(load, seconds, "2 of 2: queueing on", console)
+                on = await _measure(load, seconds, "2 of 2, on", Inside(on_url, engines), console)
+                console.print(f"\nOff: {BASELINE}.\nOn: {QUEUE}.", highlight=False)
                 console.print(_comparison(off, on))
                 for sentence in _in_words(off, on, seconds):
                     console.print(sentence, highlight=False)
