@@ -18,6 +18,7 @@ def test_before_vllm(tmp_path: Path) -> None:
     assert re.search(r"^ok: 2 endpoints", out, re.MULTILINE)
     assert '"object":"chat.completion"' in out.replace(" ", "")
     assert len(re.findall(r": up, .*, slots 64,", out)) == 2, out
+    assert '"object":"text_completion"' in out.replace(" ", ""), out
 
 
 def test_three_teams(tmp_path: Path) -> None:
