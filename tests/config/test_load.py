@@ -338,7 +338,7 @@ WRONG_VALUES = {
     ),
     "models: {a: b}": "models.a: expected a mapping (`key: value`), found `b`",
     "models: {'': {to: b}}": ("models[``]: an empty text is not a model's name: expected 1 to 256 characters"),
-    "models: {a: {}}": "models.a: says nothing (give `to`, `band`, `weight`, `prices` or `fallback`)",
+    "models: {a: {}}": "models.a: says nothing (give `to`, `split`, `band`, `weight`, `prices` or `fallback`)",
     "models: {a: {fallback: [b, a]}}": "models.a.fallback[1]: `a` is the model itself (name another one)",
     "models: {a: {to: b, fallback: [b]}}": "models.a.fallback[0]: `b` is the model itself (name another one)",
     "models: {a: {fallback: [b, c, b]}}": "models.a.fallback[2]: `b` is asked before already, as `b`",
@@ -348,7 +348,7 @@ WRONG_VALUES = {
         "`small`?)"
     ),
     "models: {a: {fallback: [b, c, d, e, f, g, h, i, j]}}": ("models.a.fallback: has 9 items; expected 0 to 8"),
-    "models: {a: {to: b}, b: {to: c}}": "models.a.to: `b` is itself an alias (name the engine's model)",
+    "models: {a: {to: b}, b: {to: c}}": "models.a.to: `b` is itself an alias or a split (name the engine's model)",
     "{models: {a: {to: b}}, endpoints: [{url: http://e, models: [a]}]}": (
         "models.a: an alias cannot have the name of a model that endpoints[0] lists"
     ),
@@ -654,13 +654,30 @@ WRONG_VALUES = {
     "discovery: [{file: a, dns: b:1}]": "discovery[0]: has dns and file: expected one of dns, file or kubernetes",
     "discovery: [{file: ''}]": "discovery[0].file.path: an empty text is not the name of a file",
     "discovery: [{file: {refresh: 1s}}]": "discovery[0].file.path: is required",
-    "discovery: [{kubernetes: {}}]": "discovery[0].kubernetes: expected one of `service` and `selector`",
+    "discovery: [{kubernetes: {}}]": "discovery[0].kubernetes: expected one of `service`, `selector` and `pool`",
     "discovery: [{kubernetes: {service: a, selector: b=c}}]": (
-        "discovery[0].kubernetes: expected one of `service` and `selector`"
+        "discovery[0].kubernetes: expected one of `service`, `selector` and `pool`"
     ),
     "discovery: [{kubernetes: {service: a, token: b}}]": (
         "discovery[0].kubernetes.token: is given, but `server` is not (in a cluster none of them is needed)"
     ),
+    "discovery: [{kubernetes: {service: a, pool: b}}]": (
+        "discovery[0].kubernetes: expected one of `service`, `selector` and `pool`"
+    ),
+    "discovery: [{kubernetes: {pool: b, port: 1, server: 'http://a'}}]": (
+        "discovery[0].kubernetes.port: is not used with `pool`, which has target ports of its own"
+    ),
+    "models: {a: {split: {b: 1}, to: c}}": "models.a.split: is given beside `to` (give one of them)",
+    "models: {a: {split: {b: 0, c: 0}}}": "models.a.split: gives no model a share",
+    "models: {a: {split: {b: -1}}}": "models.a.split.b: `-1`: expected at least 0",
+    "models: {a: {split: {b: 0.5}}}": "models.a.split.b: `0.5` is not a whole number",
+    "models: {a: {split: {b: 1}}, b: {to: c}}": "models.a.split.b: is itself an alias or a split",
+    "models: {a: {to: b}, b: {split: {c: 1}}}": "models.a.to: `b` is itself an alias or a split",
+    "bands: [{name: a, priority: 1}, {name: standard}, {name: c, priority: 0}]": (
+        "bands[2].priority: makes it 0, not less than the 0 of the band before it"
+    ),
+    "bands: [{name: a, priority: 0}, {name: standard}]": "bands[1].priority: makes it 0, not less than the 0",
+    "bands: [{name: standard, priority: 1.5}]": "bands[0].priority: `1.5` is not a whole number",
     "discovery: [{kubernetes: {service: a, port: 70000}}]": (
         "discovery[0].kubernetes.port: `70000`: the port has to be a number from 1 to 65535"
     ),

@@ -79,10 +79,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def unserved(settings: Settings, reports: Sequence[Report]) -> list[str]:
-    """Returns a sentence per alias or fallback to a model that no endpoint serves."""
+    """Returns a sentence per alias, share or fallback to a model that no endpoint serves."""
     served = {model.name for report in reports for model in report.models}
     served |= {name for endpoint in settings.endpoints if endpoint.models != "auto" for name in endpoint.models}
     aliases = {name: model.to for name, model in settings.models.items() if model.to is not None}
+    splits = {name: model.split for name, model in settings.models.items() if model.split}
     return [
         *(
             f"models.{alias}: stands for `{target}`, which no endpoint serves"
@@ -90,10 +91,16 @@ def unserved(settings: Settings, reports: Sequence[Report]) -> list[str]:
             if target not in served
         ),
         *(
+            f"models.{name}: gives a share to `{target}`, which no endpoint serves"
+            for name, split in splits.items()
+            for target, share in split.items()
+            if share and target not in served
+        ),
+        *(
             f"models.{name}: falls back to `{other}`, which no endpoint serves"
             for name, model in settings.models.items()
             for other in model.fallback
-            if aliases.get(other, other) not in served
+            if other not in splits and aliases.get(other, other) not in served
         ),
     ]
 

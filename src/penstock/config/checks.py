@@ -23,6 +23,7 @@ from penstock.config.model import (
     Queue,
     Settings,
     Tls,
+    numbers_of,
 )
 from penstock.config.problems import (
     Document,
@@ -183,13 +184,16 @@ def _models(document: Document) -> Found:
     known = {name: model for name, raw in models.items() if (model := _valid(ModelSection, raw)) is not None}
     for name, model in known.items():
         if model.says_nothing:
-            yield problem(("models", name), "says nothing", "give `to`, `band`, `weight`, `prices` or `fallback`")
+            yield problem(
+                ("models", name), "says nothing", "give `to`, `split`, `band`, `weight`, `prices` or `fallback`"
+            )
         if model.to is not None and name in listed:
             message = f"an alias cannot have the name of a model that endpoints[{listed[name]}] lists"
             yield problem(("models", name), message)
-        if model.to is not None and (other := known.get(model.to)) is not None and other.to is not None:
+        if model.to is not None and (other := known.get(model.to)) is not None and (other.to or other.split):
             shown = show(written_at(models[name], ("to",)))
-            yield problem(("models", name, "to"), f"{shown} is itself an alias", "name the engine's model")
+            yield problem(("models", name, "to"), f"{shown} is itself an alias or a split", "name the engine's model")
+        yield from _split(name, known)
         yield from _fallback(name, known, listed if _all_listed(document) else None)
         if model.weight is not None and fairness is not None and "model" not in fairness.levels:
             message = "divides nothing: `fairness.levels` does not name `model`"
@@ -201,6 +205,17 @@ def _models(document: Document) -> Found:
             yield problem(("models", name, "prices"), message, "write `policy: weighted_tokens`")
         if not any(model_prices(model, fairness.prices).values()):
             yield problem(("models", name, "prices"), "are all 0: at least one kind of token has to cost something")
+
+
+def _split(name: str, known: Mapping[str, ModelSection]) -> Found:
+    model, at = known[name], ("models", name, "split")
+    if model.split and model.to is not None:
+        yield problem(at, "is given beside `to`", "give one of them")
+    if model.split and not any(model.split.values()):
+        yield problem(at, "gives no model a share: at least one number has to be more than 0")
+    for other in model.split:
+        if other != name and other in known and (known[other].to is not None or known[other].split):
+            yield problem((*at, other), "is itself an alias or a split", "name the engines' models")
 
 
 def _fallback(name: str, known: Mapping[str, ModelSection], served: Mapping[str, int] | None) -> Found:
@@ -246,6 +261,11 @@ def _bands(document: Document) -> Found:
         names.setdefault(band.name, index)
     if not bands or None in bands:
         return  # an invalid band may have a misspelled name
+    numbers = numbers_of([band for band in bands if band is not None], _default_band(document))
+    for index in range(1, len(bands)):
+        if numbers[index] >= numbers[index - 1]:
+            message = f"makes it {numbers[index]}, not less than the {numbers[index - 1]} of the band before it"
+            yield problem(("bands", index, "priority"), message, "give the bands numbers that fall")
     locations: list[Location] = [("default_band",), ("identity", "max_band")]
     locations += [("tenants", n, "max_band") for n in range(len(items_of(document.get("tenants"))))]
     locations += [("models", name, "band") for name in mapping_of(document.get("models"))]
@@ -259,6 +279,11 @@ def _bands(document: Document) -> Found:
         hint = None if isinstance(wanted, Filled) else did_you_mean(wanted, list(names))
         by_default = "by default " if written is None else ""
         yield problem(location, f"is {by_default}{show(wanted)}, which is none of the bands ({', '.join(names)})", hint)
+
+
+def _default_band(document: Document) -> str:
+    written = document.get("default_band")
+    return written if isinstance(written, str) else str(Settings.model_fields["default_band"].default)
 
 
 def _min_shares(document: Document) -> Found:

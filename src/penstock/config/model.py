@@ -6,7 +6,7 @@ and fairness are in `sections/tenancy.py`, the base class in `sections/section.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
@@ -37,6 +37,7 @@ from penstock.config.sections.tenancy import (
 
 ENDPOINTS_MAX = 4_096
 BANDS_MAX = 8
+PRIORITY_MAX = 2**31 - 1  # Kubernetes keeps 32 bits
 MODELS_MAX = 1_000
 LABELS_MAX = 64
 TENANTS_MAX = 10_000
@@ -137,6 +138,13 @@ class BandSection(Section):
         "Send only while fewer requests than this wait inside the engine. 0: only while none waits and a slot is free.",
         ge=0,
     )
+    priority: values.OptionalWhole = setting(
+        None,
+        "The least `priority` of an InferenceObjective whose requests belong here; those below all: lowest band. "
+        "Default: `default_band` has 0, each band above it 1 more than the next one, each below it 1 less.",
+        ge=-PRIORITY_MAX,
+        le=PRIORITY_MAX,
+    )
     best_effort: values.Bool = setting(default=False, meaning="Work that may be shed under overload, by `shed_target`.")
     shed_target: values.OptionalDuration = setting(
         None,
@@ -168,6 +176,19 @@ class BandSection(Section):
     )
     max_bytes: values.OptionalSize = setting(None, "Bytes of their bodies, within `queue.max_bytes`.", ge=0)
     max_tokens: values.OptionalWhole = setting(None, "Their estimated prompt tokens, within `queue.max_tokens`.", ge=0)
+
+
+def numbers_of(bands: Sequence[BandSection], default_band: str) -> list[int]:
+    """Returns each band's `priority`, those not given completed from the default band outwards."""
+    default = next((rank for rank, band in enumerate(bands) if band.name == default_band), 0)
+    numbers = [band.priority or 0 for band in bands]
+    for rank in range(default - 1, -1, -1):
+        if bands[rank].priority is None:
+            numbers[rank] = numbers[rank + 1] + 1
+    for rank in range(default + 1, len(bands)):
+        if bands[rank].priority is None:
+            numbers[rank] = numbers[rank - 1] - 1
+    return numbers
 
 
 class Admission(Section):

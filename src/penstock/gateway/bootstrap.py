@@ -39,6 +39,7 @@ from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.discovery.sources import SettingsSources
+from penstock.gateway.endpoints.pool_rules import RuleBook
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.cors import Cors
@@ -84,6 +85,7 @@ class Parts:
         self.routes = routes = AdminRoutes(auth, events.audit)
         self.orders = orders = TenantOrders(events)
         self.callers = callers = Callers()
+        rules = RuleBook(callers.objectives.know, catalog.know)
         self.affinities = affinities = Affinities(_prefix_seed(settings))
         heartbeats = Heartbeats(driver)
         if settings.batch.enabled or settings.identity.made_keys:
@@ -150,6 +152,7 @@ class Parts:
 
             self.cluster = cluster = GatewayCluster(settings, self)
             handlers = cluster.handlers
+            rules.tell_workers(cluster.table.know_rules)
             if self.book is not None:
                 self.book.tell_workers(cluster.table.know_keys)
         self.server, operators = (
@@ -172,7 +175,7 @@ class Parts:
             read or (lambda: settings),
             (*reads_requests, *reports, *decides, *(() if self.cluster is None else (self.cluster,))),
             certificate=self.certificate,
-            discovery=SettingsSources(self.discovery, os.environ),
+            discovery=SettingsSources(self.discovery, os.environ, rules),
             metrics=metrics,
             events=events,
         )

@@ -17,6 +17,7 @@ from penstock.config.load import ConfigError, Problem, require_endpoints
 from penstock.config.model import Settings
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.discovery.sources import sources
+from penstock.gateway.endpoints.pool_rules import RuleBook
 from penstock.http.server.listener import bound
 
 
@@ -25,7 +26,7 @@ def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
     asked: tuple[Callable[[], object], ...] = (
         lambda: require_endpoints(settings),
         lambda: Certificate().check(settings),
-        lambda: sources(settings.discovery, env),
+        lambda: sources(settings.discovery, env, RuleBook()),
         lambda: _data_folder(settings),
         lambda: _address("listen", settings.listen, settings.listen_address),
         lambda: _address("admin.listen", at_operators(settings), settings.admin_address),

@@ -20,7 +20,7 @@ from penstock.core.values.located import Source
 from penstock.core.values.request import Request, ServiceGot, Underway, Usage
 from penstock.core.values.rows import Allowance
 
-PROTOCOL = 4  # version of this file; both ends need the same
+PROTOCOL = 5  # version of this file; both ends need the same
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):
@@ -337,6 +337,12 @@ class NewKeys(_Message, frozen=True):
     document: bytes  #: JSON; only between processes of one gateway
 
 
+class NewRules(_Message, frozen=True):
+    """What the objects of all followed InferencePools say of requests."""
+
+    document: bytes  #: JSON, `PoolRules`
+
+
 class Heard(_Message, frozen=True):
     """Answer to `EdgeStanding`, with what the other edges hold: limits count for all together."""
 
@@ -386,6 +392,7 @@ Down = (
     | OperatorsSaid
     | NewSettings
     | NewKeys
+    | NewRules
     | Heard
     | WhoDecides
     | Drain

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config.load import EndpointSection
 from penstock.config.sections.discovery import Kubernetes
-from penstock.gateway.endpoints.discovery import base, kubernetes
+from penstock.gateway.endpoints.discovery import base, kubernetes_follower
 from penstock.gateway.endpoints.discovery.base import Discovery, SourceError
 from penstock.gateway.endpoints.discovery.kubernetes import KubernetesSource
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
@@ -60,7 +60,7 @@ async def following(api: KubeApi, **settings: Any) -> AsyncIterator[Seen]:
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses after failures are for other people's servers."""
-    for module in (base, kubernetes):
+    for module in (base, kubernetes_follower):
         monkeypatch.setattr(module, "PAUSE_S", 0.001)
         monkeypatch.setattr(module, "PAUSE_S_MAX", 0.01)
 

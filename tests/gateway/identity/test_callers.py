@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.config.load import ConfigError, from_mapping
 from penstock.core.values.catalogue import Reason
+from penstock.gateway.endpoints.pool_rules import PoolRules
 from penstock.gateway.identity.caller import Caller, Unauthorized
 from penstock.gateway.identity.callers import Callers, key_hash, new_key
 from penstock.gateway.identity.name_quota import NameQuota, safe_name
@@ -347,6 +348,37 @@ def test_a_keyless_caller_may_lower_its_band_only(
 ) -> None:
     caller = served(callers(), **headers, body={"service_tier": tier})
     assert (caller.band, caller.band_lowered) == (band, lowered)
+
+
+@pytest.mark.parametrize(
+    ("bands", "expected"),
+    [
+        ([None, None, None], {"top": 0, "one": 0, "zero": 1, "minus": 2, "least": 2}),
+        ([100, None, -10], {"top": 0, "one": 1, "zero": 1, "minus": 2, "least": 2}),
+        ([2, 1, None], {"top": 0, "one": 1, "zero": 2, "minus": 2, "least": 2}),
+    ],
+)
+def test_an_objective_belongs_to_the_highest_band_whose_number_is_not_above_its_priority(
+    bands: list[int | None], expected: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("interactive", "standard", "batch")
+    listed = [{"name": name, "priority": number} for name, number in zip(names, bands, strict=True)]
+    who = callers(identity={"max_band": "interactive"}, bands=listed)
+    priorities = {"top": 100, "one": 1, "zero": 0, "minus": -1, "least": -(2**31)}
+    who.objectives.know(PoolRules(priorities))
+    assert {name: served(who, x_llm_d_inference_objective=name).band for name in priorities} == expected
+    assert served(who, x_llm_d_inference_objective="unknown").band == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"objective {name}: priority {number} means that it is shed first, but its band batch is not best_effort"
+        for name, number in {"minus": -1, "least": -(2**31)}.items()
+    ]
+
+
+def test_an_objective_raises_nobody_above_its_highest_band() -> None:
+    who = callers(identity={"max_band": "standard"})
+    who.objectives.know(PoolRules({"gold": 5}))
+    assert (served(who, x_llm_d_inference_objective="gold").band, served(who).band) == (STANDARD, STANDARD)
+    assert served(who, x_api_key=ALICE, x_llm_d_inference_objective="gold").band == INTERACTIVE
 
 
 def test_a_key_lets_the_band_rise_as_far_as_its_tenant_may() -> None:

@@ -128,3 +128,30 @@ async def test_models_list_has_aliases_but_no_models_without_endpoint(world: Wor
     await world.gateway(models={"sim": {"band": "batch"}, "alias": {"to": "sim"}, "nowhere": {"band": "batch"}})
     listed = [entry["id"] for entry in (await world.ask("GET", "/v1/models")).json()["data"]]
     assert listed == ["sim", "alias"]
+
+
+async def models_of(world: World, count: int, **headers: str) -> Counter[str]:
+    asked = {name.replace("_", "-"): value for name, value in headers.items()}
+    answers = [await world.ask(body=body("chat"), headers=asked) for _ in range(count)]
+    assert {answer.status for answer in answers} == {200}
+    return Counter(answer.json()["model"] for answer in answers)
+
+
+async def test_a_split_gives_each_model_its_share_and_a_session_one_model_and_follows_a_reload(world: World) -> None:
+    for model in ("sim", "new"):
+        await world.engine(model=model)
+    await world.gateway(models={"chat": {"split": {"sim": 4, "new": 1, "absent": 5}}})
+    assert await models_of(world, 10) == {"sim": 8, "new": 2}, "nobody serves the third"
+    assert len(await models_of(world, 6, x_session_id="a-conversation")) == 1
+    listed = [entry["id"] for entry in (await world.ask("GET", "/v1/models")).json()["data"]]
+    assert listed == ["sim", "new", "chat"]
+    world.document["models"] = {"chat": {"split": {"new": 1}}}
+    await world.gate.reload()
+    assert await models_of(world, 3) == {"new": 3}
+
+
+async def test_a_split_may_have_the_name_of_one_of_its_models(world: World) -> None:
+    for model in ("chat", "canary"):
+        await world.engine(model=model)
+    await world.gateway(models={"chat": {"split": {"chat": 3, "canary": 1}}})
+    assert await models_of(world, 8) == {"chat": 6, "canary": 2}

@@ -119,10 +119,14 @@ class FileWatch(Section):
 
 
 class Kubernetes(Template):
-    """The pods behind a Service, or those with certain labels. In a cluster, one of these two suffices."""
+    """The pods behind a Service, of an InferencePool, or with certain labels. In a cluster, one of these suffices."""
 
     namespace: OptionalObjectName = setting(None, "Default: the pod's own, or `default`.")
     service: OptionalObjectName = setting(None, "The Service to watch.")
+    pool: OptionalObjectName = setting(
+        None,
+        "Instead of `service`: the InferencePool whose pods, InferenceObjectives and InferenceModelRewrites to follow.",
+    )
     selector: Selector = setting("", "Instead of `service`: labels of the pods, such as `app=vllm`.")
     port: PortOrName = setting("", "Default: the first port of the Service, or of the pod's first container.")
     model_label: OptionalLabelKey = setting(

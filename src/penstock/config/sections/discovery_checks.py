@@ -45,8 +45,10 @@ def _dns(dns: Dns, at: Location) -> Found:
 
 
 def _kubernetes(kubernetes: Kubernetes, document: Document, at: Location) -> Found:
-    if (kubernetes.service is None) == (not kubernetes.selector):
-        yield problem(at, "expected one of `service` and `selector`")
+    if sum((kubernetes.service is not None, kubernetes.pool is not None, bool(kubernetes.selector))) != 1:
+        yield problem(at, "expected one of `service`, `selector` and `pool`")
+    if kubernetes.pool is not None and kubernetes.port:
+        yield problem((*at, "port"), "is not used with `pool`, which has target ports of its own")
     yield from account_checks(kubernetes, document, at)
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from penstock.config import values
 from penstock.config.sections.section import Section, setting
 from penstock.config.sections.tenancy import PricesSection
 
 FALLBACKS_MAX = 8  # tried one after another before the client gets an answer
+SPLIT_MAX = 32
+SHARE_MAX = 1_000_000
+
+Share = Annotated[int, BeforeValidator(values.whole), Field(ge=0, le=SHARE_MAX), values.ValueKind("whole number")]
 
 
 class ModelPrices(Section):
@@ -27,6 +31,11 @@ class ModelSection(Section):
     """
 
     to: values.OptionalModelName = setting(None, "The engines' name for it; not an alias.")
+    split: Annotated[dict[values.ModelName, Share], BeforeValidator(values.items(0, SPLIT_MAX))] = setting(
+        {},
+        "Instead of `to`: the engines' names of several models, with their shares of requests. A session stays with "
+        "one of them; a model that no endpoint serves gets nothing.",
+    )
     band: values.BandNameOrEmpty = setting(
         "",
         "Overrides `default_band`. `identity.max_band` does not lower it, unless it is below `default_band`; a "

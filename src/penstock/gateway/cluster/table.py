@@ -54,6 +54,7 @@ from penstock.share.messages import (
     Hello,
     LoadHeader,
     NewKeys,
+    NewRules,
     NewSettings,
     NotTaken,
     OperatorsSaid,
@@ -137,6 +138,7 @@ class Table:
         self.role: GroupRole | None = None  #: of this gateway; None: without a group it always decides
         self._decides = WhoDecides(None, 0) if share.enabled else WhoDecides("", EPOCH)
         self._keys: NewKeys | None = None  # None: none are issued here, or they were not read yet
+        self._rules: NewRules | None = None  # None: no pool is followed, or nothing of it was read yet
         self._timer: asyncio.TimerHandle | None = None
         self._deciders_timer: asyncio.TimerHandle | None = None
         self.ready = asyncio.Event()  #: all workers take connections, or one could not start
@@ -193,6 +195,12 @@ class Table:
         self._keys = NewKeys(document)
         for worker in self.workers:
             worker.say(self._keys)
+
+    def know_rules(self, document: bytes) -> None:
+        """What pools' objects say has changed; `document` holds everything."""
+        self._rules = NewRules(document)
+        for worker in self.workers:
+            worker.say(self._rules)
 
     def members(self) -> Iterable[Member]:
         """Returns this gateway's workers, and the edges of others that it decides for."""
@@ -372,6 +380,8 @@ class Table:
         worker.say(self._new_settings())
         if self._keys is not None:
             worker.say(self._keys)
+        if self._rules is not None:
+            worker.say(self._rules)
         self.answers.tell(worker.say)
         if self.decider.phase != "idle":
             self._admit(worker)

@@ -39,6 +39,7 @@ from penstock.gateway.cluster.listener import Dialler
 from penstock.gateway.cluster.relay import WorkerPaths
 from penstock.gateway.cluster.targets import WorkerTargets
 from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.pool_rules import PoolRules
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
@@ -67,6 +68,7 @@ from penstock.share.messages import (
     Heard,
     Hello,
     NewKeys,
+    NewRules,
     NewSettings,
     NotTaken,
     Stop,
@@ -119,6 +121,7 @@ class Worker:
         catalog = Catalog()
         self.targets = WorkerTargets(self.driver, catalog=catalog, metrics=self.metrics, say=self._say)
         self._callers = callers = Callers()
+        self._catalog = catalog
         affinities, reporting = Affinities(prefix_seed), Reporting()
         self._responses = affinities.responses
         self._responses.tell = lambda *made: link.say(AnswerMade(*made))
@@ -196,6 +199,10 @@ class Worker:
                     self._responses.note(answer, endpoint, owner)
                 case NewKeys(document):
                     self._callers.made(msgspec.json.decode(document, type=list[MadeKey]))
+                case NewRules(document):
+                    rules = msgspec.json.decode(document, type=PoolRules)
+                    self._callers.objectives.know(rules)
+                    self._catalog.know(rules)
                 case Drain():
                     self._drain(message)
                 case NewSettings() | NotTaken() | Stop() | Welcome():

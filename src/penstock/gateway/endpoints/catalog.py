@@ -1,23 +1,59 @@
-"""Which models are served? The union of what the endpoints list, as `GET /v1/models` shows it."""
+"""Which models are served, and what do other names stand for? The union of what the endpoints list, as `GET /v1/models`
+shows it, with aliases and splits. Those of the settings come before the rewrites of pools.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.config.model import Settings
 from penstock.engines.base import Model
+from penstock.gateway.endpoints.pool_rules import ModelRewrite, PoolRules
+from penstock.gateway.endpoints.splits import Split
 
 
 class Catalog:
-    """The model entries of each endpoint, and the aliases of models."""
+    """The model entries of each endpoint, and the names that stand for other models."""
 
     def __init__(self) -> None:
-        self.aliases: Mapping[str, str] = {}  #: by the clients' name, the engines' name
+        self.aliases: Mapping[str, str] = {}  #: by the clients' name, the engines' name; of a split, its largest
+        self._splits: dict[str, Split] = {}
+        self._any: Split | None = None  # for all other names
         self._listed: dict[str, list[Model]] = {}
+        self._settings: Mapping[str, dict[str, int]] = {}
+        self._rewrites: Sequence[ModelRewrite] = ()
 
     def follow(self, settings: Settings) -> None:
-        """Use the aliases of these settings."""
-        self.aliases = {name: model.to for name, model in settings.models.items() if model.to is not None}
+        """Use the aliases and splits of these settings."""
+        aliases = {name: {model.to: 1} for name, model in settings.models.items() if model.to is not None}
+        splits = {name: dict(model.split) for name, model in settings.models.items() if model.split}
+        self._settings = aliases | splits
+        self._use()
+
+    def know(self, rules: PoolRules) -> None:
+        """Use these rewrites of pools."""
+        self._rewrites = rules.rewrites
+        self._use()
+
+    def _use(self) -> None:
+        """Split as told, and go on with those splits that are as they were."""
+        wanted: dict[str, dict[str, int]] = {**self._settings}
+        for rewrite in self._rewrites:
+            for name in rewrite.models:
+                wanted.setdefault(name, rewrite.weights)
+        before = self._splits
+        self._splits = {
+            name: before[name] if name in before and before[name].weights == weights else Split(weights)
+            for name, weights in wanted.items()
+        }
+        rest = next((rewrite.weights for rewrite in self._rewrites if not rewrite.models), None)
+        if self._any is None or self._any.weights != rest:
+            self._any = None if rest is None else Split(rest)
+        self.aliases = {name: split.main for name, split in self._splits.items() if name not in split.weights}
+
+    def split(self, name: str) -> Split | None:
+        """Returns what a client's name stands for; None: for itself."""
+        return self._splits.get(name, self._any)
 
     def listed(self, endpoint: str, models: list[Model]) -> None:
         """Set the `models` that `endpoint` lists, in place of any before."""
@@ -46,10 +82,15 @@ class Catalog:
                 ours, theirs = entry.get("max_model_len"), model.fields.get("max_model_len")
                 if isinstance(ours, int) and isinstance(theirs, int):
                     entry["max_model_len"] = min(ours, theirs)
-        for alias, target in self.aliases.items():
-            if target in found:
+        for alias in self.aliases:
+            target = next((name for name in self._splits[alias].weights if name in found), None)
+            if target is not None:
                 found[alias] = {**found[target], "id": alias, "root": target}
         return list(found.values())
+
+    def lists(self, endpoint: str, model: str) -> bool:
+        """Returns True if `endpoint` lists `model`."""
+        return any(listed.id == model for listed in self._listed.get(endpoint, ()))
 
     def names_of(self, model: str) -> list[str]:
         """Returns the names under which engines know `model`: its own first, then those it was loaded from."""

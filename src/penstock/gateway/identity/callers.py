@@ -30,6 +30,7 @@ from penstock.core.values.catalogue import Reason
 from penstock.core.values.settings import Limits
 from penstock.gateway.identity.caller import Caller, Claims, Key, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
+from penstock.gateway.identity.objectives import Objectives
 from penstock.gateway.identity.origins import within
 from penstock.gateway.identity.rights import Rights, read, rights_of
 from penstock.gateway.identity.tokens.accepted import AcceptedTokens
@@ -67,6 +68,7 @@ class Callers:
     def __init__(self, wall: Callable[[], float] = clock.wall, tokens: AcceptedTokens | None = None) -> None:
         self._wall = wall
         self.tokens = tokens or AcceptedTokens()
+        self.objectives = Objectives()
         self._tenants: dict[str, TenantProfile] = {}
         self._dynamic = NameQuotas(1)
         self._dynamic_users = NameQuotas(1)  # of all tenants that are not listed, together
@@ -79,6 +81,7 @@ class Callers:
         identity = settings.identity
         self._dynamic.limit = self._dynamic_users.limit = identity.max_dynamic
         self._unnamed.follow(settings)
+        self.objectives.follow(settings)
         self._ranks = {band.name: rank for rank, band in enumerate(settings.bands)}
         self._deadlines_s = [band.deadline for band in settings.bands]
         self._default_band = self._ranks[settings.default_band]
@@ -382,7 +385,11 @@ class Callers:
             value = header(name)
             if value is None:
                 continue
-            if (rank := self._ranks.get(value.strip().decode("latin-1"))) is not None:
+            asked = value.strip().decode("latin-1")
+            rank = self._ranks.get(asked)
+            if name is not self._band_header:
+                rank = self.objectives.ranks.get(asked, rank)
+            if rank is not None:
                 return rank, ""
             unknown = unknown or value
         tier = 0 if service_tier in ("priority", "fast") else len(self._ranks) - 1 if service_tier == "flex" else None

@@ -17,6 +17,7 @@ from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import Request
 from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.splits import Split
 from penstock.gateway.endpoints.unnamed import Unnamed
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
@@ -250,10 +251,25 @@ class Intake:
 
     def _address(self, arrival: Arrival) -> None:
         """Find the model's name at the endpoints."""
-        target = self._catalog.aliases.get(arrival.named)
-        if target is not None:
-            arrival.body = bodies.replace_model(arrival.body, target)
-        arrival.model = self._served(arrival.route, target or arrival.named)
+        model = arrival.named
+        split = self._catalog.split(model)
+        if split is not None:
+            model = self._chosen(split, arrival)
+            if model != arrival.named:
+                arrival.body = bodies.replace_model(arrival.body, model)
+        arrival.model = self._served(arrival.route, model)
+
+    def _chosen(self, split: Split, arrival: Arrival) -> str:
+        """The model of a split for this request: that of its session, or of the answer that it continues, if any."""
+        if len(split.weights) == 1:
+            return split.main
+        home, session = self._affinities.who(arrival.exchange, arrival.body, arrival.peek)
+        scheduler, now = self._driver.scheduler, self._driver.now()
+
+        def serves(name: str) -> bool:
+            return self._catalog.lists(home, name) if home else scheduler.knows(name, now=now) is not False
+
+        return split.pick(session, serves)
 
     # --- fall back --------------------------------------------------------------------------------------------
 

@@ -112,9 +112,7 @@ class Affinities:
     def ties(self, exchange: Exchange, body: Body, peek: Peek, model: str) -> Ties:
         """Returns the session, prefix keys and home of a request for `model`, its alias resolved."""
         path = exchange.target_path
-        home = None
-        if path == RESPONSES_PATH and peek.previous_response is not None:
-            home = self.responses.home(peek.previous_response)
+        home = self._home(exchange, peek)
         session = self._session(exchange, body, peek) if self._reads_session else None
         keys: tuple[int, ...] = ()
         # A request that continues an earlier answer begins with a prompt that only the engine knows.
@@ -126,6 +124,15 @@ class Affinities:
         ):
             keys = prefix_keys.keys(peek.text, model, self.prefix_seed, self.cut)
         return session, keys, home
+
+    def who(self, exchange: Exchange, body: Body, peek: Peek) -> tuple[str | None, str | None]:
+        """Returns home and session of a request, whatever the routing policy."""
+        return self._home(exchange, peek), self._session(exchange, body, peek)
+
+    def _home(self, exchange: Exchange, peek: Peek) -> str | None:
+        if exchange.target_path != RESPONSES_PATH or peek.previous_response is None:
+            return None
+        return self.responses.home(peek.previous_response)
 
     def _session(self, exchange: Exchange, body: Body, peek: Peek) -> str | None:
         """The session named by header, cookie or body, in this order."""

@@ -7,7 +7,8 @@ endpoint, and the endpoint it stood for is drained.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -18,12 +19,14 @@ from penstock.gateway.endpoints.discovery.base import described
 PORT_DEFAULT = 8000  # vLLM's, for a pod that declares no port
 SERVICE_LABEL = "kubernetes.io/service-name"
 
+T = TypeVar("T")
 
-class _Part(msgspec.Struct, rename="camel", frozen=True):
+
+class ApiPart(msgspec.Struct, rename="camel", frozen=True):
     """A part of an object."""
 
 
-class Meta(_Part, frozen=True):
+class Meta(ApiPart, frozen=True):
     """Identity of an object. A `uid` is never used again, a `name` may be."""
 
     name: str = ""
@@ -31,36 +34,37 @@ class Meta(_Part, frozen=True):
     resource_version: str = ""
     labels: Mapping[str, str] | None = None
     annotations: Mapping[str, str] | None = None
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
 
 
-class _ContainerPort(_Part, frozen=True):
+class _ContainerPort(ApiPart, frozen=True):
     container_port: int
     name: str | None = None
     protocol: str | None = None
 
 
-class _Container(_Part, frozen=True):
+class _Container(ApiPart, frozen=True):
     ports: list[_ContainerPort] | None = None
 
 
-class _PodSpec(_Part, frozen=True):
+class _PodSpec(ApiPart, frozen=True):
     containers: list[_Container] = []
     init_containers: list[_Container] | None = None
 
 
-class _Condition(_Part, frozen=True):
+class _Condition(ApiPart, frozen=True):
     type: str
     status: str
 
 
-class _PodStatus(_Part, frozen=True):
+class _PodStatus(ApiPart, frozen=True):
     pod_ip: str | None = msgspec.field(name="podIP", default=None)
     conditions: list[_Condition] | None = None
 
 
-class Pod(_Part, frozen=True):
-    """A pod, which stands for at most one endpoint."""
+class Pod(ApiPart, frozen=True):
+    """A pod. It stands for one endpoint, in a pool for one per target port."""
 
     metadata: Meta
     spec: _PodSpec = _PodSpec()
@@ -68,10 +72,18 @@ class Pod(_Part, frozen=True):
 
     def endpoints(self, settings: Kubernetes) -> Iterator[EndpointSection]:
         """Yields the endpoint that the pod stands for; nothing if the pod is not ready."""
-        is_ready = any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
         port = self._port(settings.port)
-        if self.metadata.deletion_timestamp is None and is_ready and self.status.pod_ip and port:
-            yield from _endpoint(settings, self.status.pod_ip, port, self.metadata.name, self.metadata)
+        if port:
+            yield from self.at([port], settings)
+
+    def at(self, ports: Sequence[int], settings: Kubernetes) -> Iterator[EndpointSection]:
+        """Yields an endpoint per port, named by pod and port if there are several; nothing if the pod is not ready."""
+        is_ready = any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
+        if self.metadata.deletion_timestamp is not None or not is_ready or not self.status.pod_ip:
+            return
+        for port in ports:
+            name = self.metadata.name if len(ports) == 1 else f"{self.metadata.name}:{port}"
+            yield from _endpoint(settings, self.status.pod_ip, port, name, self.metadata)
 
     def _port(self, wanted: str) -> int | None:
         if wanted.isdecimal():
@@ -83,30 +95,30 @@ class Pod(_Part, frozen=True):
         return next((port.container_port for port in ports if port.protocol in (None, "TCP")), PORT_DEFAULT)
 
 
-class _SlicePort(_Part, frozen=True):
+class _SlicePort(ApiPart, frozen=True):
     port: int | None = None
     name: str | None = None
     protocol: str | None = None
 
 
-class _SliceConditions(_Part, frozen=True):
+class _SliceConditions(ApiPart, frozen=True):
     ready: bool | None = None
     terminating: bool | None = None
 
 
-class _TargetRef(_Part, frozen=True):
+class _TargetRef(ApiPart, frozen=True):
     kind: str | None = None
     name: str | None = None
 
 
-class _SliceEndpoint(_Part, frozen=True):
+class _SliceEndpoint(ApiPart, frozen=True):
     addresses: list[str] = []
     conditions: _SliceConditions = _SliceConditions()
     target_ref: _TargetRef | None = None
     zone: str | None = None
 
 
-class Slice(_Part, frozen=True):
+class Slice(ApiPart, frozen=True):
     """An EndpointSlice: some of the endpoints behind a Service. One endpoint may be in two slices for a moment."""
 
     metadata: Meta
@@ -152,33 +164,26 @@ def _endpoint(
         yield endpoint
 
 
-class _ListMeta(_Part, frozen=True):
+class _ListMeta(ApiPart, frozen=True):
     resource_version: str = ""
     continue_: str | None = msgspec.field(name="continue", default=None)
 
 
-class PodList(_Part, frozen=True):
-    """One page of a list of pods."""
+class ObjectPage(ApiPart, Generic[T], frozen=True):
+    """One page of a list of objects."""
 
     metadata: _ListMeta
-    items: list[Pod] | None = None
+    items: list[T] | None = None
 
 
-class SliceList(_Part, frozen=True):
-    """One page of a list of EndpointSlices."""
-
-    metadata: _ListMeta
-    items: list[Slice] | None = None
-
-
-class WatchEvent(_Part, frozen=True):
+class WatchEvent(ApiPart, frozen=True):
     """One line of a watch. `object` is parsed later, by `type`."""
 
     type: str
     object: msgspec.Raw
 
 
-class ApiStatus(_Part, frozen=True):
+class ApiStatus(ApiPart, frozen=True):
     """The content of an ERROR event, and of an answer that is no success."""
 
     code: int | None = None
@@ -186,7 +191,7 @@ class ApiStatus(_Part, frozen=True):
     reason: str | None = None
 
 
-class Bookmark(_Part, frozen=True):
+class Bookmark(ApiPart, frozen=True):
     """The content of a BOOKMARK event: its version is the watch's progress."""
 
     metadata: Meta

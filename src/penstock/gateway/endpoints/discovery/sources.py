@@ -12,38 +12,44 @@ from penstock.gateway.endpoints.discovery.dns import DnsSource
 from penstock.gateway.endpoints.discovery.file import FileSource
 from penstock.gateway.endpoints.discovery.kubernetes import KubernetesSource
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
+from penstock.gateway.endpoints.discovery.kubernetes_pool import PoolSource
+from penstock.gateway.endpoints.pool_rules import RuleBook
 
 
 class SettingsSources:
     """Lets a `Discovery` follow the settings' sources."""
 
-    def __init__(self, discovery: Discovery, env: Mapping[str, str]) -> None:
+    def __init__(self, discovery: Discovery, env: Mapping[str, str], rules: RuleBook) -> None:
         self._discovery = discovery
+        self._rules = rules
         self._env = env
         self._followed: Sequence[SourceSection] = ()
         self._checked: list[EndpointSource] = []  # of the settings that are followed next, in their order
 
     def check(self, settings: Settings) -> None:
         """Make the sources that `follow` takes. Raises `ConfigError` if an entry is unusable here."""
-        self._checked = sources(settings.discovery, self._env)
+        self._checked = sources(settings.discovery, self._env, self._rules)
 
     def follow(self, settings: Settings) -> None:
         """Find endpoints there from now on. Sources with unchanged settings continue."""
         made = zip(settings.discovery, self._checked, strict=True)
         kept = {source.name for entry, source in made if entry in self._followed}
         self._followed = settings.discovery
+        self._rules.ranked([source.name for source in self._checked])
         self._discovery.use(self._checked, kept=kept)
 
 
-def sources(settings: Sequence[SourceSection], env: Mapping[str, str]) -> list[EndpointSource]:
+def sources(settings: Sequence[SourceSection], env: Mapping[str, str], rules: RuleBook) -> list[EndpointSource]:
     """Returns one source per entry of `discovery`. `env` is the process environment, which Kubernetes needs.
+
+    `rules` gets those of pools.
 
     Raises `ConfigError` if two entries are equal, or an entry is unusable here.
     """
     found: list[EndpointSource] = []
     names: set[str] = set()
     for index, entry in enumerate(settings):
-        source = _source(entry, index, env)
+        source = _source(entry, index, env, rules)
         if source.name in names:
             raise ConfigError([Problem(f"discovery[{index}]", "is the same as an entry before it")])
         names.add(source.name)
@@ -51,13 +57,16 @@ def sources(settings: Sequence[SourceSection], env: Mapping[str, str]) -> list[E
     return found
 
 
-def _source(entry: SourceSection, index: int, env: Mapping[str, str]) -> EndpointSource:
+def _source(entry: SourceSection, index: int, env: Mapping[str, str], rules: RuleBook) -> EndpointSource:
     if entry.dns is not None:
         return DnsSource(entry.dns)
     if entry.file is not None:
         return FileSource(entry.file)
     assert entry.kubernetes is not None, "the settings are checked for exactly one"
     try:
-        return KubernetesSource(entry.kubernetes, Access(entry.kubernetes, env))
+        access = Access(entry.kubernetes, env)
     except SourceError as error:
         raise ConfigError([Problem(f"discovery[{index}].kubernetes", str(error))]) from None
+    if entry.kubernetes.pool is not None:
+        return PoolSource(entry.kubernetes, access, rules.want)
+    return KubernetesSource(entry.kubernetes, access)
