@@ -90,6 +90,7 @@ HELD_BY: dict[str, str] = {
     "queue.max_bytes": WAITING,
     "queue.max_tokens": WAITING,
     "queue.max_wait": "failures::test_a_wait_that_is_too_long_is_a_429",
+    "queue.empty_pool_wait": "failures::test_a_request_for_an_empty_pool_has_a_wait_of_its_own",
     "queue.heartbeat_after": "heartbeat::test_a_waiting_stream_is_told_its_place_and_then_gets_the_engines_bytes",
     "queue.drain_timeout": "shutdown::test_requests_queued_at_the_timeout_get_a_503",
     "queue.stop_timeout": "shutdown::test_requests_running_at_the_timeout_are_aborted",

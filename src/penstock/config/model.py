@@ -115,6 +115,12 @@ class Queue(Section):
     max_bytes: values.Size = setting(2**30, "Bytes of their bodies, including those still being received.", ge=0)
     max_tokens: values.Whole = setting(100_000_000, "Their estimated prompt tokens.", ge=0)
     max_wait: values.Duration = setting(60.0, "How long a request may wait in the queue.", gt=0)
+    empty_pool_wait: values.OptionalDuration = setting(
+        None,
+        "How long, while no endpoint for its model is in service: then 503 `no_endpoint`. When one comes, `max_wait` "
+        "begins anew; both times together are the most. Default: no difference.",
+        gt=0,
+    )
     heartbeat_after: values.Duration = setting(
         0.0,
         "Interval of position updates to a queued stream. The first one commits status 200, so a later refusal is an "

@@ -391,11 +391,12 @@ class Scheduler(Questions):
     def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
         """Remove an endpoint. Requests that run there go on; another of the same name may be added later.
 
-        Requests for models that only it served stay queued until `max_wait`, because it may be replaced, and then get
-        `no_endpoint`.
+        Requests for models that only it served stay queued as long as they may wait, because it may be replaced, and
+        then get `no_endpoint`.
         """
         state = self._state
-        endpoint = state.pool.remove(name, known_until_s=now + state.settings.wait_s_max)
+        known_s = max(state.settings.wait_s_max, state.settings.empty_wait_s_max or 0.0)
+        endpoint = state.pool.remove(name, known_until_s=now + known_s)
         state.queues.forget(endpoint)
         state.router.gone(endpoint)
         state.affinity.used(endpoint)

@@ -97,6 +97,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         queue_enabled=queue.enabled,
         bounds=QueueBounds(requests_max=queue.max_requests, bytes_max=queue.max_bytes, tokens_max=queue.max_tokens),
         wait_s_max=queue.max_wait,
+        empty_wait_s_max=queue.empty_pool_wait,
         fairness=settings.fairness.policy,
         prices=Prices(prompt=prices.prompt, cached_prompt=prices.cached_prompt, completion=prices.completion),
         levels=levels,

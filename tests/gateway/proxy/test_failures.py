@@ -266,6 +266,16 @@ async def test_a_known_model_with_no_engine_alive_is_a_503_when_its_time_is_over
     assert (direct.status, direct.error()["code"]) == (503, "no_endpoint")
 
 
+async def test_a_request_for_an_empty_pool_has_a_wait_of_its_own(world: World) -> None:
+    engine = await world.engine()
+    await world.gateway(queue={"max_wait": "600s", "empty_pool_wait": "100ms"})
+    assert (await world.chat()).status == 200
+    await engine.close()
+    answer = await world.chat()
+    assert (answer.status, answer.error()["code"]) == (503, "no_endpoint")
+    assert 1 <= int(answer.header("retry-after") or "") <= 60
+
+
 async def test_a_wait_that_is_too_long_is_a_429(world: World) -> None:
     await world.engine(step_s=0.02)
     await world.gateway(slots=1, **QUICK)

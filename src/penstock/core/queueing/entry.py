@@ -39,7 +39,7 @@ PASSED_MAX = 32  #: K, the bound on being passed (`core/dispatch/backfill.py`): 
 class QueueRecord:
     """A request's place in the queue, and how long it may keep it."""
 
-    __slots__ = ("deadline_s", "key", "node", "since_s", "size_class", "visit", "wait_s_max", "waited_s")
+    __slots__ = ("deadline_s", "is_empty", "key", "node", "since_s", "size_class", "visit", "wait_s_max", "waited_s")
 
     def __init__(self, seq: int) -> None:
         self.key: tuple[int, float] = (0, float(seq))  #: the client's priority, then the ordering's key
@@ -47,6 +47,7 @@ class QueueRecord:
         self.visit = 0  #: how often it entered a queue: distinguishes its place in a heap from earlier ones
         self.since_s = 0.0  #: when it entered last
         self.waited_s = 0.0  #: in earlier visits
+        self.is_empty = False  #: no endpoint for its model was in service when its wait was allowed
         self.wait_s_max = 0.0  #: its allowed wait: never less than at its arrival
         self.deadline_s = math.inf  #: for the first token
         self.size_class = 0  #: of its uncached prompt, while it waits
@@ -74,6 +75,10 @@ class QueueRecord:
     def allow(self, wait_s_max: float) -> None:
         """Let the request wait for `wait_s_max` in all."""
         self.wait_s_max = wait_s_max
+
+    def emptied(self, *, is_empty: bool) -> None:
+        """Note whether an endpoint for its model is in service."""
+        self.is_empty = is_empty
 
     def entered(self, now: float) -> None:
         """Note that the request waits from now on."""

@@ -153,8 +153,7 @@ def _rearrange(state: SchedulerState, before: SchedulerSettings) -> None:
         entries, state.queues, bands, heirs, afresh=changed.afresh, place=lambda entry, band: _move(state, entry, band)
     )
     for entry in entries:
-        allowed_s = state.wait_s_max(state.queues.bands[entry.request.band])
-        entry.queue.allow(max(entry.queue.wait_s_max, allowed_s))
+        state.allow(entry, state.queues.bands[entry.request.band])
     for band in changed.reordered:
         band.tree.rekeyed()
     state.reweigh()

@@ -137,6 +137,7 @@ class SchedulerState:
         self.estimator = Estimator()
         self.forecast = WaitForecast(by_request=self.charges.by_request)
         self.budget = retry.RetryBudget(settings.retry_budget)
+        self._may_be_empty = False  # a request may wait for a model without an endpoint in service
         self.timers: Timers[int | str] = Timers()  # an arrival number, or an endpoint's name
         self.entries: dict[str, Entry] = {}  # every request that has not ended
         self.leases: dict[int, Entry] = {}  # every unreleased lease, except pending ones
@@ -181,10 +182,40 @@ class SchedulerState:
         if entry.charge.charged:
             band.tree.charge(node, entry.charge.charged)
 
-    def wait_s_max(self, band: Band) -> float:
-        """Returns how long a request of `band` may wait, by the band's own setting or that of all bands."""
+    def allow(self, entry: Entry, band: Band) -> None:
+        """Let a request in `band` wait as long as it may, as the endpoints for its model are now; no less than before."""
+        empty_s = self.settings.empty_wait_s_max
+        if empty_s is not None and not self.pool.alive(entry.model):
+            self._may_be_empty = True
+            entry.queue.emptied(is_empty=True)
+            entry.queue.allow(max(entry.queue.wait_s_max, empty_s))
+        else:
+            entry.queue.allow(max(entry.queue.wait_s_max, self._wait_s_max(band)))
+
+    def _wait_s_max(self, band: Band) -> float:
         own_s = band.settings.wait_s_max
         return self.settings.wait_s_max if own_s is None else own_s
+
+    def _look_for_empty_pools(self, now: float) -> None:
+        """Let requests whose last endpoint went, or whose first one came, wait from now on as is right then.
+
+        However often that happens, a request waits no longer than both times together.
+        """
+        empty_s = self.settings.empty_wait_s_max
+        if empty_s is None:
+            return
+        queued = {model for band in self.queues.bands for model in band.tree.models()}
+        empty = {model for model in queued if not self.pool.alive(model)}
+        looks, self._may_be_empty = self._may_be_empty or bool(empty), bool(empty)
+        for band in self.queues.bands if looks else ():
+            usual_s = self._wait_s_max(band)
+            for entry in band.entries.values():
+                is_empty, wait = entry.model in empty, entry.queue
+                if wait.is_empty is not is_empty:
+                    wait.emptied(is_empty=is_empty)
+                    more_s = empty_s if is_empty else usual_s
+                    wait.allow(min(now - wait.waits_since_s + more_s, empty_s + usual_s))
+                    self.timers.set_earlier(entry.seq, wait.waits_since_s + wait.wait_s_max)
 
     def estimated_wait_s(
         self, entry: Entry, now: float, *, ahead: float | None = None, refusing: bool = False
@@ -197,6 +228,7 @@ class SchedulerState:
         """Look again at ejected endpoints: another's health decides whether their ejections are ignored."""
         self.pool.changed()
         self.holds_changed()
+        self._look_for_empty_pools(now)
         for endpoint in self.pool:
             if endpoint.health.ejected(now) or not endpoint.proof.stands:
                 self.queues.touch(endpoint)

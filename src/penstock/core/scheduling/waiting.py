@@ -161,7 +161,7 @@ def appraise(state: SchedulerState, entry: Entry, now: float, *, came_s: float) 
     band_s = band.settings.deadline_s
     entry.queue.meet(own_s if band_s is None else min(own_s, came_s + band_s))
     entry.queue.ordered((request.priority, state.order_keys[request.band](entry, came_s)))
-    entry.queue.allow(state.wait_s_max(band))
+    state.allow(entry, band)
     state.place(entry, band)
 
 

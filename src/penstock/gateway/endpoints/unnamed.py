@@ -33,7 +33,7 @@ class Unnamed:
     def follow(self, queue: Queue) -> None:
         """Let as many wait, and for as long, as in the queue."""
         self._waiting_max = queue.max_requests
-        self._wait_s_max = queue.max_wait if queue.enabled else TELLING_S_MAX
+        self._wait_s_max = (queue.empty_pool_wait or queue.max_wait) if queue.enabled else TELLING_S_MAX
 
     def waits(self, exchange: Exchange, go_on: GoOn) -> bool:
         """Whether a request has to wait; `go_on` is called later then."""

@@ -67,7 +67,8 @@ class Heartbeats:
         queue = settings.queue
         self._after_s = queue.heartbeat_after  # 0: only for clients that would time out
         # A client that waits longer by itself needs none.
-        self._wait_s_max = max([ENGINE_S, *[band.max_wait or queue.max_wait for band in settings.bands]])
+        empty_s = queue.empty_pool_wait or 0.0
+        self._wait_s_max = max([ENGINE_S, *[empty_s + (band.max_wait or queue.max_wait) for band in settings.bands]])
 
     def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None, since_s: float) -> None:
         """Look after a stream that was there at `since_s`, until its answer begins."""
