@@ -183,7 +183,7 @@ class SchedulerState:
             band.tree.charge(node, entry.charge.charged)
 
     def allow(self, entry: Entry, band: Band) -> None:
-        """Let a request in `band` wait as long as it may, as the endpoints for its model are now; no less than before."""
+        """Let a request in `band` wait as long as it may, as the endpoints for its model are now."""
         empty_s = self.settings.empty_wait_s_max
         if empty_s is not None and not self.pool.alive(entry.model):
             self._may_be_empty = True
