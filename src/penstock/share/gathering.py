@@ -36,6 +36,8 @@ def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], leve
         sane = sane and 0.0 < weight < INF
     if request.deadline_s is not None:
         sane = sane and -INF < request.deadline_s < INF
+    if request.time_per_output_token_s_max is not None:
+        sane = sane and 0.0 < request.time_per_output_token_s_max < INF
     if (prices := request.prices) is not None:
         sane = sane and all(map(math.isfinite, (prices.prompt, prices.cached_prompt, prices.completion)))
     if not sane:

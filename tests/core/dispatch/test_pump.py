@@ -210,6 +210,19 @@ def test_a_band_may_ask_for_a_better_pace_than_others() -> None:
     assert sent(made.arrived(request("easy", band=1), now=10.0)) == [("easy", "a")]
 
 
+def test_a_request_with_a_pace_of_its_own_goes_to_an_endpoint_that_keeps_it_and_otherwise_to_any() -> None:
+    settings = SchedulerSettings(routing="least_loaded", admission=PLENTY)
+    made = scheduler(settings, a=4)
+    slow(made)
+    made.endpoint_added(EndpointSpec("b", 2, frozenset({"m"})), now=10.0)
+    for at in range(2):
+        own = request(f"own{at}", time_per_output_token_s_max=0.1)
+        assert sent(made.arrived(own, now=10.0)) == [(f"own{at}", "b")]
+    assert sent(made.arrived(request("late", time_per_output_token_s_max=0.1), now=10.0)) == [("late", "a")]
+    made.finished(made.books.lease_of["own0"], now=10.0)
+    assert sent(made.arrived(request("patient", time_per_output_token_s_max=0.6), now=10.0)) == [("patient", "b")]
+
+
 # --- room ---------------------------------------------------------------------------------------------------------
 
 

@@ -426,6 +426,14 @@ def test_the_deadline_is_the_shortest_of_header_and_band(headers: dict[str, Any]
     assert served(callers(tenants=[], bands=bands), **headers).deadline_s == deadline_s
 
 
+def test_a_time_per_output_token_is_the_shortest_given() -> None:
+    who = callers(tenants=[])
+    pace: dict[str, Any] = {"x_slo_tpot_ms": "40", "x_llm_d_slo_tpot_ms": " 25.5 "}
+    assert served(who, **pace).time_per_output_token_s == 0.0255
+    assert served(who, x_llm_d_slo_tpot_ms="0").time_per_output_token_s is None
+    assert served(who, x_llm_d_slo_tpot_ms="30").deadline_s is None
+
+
 @pytest.mark.parametrize(
     ("value", "priority"),
     [

@@ -105,6 +105,8 @@ class Router:
         """Returns the policy's choice; a single endpoint, usual in a full pool, needs none."""
         if self._pool.priced and len(endpoints) > 1:
             endpoints = self._affordable(entry, endpoints, endpoints, now)
+        if entry.request.time_per_output_token_s_max is not None and len(endpoints) > 1:
+            endpoints = _fast_enough(endpoints, entry.request.time_per_output_token_s_max, now)
         if len(endpoints) == 1 and not self._policy.takes_turns:
             return Choice(endpoints[0])
         return self._policy.choose(endpoints, self._context(entry, located, sought, now))
@@ -418,3 +420,9 @@ class Router:
 def _being_computed(key: Key, depth: int, endpoint: Endpoint) -> bool:
     """Whether a prompt's prefix was sent there only a moment ago, so that it may not be computed yet."""
     return any(len(x.prefix) >= depth and x.prefix[depth - 1] == key for x in endpoint.ledger.prefill.leases.values())
+
+
+def _fast_enough(endpoints: Sequence[Endpoint], limit_s: float, now: float) -> Sequence[Endpoint]:
+    """Returns the endpoints whose time per output token is within a request's own limit; all if none is."""
+    fast = [e for e in endpoints if not e.ledger.speed.exceeds(limit_s, now, own=bool(e.ledger.leases))]
+    return fast or endpoints

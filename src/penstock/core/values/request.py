@@ -80,6 +80,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     falls_back: bool = False  #: another model is used if this one has no endpoint: it does not wait for one
     instead_of: str = ""  #: the requested model, if different
     prefix_grows: bool = False  #: its later keys stand for several chunks each, as in `PREFIX_ENDS`
+    time_per_output_token_s_max: float | None = None  #: endpoints that are slower now are used if no others are open
 
     def keys_of(self, chunks: int) -> int:
         """Returns how many of the request's leading keys stand for `chunks` chunks of its prompt."""

@@ -27,6 +27,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     part: str = ""  #: the part that it shares with others, each with its own flow inside; "": it has its own part
     weight_inside: float = 1.0  #: within that part
     rights: Rights | None = None  #: its key's bounds; None: none but its tenant's
+    time_per_output_token_s: float | None = None  #: endpoints that are slower now are its second choice
     band_unknown: str = ""  #: it asked for a band by a name that none has, and for no other
 
     @property

@@ -46,6 +46,7 @@ KEY_HEADERS = (b"authorization", b"x-api-key")
 FAIRNESS_HEADERS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
 OBJECTIVE_HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 DEADLINE_HEADERS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
+PACE_HEADERS = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
 OPENWEBUI_USER_HEADER = b"x-openwebui-user-id"
 
 _KEY_PREFIX = KEY_PREFIX.encode()
@@ -211,7 +212,8 @@ class Callers:
             band=band,
             band_lowered=asked is not None and asked < band,
             tenant_label=tenant.label,
-            deadline_s=self._deadline_s(header, band),
+            deadline_s=_shortest_s(header, DEADLINE_HEADERS, self._deadlines_s[band]),
+            time_per_output_token_s=_shortest_s(header, PACE_HEADERS, None),
             priority=_priority(priority),
             part=tenant.part,
             weight_inside=tenant.weight_inside,
@@ -395,14 +397,16 @@ class Callers:
         tier = 0 if service_tier in ("priority", "fast") else len(self._ranks) - 1 if service_tier == "flex" else None
         return tier, safe_name(unknown)
 
-    def _deadline_s(self, header: Header, band: int) -> float | None:
-        """The shortest of those given. Other values than a positive number of milliseconds are ignored."""
-        deadline_s = self._deadlines_s[band]
-        for name in DEADLINE_HEADERS:
-            value = header(name)
-            if value is not None and _MILLISECONDS.fullmatch(value.strip()) and (asked_s := float(value) / 1000) > 0:
-                deadline_s = asked_s if deadline_s is None else min(deadline_s, asked_s)
-        return deadline_s
+
+def _shortest_s(header: Header, names: tuple[bytes, ...], shortest_s: float | None) -> float | None:
+    """The shortest of those given, and of `shortest_s`. Other values than a positive number of milliseconds are
+    ignored.
+    """
+    for name in names:
+        value = header(name)
+        if value is not None and _MILLISECONDS.fullmatch(value.strip()) and (asked_s := float(value) / 1000) > 0:
+            shortest_s = asked_s if shortest_s is None else min(shortest_s, asked_s)
+    return shortest_s
 
 
 def new_key() -> str:

@@ -369,6 +369,7 @@ class Intake:
             prefix=prefix,
             prefix_chunk_bytes=self._affinities.cut.chunk_bytes,
             prefix_grows=True,
+            time_per_output_token_s_max=caller.time_per_output_token_s,
             home=home,
             divisible=not divides or sequential.divisible(exchange.target_path, arrival.body),
             falls_back=fallback is not None and not fallback.patient,
