@@ -265,6 +265,8 @@ def test_every_reason_has_its_answer_in_every_shape(api: Api, reason: Reason) ->
     assert 400 <= status < 600
     assert (b"x-penstock-reason", reason.encode()) in headers
     assert (b"retry-after", b"4") in headers
+    drops = (status in (429, 503) and reason is not Reason.IDENTITY_UNAVAILABLE) or reason is Reason.CANCELLED
+    assert (b"x-llm-d-request-dropped-reason" in dict(headers)) is drops
     error = json.loads(body)
     if api is Api.OPENAI:
         kinds = {4: "invalid_request_error", 5: "server_error"}
@@ -278,6 +280,17 @@ def test_every_reason_has_its_answer_in_every_shape(api: Api, reason: Reason) ->
         assert (error["error"], error["code"]) == ("words", reason)
     end = b"}\n" if api is Api.OLLAMA else b"}\n\n"  # a line, where streams are lines; else an event
     assert errors.error_event(api, reason, "words").endswith(end)
+
+
+def test_a_dropped_request_is_told_why_in_llm_ds_words() -> None:
+    def why(reason: Reason) -> bytes | None:
+        return dict(errors.refusal(Api.OPENAI, reason)[1]).get(b"x-llm-d-request-dropped-reason")
+
+    assert why(Reason.QUEUE_FULL) == why(Reason.OVERLOAD) == b"rejected-saturated"
+    assert why(Reason.QUEUE_TIMEOUT) == b"rejected-ttl-expired"
+    assert why(Reason.NO_ENDPOINT) == b"rejected-no-endpoints"
+    assert why(Reason.DRAINING) == b"rejected-shutting-down"
+    assert why(Reason.UPSTREAM_ERROR) is None
 
 
 @given(st.floats(min_value=-1e9, max_value=1e9))

@@ -21,6 +21,7 @@ EXPOSED = (
     *("x-request-id", "x-penstock-endpoint", "x-penstock-prefill", "x-penstock-model", "x-penstock-band"),
     "x-penstock-attempts",
     *("x-penstock-queue-ms", "x-penstock-reason", "x-penstock-limit", "x-penstock-warning", "x-should-retry"),
+    "x-llm-d-request-dropped-reason",
     "retry-after",
     *("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
     *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),

@@ -30,6 +30,24 @@ _MAY = {  # by the setting's name, with the number in the middle
 PARAM = {Reason.CONTEXT_LENGTH_EXCEEDED: "messages", Reason.MODEL_NOT_FOUND: "model", Reason.ENDPOINT_NOT_FOUND: "id"}
 
 
+_SATURATED, _EXPIRED = b"rejected-saturated", b"rejected-ttl-expired"
+#: llm-d's names of reasons, by which clients behind its gateways tell contention from a missing engine.
+DROPPED = {
+    Reason.QUEUE_FULL: _SATURATED,
+    Reason.TENANT_LIMIT: _SATURATED,
+    Reason.DEADLINE_INFEASIBLE: _SATURATED,
+    Reason.ENDPOINT_OVERLOADED: _SATURATED,
+    Reason.OVERLOAD: _SATURATED,
+    Reason.DISPLACED: _SATURATED,
+    Reason.QUEUE_TIMEOUT: _EXPIRED,
+    Reason.DEADLINE_MISSED: _EXPIRED,
+    Reason.NO_ENDPOINT: b"rejected-no-endpoints",
+    Reason.DRAINING: b"rejected-shutting-down",
+    Reason.CANCELLED: b"rejected-context-cancelled",
+    Reason.OPERATOR: b"evicted",
+}
+
+
 class Api(Enum):
     """The error shape that a client expects."""
 
@@ -174,6 +192,8 @@ def refusal(
     `retry_after_s`: None: the header is left out.
     """
     headers: Headers = [(b"content-type", b"application/json"), (b"x-penstock-reason", reason.encode())]
+    if (dropped := DROPPED.get(reason)) is not None:
+        headers.append((b"x-llm-d-request-dropped-reason", dropped))
     if retry_after_s is not None:
         headers.append(retry_after(retry_after_s))
     if reason in (Reason.UNAUTHORIZED, Reason.FORBIDDEN):
