@@ -283,12 +283,12 @@ class Observe(Section):
 class MetricsSection(Section):
     """Contents of `/metrics`."""
 
-    aliases: Annotated[tuple[Literal["vllm_router", "production_stack"], ...], BeforeValidator(values.items(0, 2))] = (
-        setting(
-            (),
-            "Also export metrics under other projects' names: `vllm_router` (RFC 876), `production_stack` (its "
-            "dashboards and scalers).",
-        )
+    aliases: Annotated[
+        tuple[Literal["vllm_router", "production_stack", "llm_d"], ...], BeforeValidator(values.items(0, 3))
+    ] = setting(
+        (),
+        "Also export metrics under other projects' names: `vllm_router` (RFC 876), `production_stack` and "
+        "`llm_d` (their dashboards and scalers).",
     )
 
 

@@ -207,6 +207,85 @@ async def test_the_routers_names_are_there_for_who_asks(world: World) -> None:
     assert await world.metric("vllm_router:reservations") == 0
 
 
+LLM_D = {
+    "llm_d_epp_flow_control_queue_size": {
+        "fairness_id",
+        "priority",
+        "inference_pool",
+        "model_name",
+        "target_model_name",
+    },
+    "llm_d_epp_flow_control_queue_bytes": {
+        "fairness_id",
+        "priority",
+        "inference_pool",
+        "model_name",
+        "target_model_name",
+    },
+    "llm_d_epp_flow_control_pool_saturation": {"inference_pool", "stage"},
+    "llm_d_epp_flow_control_global_capacity_utilization_requests": {"inference_pool"},
+    "llm_d_epp_flow_control_requests_total": {"outcome", "priority", "inference_pool"},
+    "llm_d_epp_flow_control_request_queue_duration_seconds_count": set(),
+    "llm_d_epp_request_total": {"model_name", "target_model_name", "fairness_id", "priority"},
+    "llm_d_epp_request_error_total": {"model_name", "target_model_name", "fairness_id", "priority", "error_code"},
+    "llm_d_epp_request_running": {"model_name", "target_model_name", "fairness_id", "priority"},
+    "llm_d_epp_request_ttft_seconds_count": set(),
+    "llm_d_epp_average_queue_size": {"name"},
+    "llm_d_epp_average_kv_cache_utilization": {"name"},
+    "llm_d_epp_ready_endpoints": {"name"},
+    "llm_d_epp_per_endpoint_queue_size": {"name", "model_server_endpoint"},
+    "inference_extension_flow_control_queue_size": {
+        *("fairness_id", "priority", "inference_pool", "model_name", "target_model_name")
+    },
+    "inference_extension_flow_control_pool_saturation": {"inference_pool", "stage"},
+    "inference_objective_running_requests": {"model_name"},
+    "inference_objective_request_total": {"model_name", "target_model_name", "fairness_id", "priority"},
+    "inference_pool_average_queue_size": {"name"},
+    "inference_pool_average_running_requests": {"name"},
+    "inference_pool_ready_pods": {"name"},
+    "inference_pool_per_pod_queue_size": {"name", "model_server_pod"},
+}
+
+
+async def test_llm_ds_names_are_there_with_their_labels_and_count_what_happens(world: World) -> None:
+    (engine,) = [await world.engine(step_s=0.01)]
+    settings = {"queue": {"max_requests": 2}, "metrics": {"aliases": ["llm_d"]}}
+    await world.gateway(slots=2, **settings)
+    sizes = {"inference_pool": "penstock", "model_name": "sim"}
+    assert await world.metric("llm_d_epp_flow_control_queue_size", **sizes) == 0
+    running = [await world.streaming(tokens=500) for _ in range(2)]
+    for stream in running:
+        await stream.begun()
+    leaver = await world.streaming()
+    low = await world.client_for(chat(stream=True), headers={"x-penstock-band": "batch"})
+    await world.until(lambda: world.picture().waiting == 2)
+    assert (await world.chat_with({"x-penstock-band": "batch"})).status == 429
+
+    samples = [sample for family in await families(world) for sample in family.samples]
+    labels = {sample.name: set(sample.labels) for sample in samples}
+    assert {name: labels[name] for name in LLM_D} == LLM_D
+    for before in ("llm_d_epp", "inference_extension"):
+        assert await world.metric(f"{before}_flow_control_queue_size", priority="0", **sizes) == 1
+        assert await world.metric(f"{before}_flow_control_queue_size", priority="-1", **sizes) == 1
+        assert await world.metric(f"{before}_flow_control_pool_saturation", stage="effective") == 1
+    assert await world.metric("llm_d_epp_flow_control_global_capacity_utilization_requests") == 1
+    assert await world.metric("inference_objective_running_requests", model_name="sim") == 2
+    assert await world.metric("inference_pool_ready_pods") == 1
+    await world.until(lambda: world.picture().endpoints[0].engine_running == 2)
+    assert await world.metric("llm_d_epp_average_running_requests") == 2
+    for stream in (leaver, low, *running):
+        stream.hang_up()
+    await world.idle()
+    assert await world.metric("llm_d_epp_flow_control_requests_total", outcome="RejectedCapacity", priority="-1") == 1
+    assert await world.metric("llm_d_epp_flow_control_requests_total", outcome="EvictedContextCancelled") == 2
+    assert await world.metric("llm_d_epp_flow_control_requests_total", outcome="Dispatched") == 2
+    assert await world.metric("llm_d_epp_request_error_total", error_code="ResourceExhausted") == 1
+    await engine.close()
+    await world.until(lambda: world.picture().endpoints[0].state == "down")
+    assert await world.metric("llm_d_epp_flow_control_pool_saturation") == 1
+    assert await world.metric("llm_d_epp_ready_endpoints") == 0
+
+
 async def test_the_routers_rejections_are_all_that_ended_with_429(world: World) -> None:
     await world.engine(step_s=0.01)
     limits = {"limits": {"queued": 1, "running": 1}}

@@ -19,6 +19,7 @@ from penstock.core.values.request import Usage
 from penstock.gateway.telemetry.exposition import Levels, SeriesSource, level
 from penstock.gateway.telemetry.failures import Failures
 from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Gauges, RouterAliases
+from penstock.gateway.telemetry.llm_d import LlmD
 from penstock.gateway.telemetry.production_stack import ProductionStack
 from penstock.gateway.telemetry.series import OTHER, SERIES_MAX, Count, Counter, Histogram, HistogramSeries
 from penstock.gateway.telemetry.tenants import TenantSeries
@@ -94,9 +95,10 @@ class Metrics:
         text = "1 after a refused reload, until one succeeds."
         self._level("config_reload_failed", text, lambda: float(self._reload_failed))
         self._reload_failed = False
-        self._aliases = RouterAliases(snapshot, self)
-        self._with_aliases = self._with_stack = False
-        self._stack = ProductionStack(snapshot)
+        self._aliases, self._stack = RouterAliases(snapshot, self), ProductionStack(snapshot)
+        self._with_aliases = self._with_stack = self._with_llm_d = False
+        of_answers = (self.queue_wait, self._request_time, self._ttft, self._pace)
+        self._llm_d = LlmD(snapshot, self._requests, of_answers)
         self.counted.append(self._stack)
         for reason in Reason:
             if reason not in AFTER_ADMISSION:
@@ -127,6 +129,8 @@ class Metrics:
                 self._fallbacks.labels(name, to)
         self._with_aliases = "vllm_router" in settings.metrics.aliases
         self._with_stack = "production_stack" in settings.metrics.aliases
+        self._with_llm_d = "llm_d" in settings.metrics.aliases
+        self._llm_d.follow(settings)
 
     def reloaded(self, config_hash: str | None) -> None:
         """These settings are in force now; None: others were refused."""
@@ -142,6 +146,8 @@ class Metrics:
             yield from self._aliases.lines()
         if self._with_stack:
             yield from self._stack.lines()
+        if self._with_llm_d:
+            yield from self._llm_d.lines(self._models)
 
     def add_sources(self, sources: Iterable[SeriesSource]) -> None:
         """Print these, too."""
