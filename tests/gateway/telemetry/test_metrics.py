@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from prometheus_client.metrics_core import Metric
@@ -249,7 +250,7 @@ LLM_D = {
 
 async def test_llm_ds_names_are_there_with_their_labels_and_count_what_happens(world: World) -> None:
     (engine,) = [await world.engine(step_s=0.01)]
-    settings = {"queue": {"max_requests": 2}, "metrics": {"aliases": ["llm_d"]}}
+    settings: dict[str, Any] = {"queue": {"max_requests": 2}, "metrics": {"aliases": ["llm_d"]}}
     await world.gateway(slots=2, **settings)
     sizes = {"inference_pool": "penstock", "model_name": "sim"}
     assert await world.metric("llm_d_epp_flow_control_queue_size", **sizes) == 0
