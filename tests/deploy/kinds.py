@@ -1,6 +1,7 @@
-"""The kinds that other projects define, as far as the chart uses them: what their definitions know, and nothing more.
+"""The kinds that other projects define, as far as deploy/ uses them: what their definitions know, and nothing more.
 
-Read from keda.sh/v1alpha1, monitoring.coreos.com/v1 and gateway.networking.k8s.io/v1.
+Read from keda.sh/v1alpha1, monitoring.coreos.com/v1, gateway.networking.k8s.io/v1, inference.networking.k8s.io/v1,
+llm-d.ai/v1alpha2, networking.istio.io/v1 and aigateway.envoyproxy.io/v1beta1.
 """
 
 from __future__ import annotations
@@ -41,6 +42,14 @@ _RULE = _object(
     **{"for": {"type": "string"}},
 )
 
+_NAME = {"type": "string", "minLength": 1, "maxLength": 253}
+_PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+_TIMEOUTS = _object(request={"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"})
+_BACKEND = _object(
+    "group kind name", group={"const": "inference.networking.k8s.io"}, kind={"const": "InferencePool"}, name=_NAME
+)
+_POOL_REF = _object("name", group={"const": "inference.networking.k8s.io"}, kind={"const": "InferencePool"}, name=_NAME)
+
 SPECS: dict[tuple[str, str], dict[str, Any]] = {
     ("keda.sh/v1alpha1", "ScaledObject"): _object(
         "scaleTargetRef triggers",
@@ -71,10 +80,51 @@ SPECS: dict[tuple[str, str], dict[str, Any]] = {
         rules=_list(
             _object(
                 matches=_list(_object(path=_object(type={"enum": ["PathPrefix", "Exact"]}, value=TEXT))),
-                backendRefs=_list(_object("name port", name=TEXT, port=WHOLE)),
-                timeouts=_object(
-                    request={"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"},
+                backendRefs=_list({"anyOf": [_object("name port", name=TEXT, port=WHOLE), _BACKEND]}),
+                timeouts=_TIMEOUTS,
+            )
+        ),
+    ),
+    ("gateway.networking.k8s.io/v1", "GatewayClass"): _object("controllerName", controllerName=TEXT),
+    ("gateway.networking.k8s.io/v1", "Gateway"): _object(
+        "gatewayClassName listeners",
+        gatewayClassName=_NAME,
+        listeners=_list(_object("name port protocol", name=_NAME, port=_PORT, protocol={"enum": ["HTTP", "HTTPS"]})),
+    ),
+    ("inference.networking.k8s.io/v1", "InferencePool"): _object(
+        "selector targetPorts endpointPickerRef",
+        selector=_object("matchLabels", matchLabels={**NAMES, "minProperties": 1, "maxProperties": 64}),
+        targetPorts={**_list(_object("number", number=_PORT)), "maxItems": 8, "uniqueItems": True},
+        appProtocol={"enum": ["http", "kubernetes.io/h2c"]},
+        endpointPickerRef=_object(
+            "name port",
+            group=TEXT,
+            kind=TEXT,
+            name=_NAME,
+            port=_object("number", number=_PORT),
+            failureMode={"enum": ["FailOpen", "FailClose"]},
+        ),
+    ),
+    ("llm-d.ai/v1alpha2", "InferenceObjective"): _object(
+        "poolRef", poolRef=_POOL_REF, priority={"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}
+    ),
+    ("networking.istio.io/v1", "DestinationRule"): _object(
+        "host",
+        host=TEXT,
+        trafficPolicy=_object(
+            tls=_object("mode", mode={"enum": ["SIMPLE", "MUTUAL"]}, insecureSkipVerify={"type": "boolean"})
+        ),
+    ),
+    ("aigateway.envoyproxy.io/v1beta1", "AIGatewayRoute"): _object(
+        "parentRefs rules",
+        parentRefs=_list(_object("name", name=_NAME, kind=TEXT, group=TEXT)),
+        rules=_list(
+            _object(
+                matches=_list(
+                    _object(headers=_list(_object("name value", type={"enum": ["Exact"]}, name=TEXT, value=TEXT)))
                 ),
+                backendRefs=_list(_BACKEND),
+                timeouts=_TIMEOUTS,
             )
         ),
     ),

@@ -1,4 +1,4 @@
-"""The systemd unit and the compose file, by the programs that read them."""
+"""The systemd unit and the compose file, by the programs that read them; gateways' objects by their definitions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
+from tests.deploy.kinds import SPECS
 from tests.deploy.programs import DEPLOY, program, ran, said
 
 UNIT = DEPLOY / "systemd/penstock.service"
@@ -64,3 +66,35 @@ def test_compose_requires_a_token_and_explains_how_to_make_one() -> None:
     done = config()
     assert done.returncode != 0
     assert "PENSTOCK_ADMIN_TOKEN is missing a value: set it to a token of your own: openssl rand -hex 32" in done.stderr
+
+
+GATEWAYS = sorted((DEPLOY / "gateways").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", GATEWAYS, ids=lambda file: file.stem)
+def test_a_gateways_objects_are_as_their_definitions_want(file: Path) -> None:
+    for made in yaml.safe_load_all(file.read_text()):
+        jsonschema.validate(made["spec"], SPECS[made["apiVersion"], made["kind"]])
+
+
+@pytest.mark.parametrize("file", [file for file in GATEWAYS if file.stem != "pool"], ids=lambda file: file.stem)
+def test_every_gateway_routes_to_the_pool_whose_picker_is_the_charts_service(file: Path) -> None:
+    (pool,) = [
+        made
+        for made in yaml.safe_load_all((DEPLOY / "gateways/pool.yaml").read_text())
+        if made["kind"] == "InferencePool"
+    ]
+    objects = list(yaml.safe_load_all(file.read_text()))
+    (route,) = [made for made in objects if made["kind"].endswith("Route")]
+    (backend,) = [backend for rule in route["spec"]["rules"] for backend in rule["backendRefs"]]
+    assert (backend["name"], route["metadata"]["namespace"]) == (
+        pool["metadata"]["name"],
+        pool["metadata"]["namespace"],
+    )
+    assert [ref["name"] for ref in route["spec"]["parentRefs"]] == [
+        made["metadata"]["name"] for made in objects if made["kind"] == "Gateway"
+    ]
+    assert pool["spec"]["endpointPickerRef"]["port"]["number"] == 9002
+    if file.stem == "istio":
+        (rule,) = [made for made in objects if made["kind"] == "DestinationRule"]
+        assert rule["spec"]["host"].startswith(f"{pool['spec']['endpointPickerRef']['name']}.inference.svc")
