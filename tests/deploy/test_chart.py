@@ -207,6 +207,24 @@ def test_a_pod_advertises_its_ipv4_or_ipv6_address(helm: Helm, tmp_path: Path, a
     assert (share.place, share.called) == (place, "gate-7d9f-abcde")
 
 
+@pytest.mark.parametrize("name", ["a pool", "a pool of the settings"])
+def test_with_a_pool_its_role_allows_to_watch_the_pools_objects(helm: Helm, name: str) -> None:
+    objects = helm.objects(GOOD[name])
+    (source,) = yaml.safe_load(settings_file(objects))["discovery"]
+    assert source["kubernetes"]["pool"] == "qwen"
+    allowed = {
+        (group, resource): rule["verbs"]
+        for rule in one(objects, "Role")["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    watches = ["list", "watch"]
+    assert allowed["inference.networking.k8s.io", "inferencepools"] == watches
+    for group in ("llm-d.ai", "inference.networking.x-k8s.io"):
+        assert allowed[group, "inferenceobjectives"] == allowed[group, "inferencemodelrewrites"] == watches
+    assert allowed["inference.networking.x-k8s.io", "inferencepoolimports"] == ["get"]
+
+
 def test_without_sharing_its_role_allows_discovery_only(helm: Helm) -> None:
     page = re.findall(r"```yaml\n(.*?)```", Path("docs/discovery.md").read_text(), re.DOTALL)
     (said_there,) = [yaml.safe_load(block)["rules"] for block in page if "kind: Role" in block]

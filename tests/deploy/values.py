@@ -10,6 +10,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "nothing": {},
     "engines by name": {"settings": {"endpoints": [{"url": "http://vllm-0:8000"}, {"url": "http://vllm-1:8000"}]}},
     "engines by other labels": {"engines": {"selector": "app in (vllm,sglang)", "port": "http"}},
+    "a pool": {"engines": {"pool": "qwen"}},
+    "a pool of the settings": {"settings": {"discovery": [{"kubernetes": {"pool": "qwen", "model_label": "model"}}]}},
     "admin token": {"existingSecrets": {"admin": {"name": "gate-admin"}}},
     "two admin tokens": {"existingSecrets": {"admin": {"name": "gate-admin", "readTokenKey": "read"}}},
     "keys": {

@@ -61,6 +61,12 @@ labels: {{- include "penstock.labels" . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* Whether an InferencePool is followed. */}}
+{{- define "penstock.pool" -}}
+{{- if and .Values.engines.pool (not (or .Values.settings.endpoints .Values.settings.discovery)) }}yes{{ end }}
+{{- range .Values.settings.discovery }}{{ if (.kubernetes | default dict).pool }}yes{{ end }}{{ end }}
+{{- end }}
+
 {{/* The settings file: what the values say, and what follows from the other values. */}}
 {{- define "penstock.settings" -}}
 {{- $settings := deepCopy .Values.settings }}
@@ -70,7 +76,8 @@ labels: {{- include "penstock.labels" . | nindent 2 }}
 {{- end }}
 {{- if not (or $settings.endpoints $settings.discovery) }}
 {{- with .Values.engines }}
-{{- $_ := set $settings "discovery" (list (dict "kubernetes" (dict "selector" .selector "port" (toString .port)))) }}
+{{- $pods := ternary (dict "pool" .pool) (dict "selector" .selector "port" (toString .port)) (ne .pool "") }}
+{{- $_ := set $settings "discovery" (list (dict "kubernetes" $pods)) }}
 {{- end }}
 {{- end }}
 {{- with .Values.existingSecrets }}
