@@ -6,14 +6,17 @@ tokens are never logged.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import sys
-from datetime import UTC, datetime
+import time
 from typing import Literal, TextIO
 
+import msgspec
+
 Format = Literal["text", "json"]
-FIELDS = "fields"  # a record's other fields, by `extra={FIELDS: {…}}`
+_encode = msgspec.json.Encoder().encode
 
 
 class TextFormatter(logging.Formatter):
@@ -31,17 +34,32 @@ class JsonFormatter(logging.Formatter):
     """One object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line: dict[str, object] = {
-            "at": at.replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        line |= getattr(record, FIELDS, {})
+        fields: dict[str, object] = {}
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+            fields["exception"] = self.formatException(record.exc_info)
+        return line(record.created, record.levelname, record.name, record.getMessage(), fields).decode()
+
+
+def line(at_s: float, level: str, name: str, message: str, fields: dict[str, object] | None) -> bytes:
+    """Returns a line of the log: an object with these `fields`, or text if they are None. All is printable."""
+    second = int(at_s)
+    milliseconds = int((at_s - second) * 1000)
+    if fields is None:
+        return f"{_local(second)},{milliseconds:03d} {level} {name} {message}".encode(errors="backslashreplace")
+    at = f"{_utc(second)}.{milliseconds:03d}Z"
+    whole = {"at": at, "level": level.lower(), "logger": name, "message": message, **fields}
+    encoded = _encode(whole)
+    return encoded if encoded.isascii() else json.dumps(whole, default=str).encode()
+
+
+@functools.lru_cache(1)
+def _local(second: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+
+
+@functools.lru_cache(1)
+def _utc(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
 
 
 def configure(level: str, stream: TextIO | None = None) -> None:
@@ -56,6 +74,25 @@ def configure(level: str, stream: TextIO | None = None) -> None:
 
 def use(form: Format) -> None:
     """Set the format of the log from now on."""
+    handler = _handler()
+    if handler is not None:
+        handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+
+
+def stream() -> TextIO:
+    """Returns where the log goes."""
+    handler = _handler()
+    return sys.stderr if handler is None else handler.stream
+
+
+def form() -> Format:
+    """Returns the format of the log."""
+    handler = _handler()
+    return "json" if handler is not None and isinstance(handler.formatter, JsonFormatter) else "text"
+
+
+def _handler() -> logging.StreamHandler[TextIO] | None:
     for handler in logging.getLogger().handlers:
-        if handler.get_name() == "penstock":
-            handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+        if handler.get_name() == "penstock" and isinstance(handler, logging.StreamHandler):
+            return handler
+    return None

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import io
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
 
 import pytest
 import uvloop
 
-from penstock import clock
+from penstock import clock, logs
 from penstock.config.load import Settings, from_mapping
 from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway.cluster import supervisor, worker
@@ -376,6 +377,17 @@ async def world(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatc
         await made.close()
     assert told == []
     assert [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """What standard error would show."""
+    stream, root = io.StringIO(), logging.getLogger()
+    before, level = list(root.handlers), root.level
+    logs.configure("debug", stream)
+    yield stream
+    root.handlers[:] = before
+    root.setLevel(level)
 
 
 def follower(gate: Gateway, kind: type[S]) -> S:

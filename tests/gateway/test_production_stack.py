@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import io
 import re
 from pathlib import Path
 from random import Random
@@ -18,31 +18,29 @@ from tests.gateway.raw_engine import Peer, RawEngine
 MODELS_MAX = 500
 
 # As their end-to-end test reads it.
-LINE = re.compile(r"Routing request ([^ ]*) with session id ([^ ]*) to ([^ ]*) at .*process time")
+LINE = re.compile(r"penstock\.routing Routing request ([^ ]*) with session id ([^ ]*) to ([^ ]*) at .*process time")
 STACK: dict[str, Any] = {"metrics": {"aliases": ["production_stack"]}, "log": {"routing": True}}
 
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, ...]]:
-    found = [LINE.search(record.getMessage()) for record in caplog.records if record.name == "penstock.routing"]
-    return [match.groups() for match in found if match is not None]
+def lines(log: io.StringIO) -> list[tuple[str, ...]]:
+    return LINE.findall(log.getvalue())
 
 
-async def test_each_request_to_an_engine_is_a_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "penstock.routing")
+async def test_each_request_to_an_engine_is_a_line(world: World, log: io.StringIO) -> None:
     engine = await world.engine()
     await world.gateway(routing={"policy": "session", "session": {"header": "x-user-id"}}, **STACK)
     await world.chat_with({"x-user-id": "ann", "x-request-id": "one"})
     await world.chat_with({"x-user-id": "a b=c\tto http://elsewhere at", "x-request-id": "two"})
     await world.chat_with({"x-request-id": "three"})
-    assert lines(caplog) == [
+    await world.until(lambda: len(lines(log)) == 3)
+    assert lines(log) == [
         ("one", "ann", engine.url),
         ("two", "a%20b=c%09to%20http://elsewhere%20at", engine.url),
         ("three", "None", engine.url),
     ]
 
 
-async def test_a_request_in_two_halves_is_two_lines(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "penstock.routing")
+async def test_a_request_in_two_halves_is_two_lines(world: World, log: io.StringIO) -> None:
     first, second = await world.engine(), await world.engine()
     roles = [
         {"url": first.url, "labels": {"role": "prefill"}, "slots": 4},
@@ -50,19 +48,19 @@ async def test_a_request_in_two_halves_is_two_lines(world: World, caplog: pytest
     ]
     await world.gateway(endpoints=roles, **STACK)
     assert (await world.chat_with({"x-request-id": "one"})).status == 200
-    assert lines(caplog) == [("one", "None", first.url), ("one", "None", second.url)]
+    await world.until(lambda: len(lines(log)) == 2)
+    assert lines(log) == [("one", "None", first.url), ("one", "None", second.url)]
 
 
-async def test_without_the_setting_there_are_no_lines(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "penstock.routing")
+async def test_without_the_setting_there_are_no_lines(world: World, log: io.StringIO) -> None:
     await world.engine()
     await world.gateway()
     await world.chat()
-    assert lines(caplog) == []
+    assert lines(log) == []
     world.document["log"] = {"routing": True}
     await world.gate.reload()
     await world.chat()
-    assert len(lines(caplog)) == 1
+    await world.until(lambda: len(lines(log)) == 1)
 
 
 async def test_the_series_that_their_dashboards_and_scalers_read(world: World) -> None:

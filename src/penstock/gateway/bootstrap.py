@@ -92,7 +92,7 @@ class Parts:
             self.store = store_thread(settings.batch)
         if self.store is not None and settings.identity.made_keys:
             self.book = KeyBook(self.store, callers.made)
-        self.reporting = Reporting()
+        self.reporting = Reporting(metrics.dropped_lines)
         several = settings.share.enabled or settings_map.workers(settings) > 1
         self.app = app = App(
             driver=driver,

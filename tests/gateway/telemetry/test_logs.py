@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,17 +17,6 @@ from tests.gateway.conftest import World, chat
 NASTY = "<script>alert(1)</script>\u202e\n{}" + "x" * 10_000
 PROMPT = "the prompt that nobody may read"
 KEY = "pk-" + "s" * 43
-
-
-@pytest.fixture
-def log() -> Iterator[io.StringIO]:
-    """What standard error would show."""
-    stream, root = io.StringIO(), logging.getLogger()
-    before, level = list(root.handlers), root.level
-    logs.configure("debug", stream)
-    yield stream
-    root.handlers[:] = before
-    root.setLevel(level)
 
 
 def lines(log: io.StringIO) -> list[dict[str, Any]]:
@@ -44,6 +32,7 @@ async def test_a_request_is_one_line_when_it_is_over(world: World, log: io.Strin
     await world.gateway(log={"access": True, "format": "json"})
     await world.chat_with({"x-request-id": "r1", "x-tenant-id": "team"}, content=PROMPT, tokens=4)
     await world.ask(body=chat(model="nobody"), headers={"x-request-id": "r2"})
+    await world.until(lambda: len(access(log)) == 2)
     first, second = access(log)
     times = {key: first.pop(key) for key in ("at", "message", "queue_ms", "ttft_ms", "total_ms")}
     assert 0 <= times["queue_ms"] <= times["ttft_ms"] <= times["total_ms"] < 10_000
@@ -80,7 +69,7 @@ async def test_without_access_lines_there_are_none_and_a_reload_brings_them(worl
     log.truncate(0)
     log.seek(0)
     await world.chat()
-    assert len(access(log)) == 1
+    await world.until(lambda: len(access(log)) == 1)
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -92,6 +81,7 @@ async def test_names_from_outside_stay_on_their_line(world: World, log: io.Strin
     await world.ask("POST", "/admin/pause", {"model": NASTY})
     await world.ask("POST", "/admin/resume", {})
     logging.getLogger("x").info("two\nlines\r%s", NASTY)
+    await world.until(lambda: "penstock.access" in log.getvalue())
     for line in log.getvalue().splitlines():
         assert "\u202e" not in line
         if form == "json":
@@ -144,12 +134,12 @@ async def test_no_secret_is_in_any_log_page_or_metric(world: World, log: io.Stri
         assert secret not in text, secret
 
 
-async def test_nobody_writes_fields_of_the_access_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "penstock.access")
+async def test_nobody_writes_fields_of_the_access_log(world: World, log: io.StringIO) -> None:
     await world.engine()
     await world.gateway(log={"access": True})
     await world.ask(body=chat(), headers={"x-request-id": "a status=999 tenant=boss", "x-tenant-id": 'b "c" d=e'})
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "penstock.access"]
+    await world.until(lambda: " INFO penstock.access " in log.getvalue())
+    said = log.getvalue().partition(" INFO penstock.access ")[2].splitlines()[0]
     assert said.startswith('request_id="a status=999 tenant=boss" client=127.0.0.1 method=POST ')
     assert ' tenant="b \\"c\\" d=e" ' in said
     assert said.count(" status=") == 2

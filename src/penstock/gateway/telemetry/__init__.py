@@ -3,5 +3,6 @@
 `metrics.py` are the series, counted for as little as an addition (`series.py`), read from a snapshot (`levels.py`) or
 from worker processes (`edges.py`); `tenants.py` are those with a tenant, `failures.py` counts failures by tenant and
 endpoint. `exposition.py` writes the page in slices. `reporting.py` sends each request's spans (`tracing.py`) and lines
-(`access_log.py`). Other projects' names: `production_stack.py`, `llm_d.py` (series), `routing_log.py` (a line).
+(`access_log.py`), which `line_log.py` writes in batches. Other projects' names: `production_stack.py`, `llm_d.py`
+(series), `routing_log.py` (a line).
 """

@@ -1,58 +1,129 @@
 """The access log (`log.access`): one line per request that reached the queue, when it is over.
 
 As text, `key=value` and spaces between. Callers choose ids, names and paths: a value with a space, an equals sign or a
-quote in it stands in quotes, as JSON writes them, so that nobody writes fields.
+quote in it stands in quotes, as JSON writes them, so that nobody writes fields. A request only notes its values; its
+line is made later (`line_log.py`).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
 from typing import TYPE_CHECKING
 
+from penstock import logs
 from penstock.gateway.admin.phrases import printable
-from penstock.logs import FIELDS
 
 if TYPE_CHECKING:
     from penstock.core.values.catalogue import Outcome, Reason
     from penstock.gateway.proxy.journey import QueuedJourney
+    from penstock.gateway.telemetry.line_log import LineLog
 
 logger = logging.getLogger("penstock.access")
 
 NAME_CHARS_MAX = 128
+NAMES_KEPT = 4096  # written before: tenants, models and paths are few, whatever one caller sends
 _PLAIN = re.compile(r"[^\s=\"\\]+")
+_CUT = NAME_CHARS_MAX + 1  # longer than what is shown
+_Name = str | None
+#: Id, client, method, path, status, model, model asked for, tenant, band, endpoint, attempts, outcome, reason, limit;
+#: milliseconds in the queue, to the first token and to the end; tokens.
+_Values = tuple[
+    str, _Name, str, str, int, str, str, str, str, _Name, int | None, str, _Name, _Name, float, float | None, float, int
+]
 
 
-def ended(journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
-    """Log the request's origin, model, times and end; no prompt and no answer."""
-    exchange, request = journey.exchange, journey.request
-    first_s = None if journey.first_s is None else journey.first_s - journey.started_s
-    fields = {
-        "request_id": request.id,
-        "client": exchange.client or None,
-        "method": exchange.method,
-        "path": printable(exchange.target_path, NAME_CHARS_MAX),
-        "status": exchange.status or 499,
-        "model": printable(request.model, NAME_CHARS_MAX),
-        "instead_of": printable(request.instead_of, NAME_CHARS_MAX) or None,
-        "tenant": printable(request.tenant, NAME_CHARS_MAX),
-        "band": journey.band,
-        "endpoint": journey.endpoint or None,
-        "attempts": journey.attempts if journey.attempts > 1 else None,
-        "outcome": str(outcome),
-        "reason": None if reason is None else str(reason),
-        "limit": None if journey.limit is None else journey.limit.limit,
-        "queue_ms": round(journey.waited_s() * 1000, 1),
-        "ttft_ms": None if first_s is None else round(first_s * 1000, 1),
-        "total_ms": round(journey.elapsed_s() * 1000, 1),
-        "tokens": journey.tokens,
-    }
-    words = " ".join(f"{key}={word(value)}" for key, value in fields.items() if value is not None)
-    logger.info("%s", words, extra={FIELDS: fields})
+class AccessLog:
+    """Notes the ends of requests."""
+
+    def __init__(self, lines: LineLog) -> None:
+        self._lines = lines
+
+    def ended(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
+        """Note the request's origin, model, times and end; no prompt and no answer."""
+        exchange, request, limit = journey.exchange, journey.request, journey.limit
+        first_s, attempts = journey.first_s, journey.attempts
+        values: _Values = (
+            request.id,
+            exchange.client or None,
+            exchange.method,
+            exchange.target_path[:_CUT],
+            exchange.status or 499,
+            request.model[:_CUT],
+            request.instead_of[:_CUT],
+            request.tenant[:_CUT],
+            journey.band,
+            journey.endpoint or None,
+            attempts if attempts > 1 else None,
+            outcome,
+            reason,
+            None if limit is None else limit.limit,
+            round(journey.waited_s() * 1000, 1),
+            None if first_s is None else round((first_s - journey.started_s) * 1000, 1),
+            round(journey.elapsed_s() * 1000, 1),
+            journey.tokens,
+        )
+        self._lines.add(line, values)
 
 
-def word(value: object) -> str:
+def line(at_s: float, values: _Values, is_json: bool) -> bytes:  # noqa: FBT001
+    """Returns the line of a request that ended at `at_s`."""
+    request_id, client, method, path, status, model, instead_of, tenant, band, endpoint = values[:10]
+    attempts, outcome, reason, limit, queue_ms, ttft_ms, total_ms, tokens = values[10:]
+    path, model, instead_of, tenant = _shown(path), _shown(model), _shown(instead_of), _shown(tenant)
+    words = (
+        f"request_id={_word(request_id)}{_pair('client', client)} method={method} path={_kept(path)} status={status}"
+        f" model={_kept(model)}{_pair('instead_of', instead_of or None)} tenant={_kept(tenant)} band={_kept(band)}"
+        f"{_pair('endpoint', endpoint)}{_pair('attempts', attempts)} outcome={outcome}{_pair('reason', reason)}"
+        f"{_pair('limit', limit)} queue_ms={queue_ms}{_pair('ttft_ms', ttft_ms)} total_ms={total_ms} tokens={tokens}"
+    )
+    if not is_json:
+        return logs.line(at_s, "INFO", logger.name, words, None)
+    return logs.line(
+        at_s,
+        "INFO",
+        logger.name,
+        words,
+        {
+            "request_id": request_id,
+            "client": client,
+            "method": method,
+            "path": path,
+            "status": status,
+            "model": model,
+            "instead_of": instead_of or None,
+            "tenant": tenant,
+            "band": band,
+            "endpoint": endpoint,
+            "attempts": attempts,
+            "outcome": outcome,
+            "reason": reason,
+            "limit": limit,
+            "queue_ms": queue_ms,
+            "ttft_ms": ttft_ms,
+            "total_ms": total_ms,
+            "tokens": tokens,
+        },
+    )
+
+
+def _pair(key: str, value: str | float | None) -> str:
+    """A field that is left out if it is None."""
+    if value is None:
+        return ""
+    return f" {key}={_kept(value) if isinstance(value, str) else value}"
+
+
+def _word(text: str) -> str:
     """A value that is read back as one: in quotes if it could be taken for several, or for a field."""
-    text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+
+
+_kept = functools.lru_cache(NAMES_KEPT)(_word)
+
+
+@functools.lru_cache(NAMES_KEPT)
+def _shown(name: str) -> str:
+    return printable(name, NAME_CHARS_MAX)

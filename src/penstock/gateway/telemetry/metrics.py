@@ -75,7 +75,9 @@ class Metrics:
         self._rejections = counter("rejections", "Requests refused before they entered the queue.", ("reason",))
         self._requeues = counter("requeues", "Requests retried after an endpoint did not serve them.", ("reason",))
         self._fallbacks = counter("fallbacks", "Requests given to a fallback of the requested model.", ("model", "to"))
-        self._cancellations = counter("queue_cancellations", "Waiting requests cancelled by their clients.")
+        self._cancellations = counter("queue_cancellations", "Waiting requests cancelled by their clients.").labels()
+        text = "Lines of the access and routing logs that were not written because standard error was not read."
+        self.dropped_lines = counter("log_lines_dropped", text).labels().inc
         self._ttft = histogram("ttft_seconds", "From the whole request to the first byte.", by_band, _TIMES_S)
         self._request_time = histogram("request_seconds", "From the whole request to the last byte.", by_band, _TIMES_S)
         self._overhead = histogram("overhead_seconds", "Penstock's own time before a dispatch.", (), _OVERHEADS_S)
@@ -106,7 +108,6 @@ class Metrics:
         for cause in (*Failure, Cause.STUCK, Cause.ENGINE_QUEUE):
             if cause is not Failure.BROKEN:  # never tried again
                 self._requeues.labels(cause)
-        self._cancellations.labels()
         self._overheads = self._overhead.labels()
         self._sources.append(Gauges(snapshot, self._bands, self._known_models))
         router = Counter("vllm_router", "Counts under other projects' names.", ["what"])
@@ -258,7 +259,7 @@ class Metrics:
         if reason is not None and reason in self._alias_rejections:
             self._alias_rejections[reason].inc()
         if reason is Reason.CANCELLED:
-            self._cancellations.labels().inc()
+            self._cancellations.inc()
             self._cancelled.inc()
 
     def used(self, journey: QueuedJourney, usage: Usage | None, tokens_seen: int) -> None:

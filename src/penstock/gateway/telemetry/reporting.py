@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.config.model import Settings
 from penstock.config.sections.operation import Tracing
-from penstock.gateway.telemetry import access_log, routing_log
+from penstock.gateway.telemetry.access_log import AccessLog
+from penstock.gateway.telemetry.line_log import LineLog
+from penstock.gateway.telemetry.routing_log import RoutingLog
 
 if TYPE_CHECKING:
     from penstock.gateway.proxy.journey import OnEnd, OnSent
@@ -17,7 +21,9 @@ if TYPE_CHECKING:
 class Reporting:
     """What journeys are given when they begin."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropped: Callable[[int], None]) -> None:
+        """`dropped` counts the lines that could not be written."""
+        self._lines = LineLog(dropped)
         self.tracer: Tracer | None = None  #: None: nothing is traced
         self.on_end: OnEnd | None = None  #: called at the end of each request
         self.on_sent: OnSent | None = None  #: called at each dispatch
@@ -26,8 +32,9 @@ class Reporting:
 
     def follow(self, settings: Settings) -> None:
         """Report later requests by these settings."""
-        self.on_end = access_log.ended if settings.log.access else None
-        self.on_sent = routing_log.sent if settings.log.routing else None
+        log, lines = settings.log, self._lines
+        self.on_end = AccessLog(lines).ended if log.access and _is_logged("penstock.access") else None
+        self.on_sent = RoutingLog(lines).sent if log.routing and _is_logged("penstock.routing") else None
         if settings.tracing == self._tracing:
             return
         self._tracing = settings.tracing
@@ -36,7 +43,8 @@ class Reporting:
             self._closing = asyncio.get_running_loop().create_task(before.close())
 
     async def close(self) -> None:
-        """Send the remaining spans."""
+        """Write the remaining lines, and send the remaining spans."""
+        self._lines.close()
         if self.tracer is not None:
             await self.tracer.close()
 
@@ -47,3 +55,7 @@ def _tracer(tracing: Tracing) -> Tracer | None:
     from penstock.gateway.telemetry.tracing import otlp  # noqa: PLC0415  (an extra)
 
     return otlp(tracing.endpoint, sample=tracing.sample)
+
+
+def _is_logged(name: str) -> bool:
+    return logging.getLogger(name).isEnabledFor(logging.INFO)

@@ -6,30 +6,38 @@ choose ids and sessions, so their invisible characters are written as in a URL: 
 
 from __future__ import annotations
 
-import logging
 import string
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from penstock import clock
+from penstock import logs
 from penstock.gateway.telemetry.access_log import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
     from penstock.gateway.proxy.journey import QueuedJourney
-
-logger = logging.getLogger("penstock.routing")
+    from penstock.gateway.telemetry.line_log import LineLog
 
 _VISIBLE = string.punctuation
 
 
-def sent(journey: QueuedJourney, url: str) -> None:
-    """A journey's request goes to an engine now."""
-    session = journey.request.session
-    logger.info(
-        "Routing request %s with session id %s to %s at %.6f, process time = %.4f",
-        quote(journey.request_id.decode(), _VISIBLE),
-        None if session is None else quote(session[:NAME_CHARS_MAX], _VISIBLE),
-        url,
-        clock.wall(),
-        journey.elapsed_s(),
+class RoutingLog:
+    """Notes requests that go to engines."""
+
+    def __init__(self, lines: LineLog) -> None:
+        self._lines = lines
+
+    def sent(self, journey: QueuedJourney, url: str) -> None:
+        """A journey's request goes to an engine now."""
+        session = journey.request.session
+        told = None if session is None else session[:NAME_CHARS_MAX]
+        self._lines.add(_line, (journey.request_id, told, url, journey.elapsed_s()))
+
+
+def _line(at_s: float, values: tuple[bytes, str | None, str, float], is_json: bool) -> bytes:  # noqa: FBT001
+    request_id, session, url, elapsed_s = values
+    message = (
+        f"Routing request {quote(request_id, _VISIBLE)} with session id "
+        f"{None if session is None else quote(session, _VISIBLE)} to {url} at {at_s:.6f}, "
+        f"process time = {elapsed_s:.4f}"
     )
+    return logs.line(at_s, "INFO", "penstock.routing", message, {} if is_json else None)
