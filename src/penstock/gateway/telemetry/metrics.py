@@ -37,6 +37,7 @@ _WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60,
 _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
+_DROPPED = "Lines of the access and routing logs that were not written because standard error was not read."
 _TRANSFERS = ("named", "none", "met")  # the prefill endpoint named the KV's place, or did not, or the two met
 _ROUTERS_WORDS: dict[Reason, str] = {Reason.ENDPOINT_OVERLOADED: "pinned_overload"}  # RFC 876's own
 _TOO_MANY = tuple(reason for reason in Reason if reason.status == 429)
@@ -76,8 +77,7 @@ class Metrics:
         self._requeues = counter("requeues", "Requests retried after an endpoint did not serve them.", ("reason",))
         self._fallbacks = counter("fallbacks", "Requests given to a fallback of the requested model.", ("model", "to"))
         self._cancellations = counter("queue_cancellations", "Waiting requests cancelled by their clients.").labels()
-        text = "Lines of the access and routing logs that were not written because standard error was not read."
-        self.dropped_lines = counter("log_lines_dropped", text).labels().inc
+        self.dropped_lines = counter("log_lines_dropped", _DROPPED).labels().inc
         self._ttft = histogram("ttft_seconds", "From the whole request to the first byte.", by_band, _TIMES_S)
         self._request_time = histogram("request_seconds", "From the whole request to the last byte.", by_band, _TIMES_S)
         self._overhead = histogram("overhead_seconds", "Penstock's own time before a dispatch.", (), _OVERHEADS_S)
@@ -88,8 +88,7 @@ class Metrics:
         self.failures = Failures()
         self._sources.extend(self._tenants.all)
         self.counted.extend(self._tenants.all)
-        self.loop_lag_s = 0.0
-        self._config_hash = ""
+        self.loop_lag_s, self._config_hash = 0.0, ""
         self._level("event_loop_lag_seconds", "How late the event loop ran a timer, lately.", lambda: self.loop_lag_s)
         self._sources.append(
             Levels("penstock_config_info", "The settings in force.", ["hash"], lambda: [((self._config_hash,), 1.0)])
