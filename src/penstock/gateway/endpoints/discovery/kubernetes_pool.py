@@ -98,7 +98,8 @@ class _PoolWatch:
         self._source = source
         self._upstream = upstream
         self._found = found
-        self._spec: PoolSpec | None = None
+        self._read: PoolSpec | None = None
+        self._spec: PoolSpec | None = None  # the last one that is usable
         self._pods: Iterable[Pod] | None = None  # None: not listed yet
         self._pods_task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -142,11 +143,12 @@ class _PoolWatch:
         specs = [spec for _, spec in self._source.pools.read(listed)]
         if not listed:
             self._no_pool()
-        elif specs:
+        elif specs and specs[0] != self._read:  # gateways write a pool's status often
+            self._read = specs[0]
             self._use(specs[0])
 
     def _no_pool(self) -> None:
-        self._spec = None
+        self._read = self._spec = None
         self._forget_pods()
         self._begin(self._say_why())
         self._found([])
