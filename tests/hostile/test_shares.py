@@ -105,3 +105,38 @@ async def test_a_client_that_invents_keys_or_users_has_one_share_beside_another_
     for client in world.clients:
         client.hang_up()
     assert got["other"] / sum(got.values()) >= 0.45, got
+
+
+@pytest.mark.parametrize(
+    ("distinguish", "passed"), [(["address", "key", "user"], range(5)), ([], range(25, 200))], ids=["told apart", "off"]
+)
+async def test_on_the_first_day_a_flood_holds_up_no_other_client(
+    world: World, distinguish: list[str], passed: range
+) -> None:
+    """No tenant is configured, and nobody names one: the flood and the other client have API keys of their own.
+    How many requests of the flood's are sent while one of the other's waits?
+    """
+    engine = await world.engine(step_s=0.002, max_num_seqs=8)
+    await world.gateway(slots=8, identity={"distinguish": distinguish})
+
+    async def flood() -> None:
+        client = await world.client()
+        while True:
+            client.send(request(body=chat(tokens=20), headers={"authorization": "Bearer sk-flood"}))
+            await client.answer()
+
+    tasks = [asyncio.ensure_future(flood()) for _ in range(48)]
+    await world.until(lambda: world.picture().waiting >= 40 and len(engine.log.entries) >= 100)
+    waited = []
+    for n in range(9):
+        before = len(engine.log.entries)
+        headers = {"authorization": "Bearer sk-other", "x-request-id": f"other-{n}"}
+        assert (await world.ask(body=chat(tokens=2), headers=headers)).status == 200
+        sent = [entry.id for entry in list(engine.log.entries)[before:]]
+        waited.append(sent.index(f"other-{n}"))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for client in world.clients:
+        client.hang_up()
+    assert sorted(waited)[4] in passed, waited

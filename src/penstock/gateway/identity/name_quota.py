@@ -16,6 +16,7 @@ _READ_CHARACTERS_MAX = 65_536  # a field of the body may be as long as the body;
 _KEPT_CHARACTERS = 64
 _NOT_UTF8 = "\ufffd"
 _HASH_CHARACTERS = 16  # 64 bits: collisions cannot be found
+RECOUNT_S = 1.0  # the count of a minute's names changes little in it
 IDLE_S = 600.0  # longer than any request's wait, so a name keeps its flow while it has requests under way
 
 
@@ -59,6 +60,9 @@ class NameQuota:
     def __init__(self, limit: int) -> None:
         assert limit > 0
         self.limit = limit  #: may change; present names stay until idle
+        self._recount_s = 0.0  # when `lately` counts again,
+        self._counted = -1  # of so many names
+        self._lately = 0
         self._seen_s: OrderedDict[Hashable, float] = OrderedDict()  # the one not seen for longest comes first
 
     def __len__(self) -> int:
@@ -68,13 +72,14 @@ class NameQuota:
         return name in self._seen_s
 
     def lately(self, now: float, within_s: float) -> int:
-        """Returns how many names were seen within the last seconds."""
-        count = 0
-        for seen_s in reversed(self._seen_s.values()):
-            if now - seen_s > within_s:
-                break
-            count += 1
-        return count
+        """Returns how many names were seen within the last seconds; up to a second ago, unless there are others."""
+        if now >= self._recount_s or len(self._seen_s) != self._counted:
+            self._recount_s, self._counted, self._lately = now + RECOUNT_S, len(self._seen_s), 0
+            for seen_s in reversed(self._seen_s.values()):
+                if now - seen_s > within_s:
+                    break
+                self._lately += 1
+        return self._lately
 
     def admit(self, name: Hashable, now: float) -> bool:
         """Does the name count as itself?"""
