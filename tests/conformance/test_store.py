@@ -20,7 +20,19 @@ from penstock.batch.store.port import (
     TooManyKeysError,
 )
 from penstock.batch.store.sqlite import SqliteStore
-from penstock.batch.values import Batch, File, FileKind, Item, LineProblem, MadeKey, NewItem, Quota, Result
+from penstock.batch.values import (
+    Batch,
+    File,
+    FileKind,
+    Item,
+    LineProblem,
+    MadeKey,
+    NewItem,
+    Quota,
+    Result,
+    UsageAsked,
+    UsageRow,
+)
 from tests.batch import postgres
 
 CHUNK_BYTES = 64 * 1024
@@ -539,3 +551,71 @@ def test_a_schema_from_the_future_is_refused(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(StoreError, match="version 99"):
         SqliteStore(tmp_path)
+
+
+# --- who used what ------------------------------------------------------------------------------------------------
+
+HOUR = 500_000
+
+
+def a_use(*, hour: int = HOUR, tenant: str = "a", model: str = "m", user: str = "u", reason: str = "") -> UsageRow:
+    return UsageRow(hour, tenant, "k", user, model, "e", reason, 1, 10, 4, 5, 1, 2, 0.5, 1, 0.25)
+
+
+def used(store: Store, *by: str, since: int = 0, until: int = HOUR + 100, **only: str) -> list[UsageRow]:
+    return sorted(store.usage(UsageAsked(since, until, frozenset(by), **only)), key=str)
+
+
+def test_equal_rows_of_the_ledger_add_up(store: Store) -> None:
+    store.add_usage("w", 1, [a_use(), a_use(user="v")], T)
+    store.add_usage("w", 2, [a_use()], T)
+    store.add_usage("another", 1, [a_use(user="v")], T)
+    assert used(store, "user") == [
+        UsageRow(0, "", "", name, "m", "", "", 2, 20, 8, 10, 2, 4, 1.0, 2, 0.5) for name in ("u", "v")
+    ]
+    assert used(store, "hour", "tenant", "key", "endpoint") == [
+        UsageRow(HOUR, "a", "k", "", "m", "e", "", 4, 40, 16, 20, 4, 8, 2.0, 4, 1.0)
+    ]
+
+
+def test_an_addition_to_the_ledger_that_is_repeated_counts_once(store: Store) -> None:
+    for number in (1, 1, 2, 1, 2):
+        store.add_usage("w", number, [a_use()], T)
+    assert [row.requests for row in used(store)] == [2]
+
+
+def test_the_ledger_is_asked_by_time_and_caller(store: Store) -> None:
+    hours = [HOUR // 24 * 24 + hour for hour in (0, 23, 24)]
+    store.add_usage("w", 1, [a_use(hour=hour) for hour in hours], T)
+    store.add_usage("w", 2, [a_use(hour=hours[0], tenant="b", user="v")], T)
+    assert [(row.hour, row.requests) for row in used(store, "day")] == [(hours[0], 3), (hours[2], 1)]
+    assert [row.requests for row in used(store, since=hours[1], until=hours[2])] == [1]
+    assert [row.requests for row in used(store, tenant="a")] == [3]
+    assert [row.requests for row in used(store, tenant="b", user="v", key="k")] == [1]
+    assert used(store, tenant="b", user="u") == []
+
+
+def test_reasons_and_models_of_the_ledger_stay_apart(store: Store) -> None:
+    store.add_usage("w", 1, [a_use(), a_use(reason="queue_full"), a_use(model="n")], T)
+    assert [(row.model, row.reason) for row in used(store)] == [("m", ""), ("m", "queue_full"), ("n", "")]
+
+
+def test_old_rows_of_the_ledger_are_erased_by_steps(store: Store) -> None:
+    store.add_usage("w", 1, [a_use(hour=hour) for hour in range(HOUR, HOUR + 1_200)], T)
+    steps = 0
+    while store.purge_usage(HOUR + 1_100, T):
+        steps += 1
+    assert steps == 3
+    assert len(used(store, "hour", until=HOUR + 2_000)) == 100
+
+
+def test_the_ledger_survives_a_restart(opening: Opening, kind: str) -> None:
+    if kind == "memory":
+        pytest.skip("memory is not kept, which is the point of it")
+    store = opening()
+    store.add_usage("w", 1, [a_use()], T)
+    store.close()
+    store = opening()
+    store.add_usage("w", 1, [a_use()], T)
+    assert [row.requests for row in used(store)] == [1]
+    store.close()

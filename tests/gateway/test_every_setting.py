@@ -85,6 +85,8 @@ HELD_BY: dict[str, str] = {
     "models.<name>.prices.prompt": PRICES,
     "models.<name>.prices.cached_prompt": HERE + "test_cached_prompt_tokens_have_their_own_price",
     "models.<name>.prices.completion": PRICES,
+    "usage.keep": "ledger::test_rows_are_kept_as_long_as_the_settings_say",
+    "usage.prices.<name>.*": "usage::test_costs_are_the_operators_own_and_follow_a_reload",
     "queue.enabled": "gateway::test_with_queueing_off_nothing_waits_and_slots_do_not_limit",
     "queue.max_requests": WAITING,
     "queue.max_bytes": WAITING,

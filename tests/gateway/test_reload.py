@@ -392,6 +392,7 @@ EVERYTHING: list[dict[str, Any]] = [
             "prefix_chunk": 99,
         },
         "retry": {"max_attempts": 9, "budget": 0.9},
+        "usage": {"keep": 3600, "prices": {"gpt": {"prompt": 1, "cached_prompt": 0.1, "completion": 2}}},
         "health": {
             "probe_interval": 9,
             "eject_after": 9,
@@ -531,7 +532,7 @@ def written(document: Any, prefix: str = "") -> Iterator[str]:
     """The settings in a document, as paths."""
     if isinstance(document, dict):
         for key, value in document.items():
-            name = "<name>" if prefix == "models" else key
+            name = "<name>" if prefix in ("models", "usage.prices") else key
             yield from written(value, f"{prefix}.{name}" if prefix else name)
     elif isinstance(document, list) and document and isinstance(document[0], dict):
         for item in document:

@@ -169,3 +169,35 @@ class Quota(msgspec.Struct, frozen=True):
     bytes: int
     batches: int  #: open ones
     items: int  #: of all its open batches together
+
+
+class UsageRow(msgspec.Struct, frozen=True, gc=False):
+    """Requests of one kind that ended in one hour: who sent them, where they went, how they ended, and their use."""
+
+    hour: int  #: Unix time in hours
+    tenant: str
+    key: str  #: the key's name; "": without a key of ours
+    user: str
+    model: str
+    endpoint: str  #: "": none was asked
+    reason: str  #: of requests without a whole answer; "": answered
+    requests: int
+    prompt_tokens: int  #: as engines reported, cached ones included
+    cached_tokens: int
+    completion_tokens: int
+    unreported: int  #: requests whose answer had no usage
+    estimated_tokens: int  #: completion tokens of these, as seen
+    lease_s: float  #: seconds at engines
+    waits: int  #: requests that were queued
+    wait_s: float  #: seconds in the queue
+
+
+class UsageAsked(msgspec.Struct, frozen=True):
+    """A question to the ledger: sums from hour `since` to hour `until`, which is not included."""
+
+    since: int
+    until: int
+    by: frozenset[str]  #: names of fields that are kept apart, and `day`
+    tenant: str | None = None  #: only this one
+    key: str | None = None
+    user: str | None = None

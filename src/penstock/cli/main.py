@@ -211,6 +211,13 @@ _COMMANDS = {
         "cli.operator",
         examples="top; top --once",
     ),
+    "usage": _Command(
+        "show who used what",
+        "cli.usage",
+        "Show requests, tokens, seconds and waits per tenant, key, user, model, endpoint, hour or day, at your own "
+        "prices (docs/usage.md).",
+        examples="usage; usage --from 7d --by day,tenant --csv",
+    ),
     "batch": _Command(
         "run files of requests on idle engines",
         "cli.batch",

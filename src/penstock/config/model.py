@@ -19,7 +19,7 @@ from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
 from penstock.config.sections.endpoint_tls import EndpointTls
 from penstock.config.sections.locality import Instance, KvEvents
 from penstock.config.sections.models import ModelSection
-from penstock.config.sections.operation import Admin, AutoscaleSection, Log, Tracing
+from penstock.config.sections.operation import Admin, AutoscaleSection, Log, Tracing, UsageSection
 from penstock.config.sections.policies import OrderingName, OrderingNameOrEmpty
 from penstock.config.sections.routing import RoutingSection
 from penstock.config.sections.section import Section, setting
@@ -364,6 +364,7 @@ class Settings(Section):
         "or `~/.local/state/penstock`.",
     )
     batch: BatchSection = BatchSection()
+    usage: UsageSection = UsageSection()
     log: Log = Log()
     tracing: Tracing = Tracing()
 
@@ -388,6 +389,11 @@ class Settings(Section):
         """The share of all clients without a key, in either of its two spellings."""
         listed = next((tenant for tenant in self.tenants if tenant.name == ANONYMOUS), None)
         return self.identity.anonymous if listed is None else Anonymous(weight=listed.weight, limits=listed.limits)
+
+    @property
+    def keeps_usage(self) -> bool:
+        """True if there is a ledger of use: it needs a store."""
+        return self.batch.has_store and self.usage.keep > 0
 
     @property
     def listen_address(self) -> tuple[str, int]:

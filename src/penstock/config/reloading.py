@@ -70,6 +70,7 @@ RULES: dict[str, Rule] = {
     "admin": Rule("at once; pages that were opened with an old token stay until they are closed"),
     "admin.listen": Rule("the socket is bound once", restarts=True),
     "state_dir": Rule("its files are written at start", restarts=True),
+    "usage": Rule("at once: rows older than `keep` are erased, and costs are those of the present prices"),
     "batch": Rule("the store is opened once, and batches under way keep to its limits", restarts=True),
 }
 

@@ -54,6 +54,8 @@ from penstock.gateway.queueing import queueing
 from penstock.gateway.reload import Reload
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
+from penstock.gateway.usage.book import UsageBook
+from penstock.gateway.usage.report import UsageReport
 from penstock.http.server.server import Handler, HttpServer
 
 if TYPE_CHECKING:
@@ -66,7 +68,8 @@ class Parts:
     cluster: GatewayCluster | None = None  #: None: this one process carries all requests
     batch: BatchService | None = None  #: None: no files and batches
     book: KeyBook | None = None  #: None: no keys are issued
-    store: StoreThread | None = None  #: of batches and issued keys
+    usage: UsageBook | None = None  #: None: no ledger of use
+    store: StoreThread | None = None  #: of batches, issued keys and the ledger
 
     def __init__(self, settings: Settings, read: Callable[[], Settings] | None = None) -> None:  # noqa: PLR0915  (a list)
         """Call on a running event loop. `read` gives the settings again, for a reload; without it they stay."""
@@ -88,8 +91,10 @@ class Parts:
         rules = RuleBook(callers.objectives.know, catalog.know)
         self.affinities = affinities = Affinities(_prefix_seed(settings))
         heartbeats = Heartbeats(driver)
-        if settings.batch.enabled or settings.identity.made_keys:
+        if settings.batch.has_store:
             self.store = store_thread(settings.batch)
+            self.usage = UsageBook(self.store, metrics.usage, clock.wall)
+            metrics.add_sources([self.usage])
         if self.store is not None and settings.identity.made_keys:
             self.book = KeyBook(self.store, callers.made)
         self.reporting = Reporting(metrics.dropped_lines)
@@ -173,7 +178,7 @@ class Parts:
         self.reload = Reload(
             settings,
             read or (lambda: settings),
-            (*reads_requests, *reports, *decides, *(() if self.cluster is None else (self.cluster,))),
+            (*reads_requests, *reports, *decides, *(part for part in (self.cluster, self.usage) if part is not None)),
             certificate=self.certificate,
             discovery=SettingsSources(self.discovery, os.environ, rules),
             metrics=metrics,
@@ -183,7 +188,8 @@ class Parts:
         self.watch = Watch(driver, events, self._facts(requests))
         keys = KeyVerbs(self.book, lambda: self.reload.settings, clock.wall)
         steering = (EndpointVerbs(endpoints, driver), requests, TenantVerbs(driver, callers, orders), keys)
-        for verbs in (Pages(), self.watch, *steering, ReloadVerb(self.reload)):
+        usage = UsageReport(self.usage, lambda: self.reload.settings, clock.wall)
+        for verbs in (Pages(), self.watch, *steering, ReloadVerb(self.reload), usage):
             verbs.add_to(routes)
 
     def _facts(self, requests: RequestVerbs) -> GatewayFacts:

@@ -78,6 +78,8 @@ class Gateway(Parts):
             self.book.start()
         if self.batch is not None:
             self.batch.start()
+        if self.usage is not None:
+            self.usage.start()
         forever = (self._measure_lag(), self.watch.run(), self.autoscale.run())
         self._tasks = [loop.create_task(work) for work in forever]
         await asyncio.gather(self.callers.tokens.start(), self.endpoints.looked_at(FIRST_LOOK_S))
@@ -176,8 +178,6 @@ class Gateway(Parts):
             await self.book.close()
         if self.batch is not None:
             await self.batch.close()
-        if self.store is not None:
-            await self.store.close()
         if self.cluster is not None:
             await self.cluster.close(CLOSE_TIMEOUT_S)
         self.callers.tokens.close()
@@ -188,6 +188,10 @@ class Gateway(Parts):
         self.endpoints.disconnect()
         self.driver.close()
         await self.reporting.close()
+        if self.usage is not None:
+            await self.usage.close()
+        if self.store is not None:
+            await self.store.close()
         self.own_token.remove()
         logger.info("stopped")
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from penstock.share.messages import PROTOCOL, Arrived, Finished, Hello
 from tests.gateway.conftest import Client, World, chat, request
 from tests.gateway.proxy.test_stored_answers import keepers, made, stored
 from tests.gateway.workers.beside import WorkerBeside
+from tests.patience import WAIT_S, looks
 
 HUNG_S = 30.0
 
@@ -123,6 +125,19 @@ async def test_counts_are_sums(world: World) -> None:
     assert await world.metric("penstock_tokens_total", kind="completion") == 12
     assert await world.metric("penstock_dispatches_total") == 3
     assert await world.metric("penstock_edge_up") == 2
+
+
+async def test_use_is_counted_by_the_worker_that_serves_and_added_once(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    await world.gateway(workers=2, batch={"data": str(tmp_path)})
+    for name in (FIRST, SECOND, SECOND):
+        assert (await (await at(world, name, tokens=4)).answer()).status == 200
+    async for _ in looks(WAIT_S):
+        total = (await world.ask("GET", "/admin/usage")).json()["total"]
+        if total["requests"] == 3:
+            break
+    assert (total["answered"], total["completion_tokens"], total["unreported"]) == (3, 12, 0)
+    assert total["prompt_tokens"] == sum(entry.prompt_tokens for entry in world.seen())
 
 
 async def test_an_answer_that_is_kept_is_found_by_whichever_worker_is_asked(world: World) -> None:

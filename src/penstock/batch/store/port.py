@@ -1,4 +1,4 @@
-"""The interface of a store of files, batches and issued keys, and its errors.
+"""The interface of a store of files, batches, issued keys and the ledger of use, and its errors.
 
 A store is synchronous and belongs to one thread (`thread.py`). Each method is one transaction: when it returns, its
 changes survive a `kill -9` and, with SQLite and PostgreSQL, a power cut; when it raises, nothing was changed. Every
@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from penstock.batch.states import BatchEvent, ItemState
-from penstock.batch.values import Batch, File, Item, LineProblem, MadeKey, NewItem, Quota, Result
+from penstock.batch.values import Batch, File, Item, LineProblem, MadeKey, NewItem, Quota, Result, UsageAsked, UsageRow
 
 CHUNK_BYTES = 64 * 1024  # an item is read with the chunks it lies in: larger chunks would bring mostly other items
 PAGE_LINES = 16  # results read at once: each may be as large as an answer
 KEYS_MAX = 10_000  # issued and not revoked: all are read at once, and kept in each process
+USAGE_MAX = 20_000  # rows of the ledger in one answer
 STEP_ROWS = 500  # rows that one step of a long change concerns: a step takes a few milliseconds
 
 
@@ -171,3 +172,19 @@ class Store(Protocol):
 
         None if that change is `seen`, which an earlier call returned.
         """
+
+    # --- who used what ----------------------------------------------------------------------------------------
+
+    def add_usage(self, writer: str, number: int, rows: Sequence[UsageRow], now: float) -> None:
+        """Add `rows` to the ledger. Nothing is added if the `writer` has added this `number` already.
+
+        So an addition whose answer was lost is repeated without being counted twice. Numbers grow.
+        """
+
+    def usage(self, asked: UsageAsked) -> list[UsageRow]:
+        """Returns sums, one row for each model and reason of what was asked for, in no order. At most `USAGE_MAX` and
+        one: then there may be more.
+        """
+
+    def purge_usage(self, before: int, now: float) -> bool:
+        """Erase some rows of hours before `before`. Returns True if there may be more to erase."""

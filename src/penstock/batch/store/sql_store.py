@@ -16,18 +16,34 @@ from penstock.batch.store.port import (
     KEYS_MAX,
     PAGE_LINES,
     STEP_ROWS,
+    USAGE_MAX,
     InUseError,
     NameTakenError,
     QuotaError,
     StoreError,
     TooManyKeysError,
 )
-from penstock.batch.values import Batch, File, FileKind, FileState, Item, LineProblem, MadeKey, NewItem, Quota, Result
+from penstock.batch.values import (
+    Batch,
+    File,
+    FileKind,
+    FileState,
+    Item,
+    LineProblem,
+    MadeKey,
+    NewItem,
+    Quota,
+    Result,
+    UsageAsked,
+    UsageRow,
+)
 
 KEEP_S = 30 * 86_400.0  # ended batches stay in lists this long, after their files are gone
 UPLOAD_S_MAX = 86_400.0  # an older upload, of no runner that we know, was cut off with its gateway
 FAR_S = 86_400.0  # a claim that is good for longer than this was made before the clock was set back
 ERASED_CHUNKS = 64
+DAY_HOURS, ALL_HOURS = 24, 10**9
+WRITERS_S = 7 * 86_400.0  # a gateway that has added nothing for so long has no addition under way
 _ENDS = (BatchEvent.ALL_ENDED, BatchEvent.WINDOW_OVER, BatchEvent.STOPPED)
 
 
@@ -337,6 +353,43 @@ class SqlStore:
     def _keys_changed(self) -> None:
         self.database.run("keys_changed", last=secrets.token_hex(8))
 
+    # --- who used what ----------------------------------------------------------------------------------------
+
+    def add_usage(self, writer: str, number: int, rows: Sequence[UsageRow], now: float) -> None:
+        # Always in one order, so that two gateways never wait for each other's rows.
+        values = [msgspec.structs.asdict(row) for row in sorted(rows, key=_place)]
+        with self.database.transaction():
+            if self.database.run("next_usage", writer=writer, number=number, now=now):
+                self.database.run_many("add_usage", values)
+
+    def usage(self, asked: UsageAsked) -> list[UsageRow]:
+        by = asked.by
+        hours = 1 if "hour" in by else DAY_HOURS if "day" in by else ALL_HOURS
+        rows = self.database.rows(
+            "usage",
+            hours=hours,
+            **{f"by_{name}": int(name in by) for name in ("tenant", "key", "user", "endpoint")},
+            since=asked.since,
+            until=asked.until,
+            any_tenant=int(asked.tenant is None),
+            tenant=asked.tenant or "",
+            any_key=int(asked.key is None),
+            key=asked.key or "",
+            any_user=int(asked.user is None),
+            user=asked.user or "",
+            limit=USAGE_MAX + 1,
+        )
+        return [UsageRow(*row) for row in rows]
+
+    def purge_usage(self, before: int, now: float) -> bool:
+        with self.database.transaction():
+            self.database.run("forget_usage_writers", before=now - WRITERS_S)
+            row = self.database.row("old_usage", before=before, limit=STEP_ROWS)
+            if row is None or row[0] is None:
+                return False
+            self.database.run("erase_usage", hour=row[0])
+            return True
+
     # --- within a transaction ---------------------------------------------------------------------------------
 
     def _to_change(self, batch: str) -> Batch | None:
@@ -398,3 +451,7 @@ class _Sum:
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def _place(row: UsageRow) -> tuple[int, str, str, str, str, str, str]:
+    return row.hour, row.tenant, row.key, row.user, row.model, row.endpoint, row.reason

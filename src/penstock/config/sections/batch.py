@@ -27,7 +27,8 @@ class BatchLimits(Section):
 class BatchSection(Section):
     """OpenAI's files and batches API. Their requests run in the lowest band.
 
-    `data` enables them, or `url` with `store: postgres`. Issued keys (`identity.made_keys`) are stored there too.
+    `data` enables them, or `url` with `store: postgres`. Issued keys (`identity.made_keys`) and the ledger of use
+    (`usage`) are stored there too.
     """
 
     data: values.OptionalFile = setting(
@@ -40,7 +41,7 @@ class BatchSection(Section):
         None, "With `store: postgres`: `postgresql://user:password@host/database`. Never logged or shown."
     )
     serve: values.Bool = setting(
-        default=True, meaning="`false`: the store holds issued keys only; no files and batches."
+        default=True, meaning="`false`: the store holds issued keys and the ledger only; no files and batches."
     )
     keep: values.Duration = setting(30 * 86_400.0, "Default retention of files.", ge=3600)
     claim_timeout: values.Duration = setting(

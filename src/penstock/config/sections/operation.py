@@ -1,4 +1,4 @@
-"""Operation: admin access, autoscaling signals, logs and traces."""
+"""Operation: admin access, autoscaling signals, the ledger of use, logs and traces."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from penstock.config import values
 from penstock.config.address import endpoint_url
 from penstock.config.sections.section import Section, setting
 
+PRICED_MAX = 1_000
+ANY_MODEL = "*"
 OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.ValueKind("URL")]
 
 
@@ -50,6 +52,25 @@ class AutoscaleSection(Section):
     saturation: values.Number = setting(0.85, "The target share of slots in use.", gt=0, le=1)
     start: values.Duration = setting(60.0, "The start time of an engine: load is forecast this far ahead.", ge=0)
     keep: values.Duration = setting(300.0, "How long a higher number is kept.", ge=0)
+
+
+class TokenPrices(Section):
+    """Prices of a million tokens of a model, in any currency. `*` stands for all models that are not listed."""
+
+    prompt: values.Number = setting(0.0, "Per million prompt tokens.", ge=0)
+    cached_prompt: values.OptionalNumber = setting(
+        None, "Per million of them that were cached. Default: the same.", ge=0
+    )
+    completion: values.Number = setting(0.0, "Per million generated tokens.", ge=0)
+
+
+class UsageSection(Section):
+    """The ledger of use (docs/usage.md), kept in the store of `batch`."""
+
+    keep: values.Duration = setting(90 * 86_400.0, "How long its rows are kept, by the hour. 0: no ledger.", ge=0)
+    prices: Annotated[dict[values.ModelName, TokenPrices], BeforeValidator(values.items(0, PRICED_MAX))] = setting(
+        {}, ""
+    )
 
 
 class Log(Section):

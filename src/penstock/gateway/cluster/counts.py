@@ -12,7 +12,7 @@ from penstock.gateway.telemetry.metrics import Metrics
 from penstock.share.messages import Counted
 
 Row = tuple[int, list[str], list[float]]
-FAILURES = -1  # stands for failures by tenant, which are no series
+FAILURES, USAGE = -1, -2  # stand for failures by tenant and rows of the ledger of use, which are no series
 
 
 class CountsTaker:
@@ -38,7 +38,16 @@ class CountsTaker:
                 if any(added):
                     rows.append((number, list(labels), added))
         rows += [(FAILURES, labels, values) for labels, values in self._metrics.failures.told()]
+        rows += self._usage()
         return Counted(rows) if rows else None
+
+    def take_usage(self) -> Counted | None:
+        """Returns the use since the last report; None: there is none."""
+        rows = self._usage()
+        return Counted(rows) if rows else None
+
+    def _usage(self) -> list[Row]:
+        return [(USAGE, labels, values) for labels, values in self._metrics.usage.told()]
 
 
 def add(metrics: Metrics, rows: Iterable[Row]) -> None:
@@ -47,5 +56,7 @@ def add(metrics: Metrics, rows: Iterable[Row]) -> None:
     for number, labels, values in rows:
         if number == FAILURES:
             metrics.failures.add(labels, values)
+        elif number == USAGE:
+            metrics.usage.add(labels, values)
         elif 0 <= number < len(counted):
             counted[number].add(tuple(labels), values)

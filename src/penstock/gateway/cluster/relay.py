@@ -37,7 +37,7 @@ _ALIVE = ("/health", "/healthz", "/livez")
 _QUEUE: Final = "/queue"
 _OF_GROUP = (_QUEUE, "/autoscale", "/admin")
 _PREFIXES_OF_GROUP = ("/autoscale/", "/admin/")
-_OF_ONE = ("/admin/reload",)  # of each gateway, leader or not
+_OF_ONE = ("/admin/reload", "/admin/usage")  # of each gateway, leader or not: its settings, its store
 _ONE_HOP: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
 )

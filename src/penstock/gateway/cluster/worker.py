@@ -81,6 +81,7 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.1  # between reports of endpoints whose answers grow
 TICKS_PER_STANDING = 10
+TICKS_PER_USAGE = 2  # a worker that is killed loses so much of the ledger of use
 HEARTBEATS_AHEAD_S = heartbeat.TICK_S  # positions are asked for one tick before they are sent to clients
 ACCEPTS_MAX = 4  # connections in one turn; with more, the first worker to wake takes them all
 
@@ -301,6 +302,8 @@ class Worker:
         self._edge.moved(self.targets.moved(), now=now)
         if self._ticks % TICKS_PER_STANDING == 0 or self.driver.draining:
             self._report(now)
+        elif self._ticks % TICKS_PER_USAGE == 0 and (use := self._counts.take_usage()) is not None:
+            self._home.say(use)
         self._ticks += 1
 
     def _report(self, now: float) -> None:

@@ -28,6 +28,7 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     weight_inside: float = 1.0  #: within that part
     rights: Rights | None = None  #: its key's bounds; None: none but its tenant's
     time_per_output_token_s: float | None = None  #: endpoints that are slower now are its second choice
+    key: str = ""  #: the name of its key; "": it has none of ours
     band_unknown: str = ""  #: it asked for a band by a name that none has, and for no other
 
     @property
@@ -99,3 +100,4 @@ class Key(msgspec.Struct, frozen=True):
     rights: Rights | None = None  #: its bounds
     expires_at: float | None = None  #: Unix time; None: never
     claims: Claims | None = None  #: the claims of a token that was valid when checked
+    name: str = ""  #: in lists and in the ledger of use

@@ -102,7 +102,7 @@ class Callers:
         self._part_weight = anonymous.weight if self._part else 1.0
         self._tenants = {tenant.name: self._known(tenant, identity.max_dynamic) for tenant in settings.tenants}
         known = [
-            Key(digest(key.hash), self._tenants[tenant.name], user_of(key), rights_of(key), key.expires)
+            _key(key.hash, self._tenants[tenant.name], named(key), rights_of(key), key.expires)
             for tenant in settings.tenants
             for key in tenant.keys
         ]
@@ -119,7 +119,7 @@ class Callers:
     def _look_keys_up(self) -> None:
         """Know all keys there are. One that the settings have, too, is the one of the settings."""
         made = [
-            Key(digest(row.hash), owner, f"key:{row.name}", read(row.rights), row.expires_at)
+            _key(row.hash, owner, row.name, read(row.rights), row.expires_at)
             for row in self._made or ()
             if (owner := self._tenants.get(row.tenant)) is not None
         ]
@@ -218,6 +218,7 @@ class Callers:
             part=tenant.part,
             weight_inside=tenant.weight_inside,
             rights=None if key is None else key.rights,
+            key="" if key is None else key.name,
             band_unknown=unknown,
         )
 
@@ -424,9 +425,14 @@ def digest(its_hash: str) -> bytes:
     return bytes.fromhex(its_hash.removeprefix(HASH_PREFIX))
 
 
-def user_of(key: TenantKey) -> str:
-    """Returns a key's default user: its name, or the beginning of its hash."""
-    return f"key:{key.name or key.hash.removeprefix(HASH_PREFIX)[:12]}"
+def named(key: TenantKey) -> str:
+    """Returns the name of a key of the settings: its own, or the beginning of its hash."""
+    return key.name or key.hash.removeprefix(HASH_PREFIX)[:12]
+
+
+def _key(its_hash: str, owner: TenantProfile, name: str, rights: Rights | None, expires_at: float | None) -> Key:
+    """Returns a known key. Its default user is the key itself."""
+    return Key(digest(its_hash), owner, f"key:{name}", rights, expires_at, name=name)
 
 
 def core_limits(limits: TenantLimits) -> Limits | None:

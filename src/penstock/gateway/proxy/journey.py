@@ -511,6 +511,11 @@ class QueuedJourney(Relay):
         return lease
 
     @property
+    def usage(self) -> Usage | None:
+        """The usage that its engine reported, if any."""
+        return self._usage
+
+    @property
     def tokens(self) -> int:
         """The completion tokens reported, or seen so far."""
         return self._answer.tokens if self._usage is None else self._usage.completion_tokens
@@ -538,6 +543,8 @@ class QueuedJourney(Relay):
         self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
         self._unwatch()
         self._heartbeats = None
+        if self._committed and self._usage is None and reason is not None:
+            self._usage = self._answer.usage()  # an answer that breaks off may have reported it
         self._metrics.ended(self, outcome, reason)
         if self._trace is not None:
             status, usage = self.exchange.status, self._usage

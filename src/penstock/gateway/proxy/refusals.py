@@ -86,6 +86,7 @@ class Refusals:
         """Count it, for its tenant if it has a valid key."""
         key = exchange.note if exchange is not None else None
         if isinstance(key, Key):
-            self._metrics.refused(reason, tenant=key.owner.name, label=key.owner.label)
+            owner = key.owner
+            self._metrics.refused(reason, tenant=owner.name, label=owner.label, key=key.name, user=key.user)
         else:
             self._metrics.refused(reason)

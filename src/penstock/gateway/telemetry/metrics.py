@@ -23,6 +23,7 @@ from penstock.gateway.telemetry.llm_d import LlmD
 from penstock.gateway.telemetry.production_stack import ProductionStack
 from penstock.gateway.telemetry.series import OTHER, SERIES_MAX, Count, Counter, Histogram, HistogramSeries
 from penstock.gateway.telemetry.tenants import TenantSeries
+from penstock.gateway.usage.ledger import UseCounts
 
 if TYPE_CHECKING:
     from penstock.gateway.identity.caller import Caller
@@ -86,6 +87,7 @@ class Metrics:
         self._pace = histogram("time_per_output_token_seconds", text, by_band, _PACES_S)
         self._tenants = TenantSeries()
         self.failures = Failures()
+        self.usage = UseCounts()
         self._sources.extend(self._tenants.all)
         self.counted.extend(self._tenants.all)
         self.loop_lag_s, self._config_hash = 0.0, ""
@@ -117,6 +119,7 @@ class Metrics:
     def follow(self, settings: Settings) -> None:
         """Count by the bands and tenants of these settings. Counts stay, except those of removed tenants."""
         self._tenants.follow(settings)
+        self.usage.follow(settings)
         self._bands[:] = [band.name for band in settings.bands]
         self._models_max = min(MODELS_MAX, MODEL_LINES_MAX // (_LINES_PER_BAND * len(self._bands)))
         for band in self._bands:
@@ -210,14 +213,16 @@ class Metrics:
         """A request that a model could not take goes to the next of its fallbacks. Both are names of the settings."""
         self._fallbacks.labels(model, to).inc()
 
-    def refused(self, reason: Reason, *, tenant: str = "", label: str = OTHER) -> None:
-        """A request that never reached the scheduler. `tenant`: if known by then."""
+    def refused(self, reason: Reason, *, tenant: str = "", label: str = OTHER, key: str = "", user: str = "") -> None:
+        """A request that never reached the scheduler. `tenant`, `key` and its `user`: if known by then."""
         self._requests.labels(OTHER, "", Outcome.REJECTED, reason).inc()
         self._rejections.labels(reason).inc()
         if reason in self._alias_rejections:
             self._alias_rejections[reason].inc()
         self._tenants.ended(label, Outcome.REJECTED, reason)
         self.failures.note(tenant, "", Outcome.REJECTED, reason)
+        if key and self.usage.on:
+            self.usage.refused(tenant, key, user, reason)
 
     def passed(self, model: str, caller: Caller, endpoint: str, outcome: Outcome, reason: Reason | None) -> None:
         """A request that needed no turn ended."""
@@ -242,6 +247,11 @@ class Metrics:
         if journey.first_s is not None and journey.request.streamed:
             line.ttft.observe(journey.first_s - journey.started_s)
             self._tenants.first_token(caller.tenant_label, journey.first_s - journey.started_s)
+
+        if self.usage.on:
+            # Clients choose names of models, so one that nobody answers for is not kept.
+            model, is_real = journey.request.model, journey.first_s is not None and journey.exchange.status < 400
+            self.usage.ended(journey, model if is_real else self.model_label(model), reason)
 
     def answering(self, journey: QueuedJourney) -> None:
         """A stream began."""
@@ -273,7 +283,7 @@ class Metrics:
             self._tokens.labels(model, "cached_prompt").inc(cached)
         if completion:
             self._tokens.labels(model, "completion").inc(completion)
-        self._tenants.served(journey.caller.tenant_label, prompt + completion)
+        self._tenants.served(journey.caller.tenant_label, model, usage, tokens_seen)
         if self._with_stack:
             self._stack.used(journey.endpoint, prompt, cached)
         if journey.request.streamed and journey.first_s is not None and completion > 1:

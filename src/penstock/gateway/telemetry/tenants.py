@@ -1,4 +1,4 @@
-"""Series by tenant: ends and reasons, waits, times to first tokens, tokens.
+"""Series by tenant: ends and reasons, waits, times to first tokens, tokens, also by model and kind.
 
 Labels are the tenants of the settings, `TENANTS_MAX` of them; all others are `other`, as are requests refused before
 their tenant is known. Times have fewer bounds here than elsewhere: some 25 lines a tenant in all, and one
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Outcome, Reason
+from penstock.core.values.request import Usage
 from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
 
 TENANTS_MAX = 1_000  # tenant labels; more are `other`
@@ -26,11 +27,21 @@ class _TenantLine(NamedTuple):
     service: Count
 
 
+class _TokenLine(NamedTuple):
+    """The series of a tenant's tokens of one model, looked up once."""
+
+    prompt: Count
+    cached: Count
+    completion: Count
+    estimated: Count
+
+
 class TenantSeries:
     """All series with a tenant."""
 
     def __init__(self) -> None:
         self._lines: dict[str, _TenantLine] = {}
+        self._token_lines: dict[tuple[str, str], _TokenLine] = {}
         self._requests = Counter(
             "penstock_tenant_requests", "Requests of each tenant that ended.", ["tenant", "outcome", "reason"]
         )
@@ -47,7 +58,12 @@ class TenantSeries:
             bounds=_TIMES_S,
         )
         self._service = Counter("penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"])
-        self.all: tuple[Counter | Histogram, ...] = (self._requests, self._wait, self._ttft, self._service)
+        text = "Tokens of each tenant and model; `estimated`: of answers without usage."
+        self._tokens = Counter("penstock_tenant_tokens", text, ["tenant", "model", "kind"])
+        self.all: tuple[Counter | Histogram, ...] = (
+            *(self._requests, self._wait, self._ttft, self._service),
+            self._tokens,
+        )
 
     def follow(self, settings: Settings) -> None:
         """Count by these tenants. Counts of removed ones go."""
@@ -55,6 +71,7 @@ class TenantSeries:
         if gone := self._lines.keys() - set(names):
             for series in self.all:
                 series.forget(gone)
+        self._token_lines.clear()
         self._lines = {name: self._line(name) for name in names}
 
     def ended(self, tenant: str, outcome: Outcome, reason: Reason | None, *, waited_s: float | None = None) -> None:
@@ -72,9 +89,25 @@ class TenantSeries:
         """A stream began."""
         (self._lines.get(tenant) or self._lines[OTHER]).ttft.observe(after_s)
 
-    def served(self, tenant: str, tokens: int) -> None:
-        """A tenant's prompt was read, or its answer written."""
-        (self._lines.get(tenant) or self._lines[OTHER]).service.inc(tokens)
+    def served(self, tenant: str, model: str, usage: Usage | None, seen: int) -> None:
+        """An answer is complete. `seen`: its tokens, if the engine reported no usage."""
+        label = tenant if tenant in self._lines else OTHER
+        tokens = self._token_lines.get((label, model)) or self._token_line(label, model)
+        if usage is None:
+            self._lines[label].service.inc(seen)
+            tokens.estimated.value += seen
+        else:
+            self._lines[label].service.inc(usage.prompt_tokens + usage.completion_tokens)
+            tokens.prompt.value += usage.prompt_tokens
+            tokens.cached.value += usage.cached_tokens
+            tokens.completion.value += usage.completion_tokens
+
+    def _token_line(self, tenant: str, model: str) -> _TokenLine:
+        kinds = ("prompt", "cached_prompt", "completion", "estimated")
+        line = self._token_lines[tenant, model] = _TokenLine(
+            *[self._tokens.labels(tenant, model, kind) for kind in kinds]
+        )
+        return line
 
     def _line(self, name: str) -> _TenantLine:
         return _TenantLine(

@@ -196,3 +196,49 @@ UPDATE key_changes SET last = :last
 
 -- name: key_changes
 SELECT last FROM key_changes
+
+-- name: next_usage
+-- Changes no row if this addition, or a later one, was made already.
+INSERT INTO usage_writers (writer, number, at) VALUES (:writer, :number, :now)
+ON CONFLICT (writer) DO UPDATE SET number = excluded.number, at = excluded.at
+WHERE usage_writers.number < excluded.number
+
+-- name: add_usage
+INSERT INTO usage VALUES (:hour, :tenant, :key, :user, :model, :endpoint, :reason, :requests, :prompt_tokens,
+  :cached_tokens, :completion_tokens, :unreported, :estimated_tokens, :lease_s, :waits, :wait_s)
+ON CONFLICT (hour, tenant, key, user_name, model, endpoint, reason) DO UPDATE SET
+  requests = usage.requests + excluded.requests,
+  prompt_tokens = usage.prompt_tokens + excluded.prompt_tokens,
+  cached_tokens = usage.cached_tokens + excluded.cached_tokens,
+  completion_tokens = usage.completion_tokens + excluded.completion_tokens,
+  unreported = usage.unreported + excluded.unreported,
+  estimated_tokens = usage.estimated_tokens + excluded.estimated_tokens,
+  lease_s = usage.lease_s + excluded.lease_s,
+  waits = usage.waits + excluded.waits,
+  wait_s = usage.wait_s + excluded.wait_s
+
+-- name: usage
+-- Sums over the parts that are not asked for. `hours`: 1, 24, or more than there are.
+SELECT hour / :hours * :hours,
+  CASE WHEN :by_tenant = 1 THEN tenant ELSE '' END,
+  CASE WHEN :by_key = 1 THEN key ELSE '' END,
+  CASE WHEN :by_user = 1 THEN user_name ELSE '' END,
+  model,
+  CASE WHEN :by_endpoint = 1 THEN endpoint ELSE '' END,
+  reason,
+  CAST(SUM(requests) AS BIGINT), CAST(SUM(prompt_tokens) AS BIGINT), CAST(SUM(cached_tokens) AS BIGINT),
+  CAST(SUM(completion_tokens) AS BIGINT), CAST(SUM(unreported) AS BIGINT), CAST(SUM(estimated_tokens) AS BIGINT),
+  SUM(lease_s), CAST(SUM(waits) AS BIGINT), SUM(wait_s)
+FROM usage WHERE hour >= :since AND hour < :until
+  AND (:any_tenant = 1 OR tenant = :tenant) AND (:any_key = 1 OR key = :key) AND (:any_user = 1 OR user_name = :user)
+GROUP BY 1, 2, 3, 4, 5, 6, 7 LIMIT :limit
+
+-- name: old_usage
+-- The last hour of a step that erases some of the oldest rows.
+SELECT MAX(hour) FROM (SELECT hour FROM usage WHERE hour < :before ORDER BY hour LIMIT :limit) AS oldest
+
+-- name: erase_usage
+DELETE FROM usage WHERE hour <= :hour
+
+-- name: forget_usage_writers
+DELETE FROM usage_writers WHERE at < :before

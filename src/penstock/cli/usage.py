@@ -1,0 +1,113 @@
+"""`penstock usage`: who used what, as a table, CSV or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from typing import Any
+from urllib.parse import urlencode
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli import admin_client, views
+from penstock.cli.admin_client import AdminClient
+
+WIDE = 240  # columns of a table that goes to a file or a pipe
+_ALWAYS = ("requests", "answered", "prompt_tokens", "completion_tokens")
+_AMOUNTS = {  # columns of the table, and their heads
+    "requests": "requests",
+    "answered": "answered",
+    "prompt_tokens": "prompt",
+    "cached_tokens": "cached",
+    "completion_tokens": "completion",
+    "estimated_tokens": "estimated",
+    "lease_s": "lease s",
+    "waits": "waits",
+    "wait_s": "wait s",
+    "cost": "cost",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    admin_client.add_arguments(parser)
+    when = "2026-11-25, 2026-11-25T14:00:00Z, or 24h or 7d for so long ago; UTC, by the hour"
+    parser.add_argument("--from", dest="since", metavar="WHEN", help=f"{when} (default: a day before --to)")
+    parser.add_argument("--to", dest="until", metavar="WHEN", help="the same; a date includes that day (default: now)")
+    parser.add_argument(
+        "--by",
+        metavar="PART,…",
+        help="hour, day, tenant, key, user, model, endpoint, reason (default: tenant,model)",
+    )
+    for part in ("tenant", "key", "user"):
+        parser.add_argument(f"--{part}", metavar="NAME", help=f"only this {part}")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print comma-separated values")
+    form.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    return admin_client.asked(args, _show)
+
+
+def _show(client: AdminClient, args: argparse.Namespace) -> int:
+    asked = {
+        "from": args.since,
+        "to": args.until,
+        "by": args.by,
+        "tenant": args.tenant,
+        "key": args.key,
+        "user": args.user,
+    }
+    query = urlencode({name: value for name, value in asked.items() if value is not None})
+    told = client.call("GET", f"/admin/usage?{query}")
+    if args.json:
+        print(json.dumps(told))
+    elif args.csv:
+        _print_csv(told)
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = WIDE
+        console.print(Text(f"{told['from']} to {told['to']}"), _table(told), sep="\n")
+        if reasons := told["total"]["reasons"]:
+            said = ", ".join(f"{views.plain(reason)} {count:,}" for reason, count in reasons.items())
+            console.print(Text(f"not answered: {said}"))
+    return 0
+
+
+def _print_csv(told: dict[str, Any]) -> None:
+    amounts = [name for name in told["total"] if name != "reasons"]
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*told["by"], *amounts])
+    writer.writerows([[_cell(row[name]) for name in (*told["by"], *amounts)] for row in told["rows"]])
+
+
+def _cell(value: object) -> object:
+    """Returns a value that no spreadsheet takes for a formula: clients choose names."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def _table(told: dict[str, Any]) -> Table:
+    total, by = told["total"], told["by"]
+    amounts = {name: head for name, head in _AMOUNTS.items() if name in _ALWAYS or total[name]}
+    table = Table(box=None, padding=(0, 1))
+    for name in by:
+        table.add_column(name)
+    for head in amounts.values():
+        table.add_column(head, justify="right")
+    rows = [([views.plain(row[name], 40) for name in by], row) for row in told["rows"]]
+    if by:
+        rows.append((["total", *[""] * (len(by) - 1)], total))
+    else:
+        rows = [([], total)]
+    for names, row in rows:
+        table.add_row(*map(Text, names), *[_figure(row[name]) for name in amounts])
+    return table
+
+
+def _figure(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"

@@ -1,0 +1,115 @@
+"""Use since the last look, a row for each hour, caller, model, endpoint and end of requests.
+
+Each process counts the requests that it serves, once, at their end; a worker passes its rows to the first process,
+which adds all to the store (`book.py`). Rows are bounded: past `ROWS_MAX` between two looks, further ones are one row
+per hour and reason, under the name `other`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from penstock import clock
+from penstock.batch.values import UsageRow
+from penstock.config.model import Settings
+from penstock.core.values.catalogue import Reason
+
+if TYPE_CHECKING:
+    from penstock.gateway.proxy.journey import QueuedJourney
+
+HOUR_S = 3600
+ROWS_MAX = 10_000  # between two looks; a row takes some 500 bytes
+OTHER = "other"
+WAIT_S_MIN = 0.001  # a shorter time is that of the decision, not of a queue
+
+Place = tuple[int, str, str, str, str, str, str]  # the fields of `UsageRow` up to `reason`
+Amounts = list[float]  # those from `requests` on
+
+
+class UseCounts:
+    """Rows that nobody has taken yet. `wall` returns Unix time."""
+
+    def __init__(self, wall: Callable[[], float] = clock.wall) -> None:
+        self._wall = wall
+        self._rows: dict[Place, Amounts] = {}
+        self.on = False  #: without a store nothing is counted
+        self.folded = 0  #: requests counted as `other` because there were too many rows
+
+    def follow(self, settings: Settings) -> None:
+        """Count from now on, or not."""
+        self.on = settings.keeps_usage
+
+    def ended(self, journey: QueuedJourney, model: str, reason: Reason | None) -> None:
+        """Count a request that was in the hands of the scheduler. `reason`: None: it was answered."""
+        caller, usage = journey.caller, journey.usage
+        row = self._row((
+            int(self._wall() // HOUR_S),
+            caller.tenant,
+            caller.key,
+            caller.user,
+            model,
+            journey.endpoint,
+            "" if reason is None else reason.value,
+        ))  # fmt: skip
+        row[0] += 1
+        waited_s = journey.waited_s()
+        if usage is not None:
+            row[1] += usage.prompt_tokens
+            row[2] += usage.cached_tokens
+            row[3] += usage.completion_tokens
+        elif seen := journey.tokens:
+            row[4] += 1
+            row[5] += seen
+        row[6] += journey.elapsed_s() - waited_s
+        if waited_s >= WAIT_S_MIN:
+            row[7] += 1
+            row[8] += waited_s
+
+    def refused(self, tenant: str, key: str, user: str, reason: Reason) -> None:
+        """Count a request of a known key that never reached the scheduler."""
+        self._row((int(self._wall() // HOUR_S), tenant, key, user, "", "", reason.value))[0] += 1
+
+    def take(self) -> list[UsageRow]:
+        """Returns the rows since this was last asked."""
+        rows, self._rows = self._rows, {}
+        return [_read(place, row) for place, row in rows.items()]
+
+    def told(self) -> list[tuple[list[str], list[float]]]:
+        """Returns the rows since this was last asked, for another process."""
+        rows, self._rows = self._rows, {}
+        return [([str(place[0]), *place[1:]], row) for place, row in rows.items()]
+
+    def add(self, labels: Sequence[str], values: Sequence[float]) -> None:
+        """Add a row of another process."""
+        hour, tenant, key, user, model, endpoint, reason = labels
+        if tenant == key == user == endpoint == OTHER:
+            self.folded += int(values[0])
+        row = self._row((int(hour), tenant, key, user, model, endpoint, reason))
+        for at, value in enumerate(values):
+            row[at] += value
+
+    def _row(self, place: Place) -> Amounts:
+        row = self._rows.get(place)
+        if row is None:
+            if len(self._rows) >= ROWS_MAX:
+                self.folded += 1
+                place = (place[0], OTHER, OTHER, OTHER, OTHER, OTHER, place[6])
+            row = self._rows.setdefault(place, [0, 0, 0, 0, 0, 0, 0.0, 0, 0.0])
+        return row
+
+
+def _read(place: Place, row: Amounts) -> UsageRow:
+    requests, prompt, cached, completion, unreported, estimated, lease_s, waits, wait_s = row
+    return UsageRow(
+        *place,
+        requests=int(requests),
+        prompt_tokens=int(prompt),
+        cached_tokens=int(cached),
+        completion_tokens=int(completion),
+        unreported=int(unreported),
+        estimated_tokens=int(estimated),
+        lease_s=lease_s,
+        waits=int(waits),
+        wait_s=wait_s,
+    )

@@ -1,0 +1,240 @@
+"""Who used what: the ledger adds up to what answers reported, per caller, model, endpoint and end, and survives."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.gateway.identity.callers import key_hash
+from tests.batch import postgres
+from tests.gateway.conftest import World, chat, fault
+
+KEYS = {"alpha": "pk-alpha-key", "beta": "pk-beta-key"}
+TENANTS = [{"name": name, "keys": [{"hash": key_hash(key), "name": f"{name}-key"}]} for name, key in KEYS.items()]
+
+
+def by_key(name: str, **more: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {KEYS[name]}", **more}
+
+
+async def gateway(world: World, folder: Path, **settings: Any) -> None:
+    await world.gateway(**{"batch": {"data": str(folder)}, "tenants": TENANTS, **settings})
+
+
+async def used(world: World, query: str = "") -> dict[str, Any]:
+    answer = await world.ask("GET", f"/admin/usage?{query}")
+    assert answer.status == 200, answer
+    told: dict[str, Any] = answer.json()
+    return told
+
+
+async def until_used(world: World, requests: int, query: str = "") -> dict[str, Any]:
+    """The ledger once it has so many requests."""
+    while (told := await used(world, query))["total"]["requests"] < requests:
+        pass
+    return told
+
+
+def sums(answers: list[dict[str, Any]]) -> tuple[int, int]:
+    usages = [answer["usage"] for answer in answers]
+    return sum(one["prompt_tokens"] for one in usages), sum(one["completion_tokens"] for one in usages)
+
+
+async def test_the_ledger_is_the_sum_of_what_answers_report(world: World, tmp_path: Path) -> None:
+    for _ in range(2):
+        await world.engine()
+    await gateway(world, tmp_path)
+    answers = {name: [(await world.chat_with(by_key(name), tokens=n)).json() for n in (3, 5)] for name in KEYS}
+    told = await until_used(world, 4, "by=tenant,key,model")
+    rows = {row["tenant"]: row for row in told["rows"]}
+    assert told["by"] == ["tenant", "key", "model"]
+    for name, its in answers.items():
+        prompt, completion = sums(its)
+        row = rows[name]
+        assert (row["key"], row["model"]) == (f"{name}-key", "sim")
+        assert (row["requests"], row["answered"], row["reasons"]) == (2, 2, {})
+        assert (row["prompt_tokens"], row["completion_tokens"]) == (prompt, completion)
+        assert (row["unreported"], row["estimated_tokens"], row["cost"]) == (0, 0, None)
+        assert row["lease_s"] > 0
+    assert told["total"]["completion_tokens"] == 16
+    by_endpoint = await used(world, "by=endpoint")
+    ports = {entry.headers["host"]: 0 for entry in world.seen()}
+    assert {row["endpoint"] for row in by_endpoint["rows"]} == set(ports)
+    assert sum(row["requests"] for row in by_endpoint["rows"]) == 4
+
+
+async def test_a_streams_usage_counts_even_if_its_client_did_not_ask(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    client = await world.client_for(chat(tokens=7, stream=True), by_key("alpha", **{"x-user-id": "ann"}))
+    assert b"usage" not in (await client.answer()).body
+    told = await until_used(world, 1, "by=user")
+    assert [(row["user"], row["completion_tokens"]) for row in told["rows"]] == [("ann", 7)]
+    assert told["rows"][0]["prompt_tokens"] == world.seen()[0].prompt_tokens
+
+
+async def test_an_answer_without_usage_is_estimated_in_a_column_of_its_own(world: World, tmp_path: Path) -> None:
+    engine = await world.engine()
+    await gateway(world, tmp_path)
+    fault(engine, "no_usage")
+    client = await world.client_for(chat(tokens=6, stream=True), by_key("alpha"))
+    await client.answer()
+    total = (await until_used(world, 1))["total"]
+    assert (total["unreported"], total["prompt_tokens"], total["completion_tokens"]) == (1, 0, 0)
+    assert total["estimated_tokens"] >= 6
+    assert (
+        await world.metric("penstock_tenant_tokens_total", tenant="alpha", kind="estimated")
+        == total["estimated_tokens"]
+    )
+
+
+async def test_refusals_are_told_by_reason_and_waits_with_their_seconds(world: World, tmp_path: Path) -> None:
+    await world.engine(step_s=0.01)
+    await gateway(world, tmp_path, queue={"max_requests": 1})
+    world.document["endpoints"][0]["slots"] = 4
+    running = [await world.client_for(chat(tokens=30, stream=True), by_key("alpha")) for _ in range(4)]
+    for client in running:
+        await client.begun()
+    waiter = world.soon(world.chat_with(by_key("beta"), tokens=1))
+    await world.until(lambda: world.picture().waiting == 1)
+    assert (await world.chat_with(by_key("beta"))).status == 429
+    assert (await world.ask(body=b"{", headers=by_key("beta"))).status == 400
+    for client in running:
+        while await client.piece():
+            pass
+    assert (await waiter).status == 200
+    told = {row["tenant"]: row for row in (await until_used(world, 7, "by=tenant"))["rows"]}
+    assert told["beta"]["requests"] == 3
+    assert told["beta"]["answered"] == 1
+    assert told["beta"]["reasons"] == {"queue_full": 1, "bad_request": 1}
+    assert told["beta"]["waits"] == 1
+    assert told["beta"]["wait_s"] > 0
+    assert told["alpha"]["waits"] == 0
+
+
+async def test_a_client_that_hangs_up_is_counted_with_what_it_got(world: World, tmp_path: Path) -> None:
+    await world.engine(step_s=0.01)
+    await gateway(world, tmp_path)
+    client = await world.client_for(chat(tokens=500, stream=True), by_key("alpha"))
+    await client.begun()
+    await client.piece()
+    client.hang_up()
+    total = (await until_used(world, 1))["total"]
+    assert total["reasons"] == {"client_gone": 1}
+    assert (total["answered"], total["unreported"], total["completion_tokens"]) == (0, 1, 0)
+    assert total["estimated_tokens"] >= 1
+
+
+async def test_the_ledger_survives_a_restart_and_counts_on(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    await world.chat_with(by_key("alpha"), tokens=4)
+    await until_used(world, 1)
+    await world.end_gateway()
+    await gateway(world, tmp_path)
+    await world.chat_with(by_key("alpha"), tokens=4)
+    total = (await until_used(world, 2))["total"]
+    assert total["completion_tokens"] == 8
+
+
+async def test_costs_are_the_operators_own_and_follow_a_reload(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    prices = {"sim": {"prompt": 1_000_000, "cached_prompt": 0, "completion": 2_000_000}}
+    await gateway(world, tmp_path, usage={"prices": prices})
+    answer = (await world.chat_with(by_key("alpha"), tokens=4)).json()
+    total = (await until_used(world, 1))["total"]
+    assert total["cost"] == answer["usage"]["prompt_tokens"] - total["cached_tokens"] + 8
+    world.document["usage"] = {"prices": {"*": {"completion": 500_000}}}
+    assert (await world.ask("POST", "/admin/reload")).status == 200
+    assert (await used(world))["total"]["cost"] == 2
+
+
+async def test_a_model_that_nobody_serves_is_no_row_of_its_own(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    for name in ("x1", "x2", "x3"):
+        assert (await world.chat_with(by_key("alpha"), model=name)).status == 404
+    told = await until_used(world, 3, "by=model")
+    assert [(row["model"], row["reasons"]) for row in told["rows"]] == [("other", {"model_not_found": 3})]
+
+
+async def test_without_a_store_there_is_no_ledger_and_the_answer_says_what_is_missing(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    answer = await world.ask("GET", "/admin/usage")
+    assert answer.status == 409
+    assert "batch.data" in answer.error()["message"]
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("from=yesterday", "from: `yesterday` is not a date or time: write 2026-11-25"),
+        ("to=2026-13-01", "to: `2026-13-01` is not a date or time"),
+        ("from=2026-11-25&to=2026-11-24", "`from` is not before `to`."),
+        ("by=team", "by: `team` is none of hour, day, tenant, key, user, model, endpoint, reason."),
+        ("by=hour,day", "`hour` and `day` exclude each other"),
+        ("form=1h", "`form` is none of `from`, `to`, `by`, `tenant`, `key`, `user`."),
+        ("by=key&by=model", "`by` is given twice."),
+    ],
+)
+async def test_a_wrong_question_is_told_what_is_wrong(world: World, tmp_path: Path, query: str, says: str) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    answer = await world.ask("GET", f"/admin/usage?{query}")
+    assert answer.status == 400
+    assert says in answer.error()["message"]
+
+
+async def test_in_postgresql_two_gateways_add_to_one_ledger(world: World) -> None:
+    postgres.require()
+    with postgres.server() as url:
+        postgres.fresh(url)
+        await world.engine()
+        for _ in range(2):
+            await world.gateway(batch={"store": "postgres", "url": url}, tenants=TENANTS)
+            await world.chat_with(by_key("alpha"), tokens=4)
+            await until_used(world, 1, "by=day,tenant,model,reason")
+            await world.end_gateway()
+        await world.gateway(batch={"store": "postgres", "url": url}, tenants=TENANTS)
+        assert (await used(world))["total"]["completion_tokens"] == 8
+
+
+async def printed(capsys: pytest.CaptureFixture[str], world: World, *arguments: str) -> tuple[int, str, str]:
+    code = await asyncio.to_thread(main, ["usage", "--url", world.url, *arguments])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+async def test_the_command_prints_a_table_csv_or_json(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.engine()
+    await gateway(world, tmp_path, usage={"prices": {"sim": {"completion": 250_000}}})
+    for name, user in (("alpha", "=cmd"), ("beta", "bo")):
+        await world.chat_with(by_key(name, **{"x-user-id": user}), tokens=4)
+    await until_used(world, 2)
+    code, table, _ = await printed(capsys, world)
+    assert code == 0
+    lines = table.splitlines()
+    assert lines[1].split() == [
+        *("tenant", "model", "requests", "answered", "prompt", "completion", "lease", "s", "cost"),
+    ]
+    assert [line.split()[0] for line in lines[2:]] == ["alpha", "beta", "total"]
+    assert lines[4].split()[-1] == "2.00"
+    _, shown, _ = await printed(capsys, world, "--csv", "--by", "user", "--from", "7d")
+    rows = list(csv.DictReader(shown.splitlines()))
+    assert {row["user"]: row["completion_tokens"] for row in rows} == {"'=cmd": "4", "bo": "4"}
+    _, shown, _ = await printed(capsys, world, "--json", "--tenant", "beta", "--by", "")
+    assert json.loads(shown)["total"]["requests"] == 1
+    code, _, wrong = await printed(capsys, world, "--by", "team")
+    assert (code, wrong) == (
+        1,
+        "penstock: by: `team` is none of hour, day, tenant, key, user, model, endpoint, reason.\n",
+    )
