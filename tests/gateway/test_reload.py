@@ -344,7 +344,14 @@ async def test_the_command_prints_changes_and_errors(world: World, capsys: pytes
 
 # --- none is forgotten --------------------------------------------------------------------------------------------
 
+
 # Every setting that a reload follows, changed at least once; together they are gone through one after another.
+def every_limit(least: int) -> dict[str, int]:
+    names = ("running", "queued", "queued_bytes", "queued_tokens")
+    rates = ("requests_per_minute", "tokens_per_minute", "tokens_per_day")
+    return {name: least + at for at, name in enumerate((*names, *rates))}
+
+
 EVERYTHING: list[dict[str, Any]] = [
     {
         "models": {
@@ -424,6 +431,7 @@ EVERYTHING: list[dict[str, Any]] = [
                         "max_prompt_tokens": 1,
                         "max_output_tokens": 2,
                         "expires": "2030-01-01",
+                        "limits": every_limit(20),
                     }
                 ],
                 "limits": {
@@ -434,6 +442,7 @@ EVERYTHING: list[dict[str, Any]] = [
                     "requests_per_minute": 5,
                     "tokens_per_minute": 6,
                     "tokens_per_day": 7,
+                    "models": {"qwen": every_limit(30)},
                 },
             }
         ],
@@ -456,6 +465,7 @@ EVERYTHING: list[dict[str, Any]] = [
                     "requests_per_minute": 11,
                     "tokens_per_minute": 12,
                     "tokens_per_day": 13,
+                    "models": {"qwen": every_limit(40)},
                 },
             },
             "allowed_hosts": ["penstock.example"],
@@ -532,7 +542,7 @@ def written(document: Any, prefix: str = "") -> Iterator[str]:
     """The settings in a document, as paths."""
     if isinstance(document, dict):
         for key, value in document.items():
-            name = "<name>" if prefix in ("models", "usage.prices") else key
+            name = "<name>" if prefix.endswith(("models", "usage.prices")) else key
             yield from written(value, f"{prefix}.{name}" if prefix else name)
     elif isinstance(document, list) and document and isinstance(document[0], dict):
         for item in document:

@@ -161,8 +161,8 @@ def test_what_is_asked_at_once_is_answered_from_what_was_said_last() -> None:
     desk.hear(Endpoints(rows[:2]))
     assert edge.knows("x", now=0.0) is False
     allowance = Allowance(Left(10, 3, 2.0), None)
-    desk.hear(Allowed("t", allowance))
-    assert edge.allowance("t", now=0.0) == allowance
+    desk.hear(Allowed(("t",), allowance))
+    assert edge.allowance(("t",), now=0.0) == allowance
 
 
 def test_what_is_not_about_requests_is_for_whoever_runs_the_edge() -> None:

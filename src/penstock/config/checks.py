@@ -6,7 +6,7 @@ document as written, because it still knows which text came out of a variable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -55,6 +55,7 @@ from penstock.config.sections.tenancy import (
     NAMES_WITHOUT_KEYS,
     FairnessSection,
     Identity,
+    OwnLimits,
     PricesSection,
     Tenant,
 )
@@ -119,12 +120,21 @@ def _beyond_others(document: Document) -> Found:
         message = f"is more than `limits.max_connections` ({limits.max_connections})"
         yield problem(("limits", "max_connections_per_address"), message, "lower it, or leave it out")
     for index, tenant in enumerate(_items(Tenant, document.get("tenants"))):
-        rates = None if tenant is None else tenant.limits
-        if rates is None or rates.tokens_per_minute is None or rates.tokens_per_day is None:
-            continue
-        if rates.tokens_per_minute > rates.tokens_per_day:
-            at: Location = ("tenants", index, "limits", "tokens_per_minute")
-            yield problem(at, "is more than `tokens_per_day`", "lower it, or leave it out")
+        for at, rates in () if tenant is None else _limits_of(tenant):
+            if rates.tokens_per_minute is None or rates.tokens_per_day is None:
+                continue
+            if rates.tokens_per_minute > rates.tokens_per_day:
+                where: Location = ("tenants", index, *at, "tokens_per_minute")
+                yield problem(where, "is more than `tokens_per_day`", "lower it, or leave it out")
+
+
+def _limits_of(tenant: Tenant) -> Iterator[tuple[Location, OwnLimits]]:
+    """Yields the limits of a tenant, its models and its keys, with their places in it."""
+    yield ("limits",), tenant.limits
+    for model, limits in tenant.limits.models.items():
+        yield ("limits", "models", model), limits
+    for n, key in enumerate(tenant.keys):
+        yield ("keys", n, "limits"), key.limits
 
 
 def _cors(document: Document) -> Found:
@@ -331,6 +341,8 @@ def _tenants(document: Document) -> Found:
     names: dict[str, int] = {}
     keys: dict[str, str] = {}
     key_names: dict[str, str] = {}
+    models = {name: _valid(ModelSection, raw) for name, raw in mapping_of(document.get("models")).items()}
+    aliases = {name: model.to for name, model in models.items() if model is not None and model.to is not None}
     for index, tenant in enumerate(tenants):
         if tenant is None:
             continue
@@ -339,6 +351,10 @@ def _tenants(document: Document) -> Found:
         names.setdefault(tenant.name, index)
         if tenant.keys and tenant.name in NAMES_WITHOUT_KEYS:
             yield problem(("tenants", index, "keys"), f"`{tenant.name}` stands for clients without a key")
+        for model in tenant.limits.models:
+            if (alias := aliases.get(model)) is not None:
+                message = f"is an alias of `{alias}`: limits are those of an engine's model, under all its names"
+                yield problem(("tenants", index, "limits", "models", model), message, f"write `{alias}`")
         for n, key in enumerate(tenant.keys):
             at = ("tenants", index, "keys", n)
             if key.hash in keys:

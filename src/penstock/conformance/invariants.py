@@ -198,7 +198,7 @@ class CheckedScheduler(Scheduler):
         self.books = Books()
         self._facts = 0
         self._thorough_at = -1  # how many facts there had been when all was checked last
-        self._ran: Counter[str] = Counter()  # requests of each tenant at engines when limits last changed
+        self._ran: Counter[str] = Counter()  # requests of each account at engines when limits last changed
         self._waited: set[str] = set()  # requests queued when settings last changed
         self._oracle = Oracle(self.inspect())
         self._state.watcher = DecisionChecks(self.inspect(), self._oracle)
@@ -294,7 +294,9 @@ class CheckedScheduler(Scheduler):
         return actions
 
     def _runs(self) -> Counter[str]:
-        return Counter([self.books.requests[d.request_id].tenant for d in self.books.leases.values()])
+        return Counter(
+            [name for d in self.books.leases.values() for name in self.books.requests[d.request_id].accounts]
+        )
 
     def apportioned(self, gateways: int, *, now: float) -> list[Action]:
         self._before_change()
@@ -561,10 +563,10 @@ class CheckedScheduler(Scheduler):
         band = self._state.queues.bands[request.band]
         assert not self._state.queues.over_bounds()
         assert not band.over_bounds()
-        limits = self._state.settings.tenants.get(request.tenant)
-        if limits is not None:
+        for account in request.accounts:
+            limits = self._state.settings.tenants.get(account, Limits())
             own = [entry for b in self._state.queues.bands for entry in b.entries.values()]
-            own = [entry for entry in own if entry.request.tenant == request.tenant]
+            own = [entry for entry in own if account in entry.request.accounts]
             assert limits.queued is None or len(own) <= limits.queued
             assert limits.queued_bytes is None or sum(x.request.body_bytes for x in own) <= limits.queued_bytes
             assert limits.queued_tokens is None or sum(x.estimate.prompt_tokens for x in own) <= limits.queued_tokens
@@ -587,12 +589,12 @@ class CheckedScheduler(Scheduler):
     def _check_tenants(self) -> None:
         running = self._runs()
         waiting = [self.books.requests[request_id] for request_id in self.books.waiting]
-        for seen in self._state.quotas.snapshot(0.0, most=len(self._state.quotas)):
-            own = [request for request in waiting if request.tenant == seen.name]
+        for seen in self._state.quotas.snapshot(0.0, most=1_000_000, own=True):
+            own = [request for request in waiting if seen.name in request.accounts]
             assert seen.running == running[seen.name]
             assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
             assert seen.queued_tokens == sum(self._state.entries[request.id].estimate.prompt_tokens for request in own)
             assert seen.limits.running is None or seen.running <= max(seen.limits.running, self._ran[seen.name])
-        for tenant, flows in self._state.capped.flows.items():
-            assert self._state.quotas.at_limit(tenant), f"{tenant} may run more, and its flows are held"
+        for account, flows in self._state.capped.flows.items():
+            assert self._state.quotas.at_limit((account,)), f"{account} may run more, and its flows are held"
             assert all(node.capped for _, node in flows)

@@ -342,11 +342,13 @@ class Oracle:
         return reserve.share is None and arrivals is not None and arrivals.per_s(now) > 0.001
 
     def _tenant_held(self, entry: Entry) -> bool:
-        limits = self._state.settings.tenants.get(entry.request.tenant)
-        if limits is None or limits.running is None:
-            return False
-        running = sum(x.request.tenant == entry.request.tenant for x in self._state.leases.values())
-        return running >= limits.running
+        for account in entry.request.accounts:
+            limits = self._state.settings.tenants.get(account)
+            if limits is not None and limits.running is not None:
+                running = sum(account in x.request.accounts for x in self._state.leases.values())
+                if running >= limits.running:
+                    return True
+        return False
 
     def _open(self, endpoint: Endpoint, band: Band, now: float) -> bool:
         settings = self._state.settings.admission

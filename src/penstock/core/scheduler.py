@@ -74,7 +74,7 @@ class Scheduler(Questions):
             least = least_prompt_tokens(contents_of(request))
             if max(least, entry.estimate.prompt_tokens) > request.prompt_tokens_max:
                 return [waiting.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
-        limit = state.quotas.admit(entry.account, tokens=entry.estimated_tokens, now=now)
+        limit = state.quotas.admit(entry.accounts, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
             return [waiting.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]
         if state.pool.differ and request.pinned is None:
@@ -635,7 +635,7 @@ class Scheduler(Questions):
         state.recorder.arrived(entry, now)
         state.entries[request.id] = entry
         waiting.appraise(state, entry, now, came_s=now - came_s)
-        state.quotas.reserve(entry.account, tokens=entry.estimated_tokens, now=now)
+        state.quotas.reserve(entry.accounts, tokens=entry.estimated_tokens, now=now)
         entry.move(Event.ADMITTED)
         entry.queue.waited_before(waited_s)
         state.under_share.asked(entry, now)
@@ -665,7 +665,7 @@ class Scheduler(Questions):
                 entry.move(Event.CANCELLED)
             state.promised.settle(entry, 0.0)
             state.charges.refund(state.queues.bands[entry.request.band].tree, entry)
-            state.quotas.settle(entry.account, reserved=entry.estimated_tokens, used=0, now=now)
+            state.quotas.settle(entry.accounts, reserved=entry.estimated_tokens, used=0, now=now)
             state.recorder.forgotten(entry, now)
             waiting.forget(state, entry)
             if state.watcher is not None:
@@ -689,7 +689,7 @@ class Scheduler(Questions):
             work = got.prompt_tokens - got.cached_tokens + WORK_PER_OUTPUT_TOKEN * got.completion_tokens
             state.under_share.served_before(node, work * DEMAND_WINDOW_S / SERVICE_S, now)
             tokens = got.prompt_tokens + got.completion_tokens
-            state.quotas.spent(got.account, requests=got.requests, tokens=tokens, now=now)
+            state.quotas.spent(got.accounts, requests=got.requests, tokens=tokens, now=now)
         return []
 
     def remembered(
@@ -785,7 +785,7 @@ def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: li
         reason = Reason.DRAINING if pinned.drained else Reason.ENDPOINT_OVERLOADED
     if not state.pauses.sends(request.model):
         endpoints, reason = [], Reason.NO_ENDPOINT
-    elif (limit := state.quotas.full(entry.account)) is not None:
+    elif (limit := state.quotas.full(entry.accounts)) is not None:
         endpoints, reason = [], Reason.TENANT_LIMIT
     if request.pinned is not None and state.settings.queue_enabled:
         endpoints = [e for e in endpoints if state.candidates.open_to(e, entry, now)]

@@ -24,8 +24,8 @@ from penstock.core.values.settings import (
     RoutingSettings,
 )
 from penstock.gateway.identity.caller import PART_OF
-from penstock.gateway.identity.callers import core_limits
 from penstock.gateway.identity.clients import Networks
+from penstock.gateway.identity.own_limits import all_limits, divided
 from penstock.gateway.process import usable_cpus
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.model_profiles import profiles
@@ -73,7 +73,6 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
     """Returns the scheduler's part of the settings."""
     queue, health, admission = settings.queue, settings.health, settings.admission
     prices, levels = settings.fairness.prices, settings.fairness.levels
-    accounts = {**{tenant.name: tenant.limits for tenant in settings.tenants}, ANONYMOUS: settings.anonymous.limits}
     return SchedulerSettings(
         bands=tuple(
             BandSettings(
@@ -114,10 +113,11 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
             reserved_share=None if admission.reserved_slots == "auto" else admission.reserved_slots,
         ),
         engine_priority=admission.engine_priority,
-        tenants={name: limits for name, its in accounts.items() if (limits := core_limits(its)) is not None},
+        tenants=all_limits(settings),
         tenant_weights={
             PART_OF.format(ANONYMOUS): settings.anonymous.weight,
             **{tenant.name: tenant.weight for tenant in settings.tenants},
+            **{PART_OF.format(name): weight for name, weight in divided(settings).items()},
         },
         model_weights={name: profile.weight for name, profile in profiles(settings).items()},
         routing=settings.routing.policy,

@@ -27,7 +27,7 @@ PREFIX_KEYS_MAX = 50_000  # announced, latest prefixes first: less than half a m
 ROWS_PER_MESSAGE = 250
 
 Row = TypeVar("Row")
-Flow = tuple[int, tuple[str, ...], tuple[float, ...], str, Prices | None]
+Flow = tuple[int, tuple[str, ...], tuple[float, ...], tuple[str, ...], Prices | None]
 
 
 class _Got:
@@ -57,7 +57,7 @@ class EdgeMemory:
 
     def ended(self, request: Request, usage: Usage | None, output_tokens: int, now: float) -> None:
         """Note a request's service; `output_tokens` count if the engine reported no usage."""
-        flow = (request.band, request.flow, request.weights, request.account or request.tenant, request.prices)
+        flow = (request.band, request.flow, request.weights, request.accounts, request.prices)
         got = self._flows.renewed_or(flow, lambda: (flow, _Got()))[1]
         if usage is None:
             usage = Usage(0, output_tokens)

@@ -476,10 +476,9 @@ class Decider:
     # --- for edges, beside actions ----------------------------------------------------------------------------------
 
     def allowance(self, request: Request) -> Allowed | None:
-        """Returns the allowance of its account; None: it has no rates."""
-        account = request.account or request.tenant
-        left = self._scheduler.allowance(account, now=self._now())
-        return None if left is None else Allowed(account, left)
+        """Returns the allowance of its accounts; None: they have no rates."""
+        left = self._scheduler.allowance(request.accounts, now=self._now())
+        return None if left is None else Allowed(request.accounts, left)
 
     def _tell_places(self, peer: Peer, asked: WherePlaced, now: float) -> None:
         remotes = [remote for number in asked.numbers if (remote := peer.requests.get(number)) is not None]

@@ -413,8 +413,8 @@ class Edge:
     def knows(self, model: str, *, now: float) -> bool | None:  # noqa: ARG002
         return self.view.knows(model)
 
-    def allowance(self, tenant: str, *, now: float) -> Allowance | None:  # noqa: ARG002
-        return self.view.allowance(tenant)
+    def allowance(self, accounts: tuple[str, ...], *, now: float) -> Allowance | None:  # noqa: ARG002
+        return self.view.allowance(accounts)
 
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:  # noqa: ARG002
         """Returns the positions known from the last question, and asks again."""

@@ -20,12 +20,14 @@ GATHER_S = 0.5  # the wait for edges that have not announced
 REQUESTS_MAX = 200_000  # of one edge
 ROWS_MAX = 50_000  # of its memory, of each kind
 NUMBER_MAX = 1 << 62
+ALSO_MAX = 2  # a key and a model
 INF: Final = math.inf
 
 
 def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], levels: int) -> Request:
     """Returns a request of an edge whose settings have these `bands`, in the bands `here`. Raises `LinkError`."""
-    if max(map(len, (request.id, request.model, request.tenant, request.account, *request.flow))) > NAME_CHARACTERS_MAX:
+    names = (request.id, request.model, request.tenant, request.account, *request.flow, *request.also)
+    if max(map(len, names)) > NAME_CHARACTERS_MAX or len(request.also) > ALSO_MAX:
         raise LinkError("a request with a name that is too long")
     path = len(request.flow)
     # Requests without a key share a flow, one level further down.

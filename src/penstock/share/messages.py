@@ -277,9 +277,9 @@ class Members(_Message, frozen=True):
 
 
 class Allowed(_Message, frozen=True):
-    """The allowance left to a tenant with rates; comes before the action whose answer shows it."""
+    """The allowance left to accounts with rates; comes before the action whose answer shows it."""
 
-    account: str
+    accounts: tuple[str, ...]
     allowance: Allowance
 
 

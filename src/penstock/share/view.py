@@ -28,7 +28,7 @@ class View:
         self._models: dict[str, list[str]] = {}  # endpoints by model
         self._any: list[str] = []  # endpoints that serve any model
         self._loads: dict[str, float] = {}  # of endpoints that are available
-        self._allowances: OrderedDict[str, Allowance] = OrderedDict()
+        self._allowances: OrderedDict[tuple[str, ...], Allowance] = OrderedDict()
         self._places: dict[int, QueuePosition] = {}
 
     def endpoints(self, told: Endpoints) -> None:
@@ -49,8 +49,8 @@ class View:
         self._loads = {name: load for name, load in zip(self.rows, told.loads, strict=False) if load is not None}
 
     def allowed(self, told: Allowed) -> None:
-        self._allowances[told.account] = told.allowance
-        self._allowances.move_to_end(told.account)
+        self._allowances[told.accounts] = told.allowance
+        self._allowances.move_to_end(told.accounts)
         if len(self._allowances) > ALLOWANCES_MAX:
             self._allowances.popitem(last=False)
 
@@ -79,8 +79,8 @@ class View:
             return True
         return False if self._sure else None
 
-    def allowance(self, account: str) -> Allowance | None:
-        return self._allowances.get(account)
+    def allowance(self, accounts: tuple[str, ...]) -> Allowance | None:
+        return self._allowances.get(accounts)
 
     def places(self, numbers: Iterable[int]) -> dict[int, QueuePosition]:
         return {number: place for number in numbers if (place := self._places.get(number)) is not None}

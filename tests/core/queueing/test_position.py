@@ -75,13 +75,13 @@ def test_nothing_is_said_of_how_long_while_nothing_is_known() -> None:
 
 def test_an_allowance_tells_what_is_left_and_when_it_is_full_again() -> None:
     tenants = Quotas({"a": Limits(requests_per_minute=60, tokens_per_minute=600), "b": Limits(running=1)})
-    assert tenants.admit("a", tokens=100, now=0.0) is None
-    assert tenants.allowance("a", 0.0) == Allowance(Left(60, 59, 1.0), Left(600, 500, 10.0))
-    tenants.settle("a", reserved=100, used=700, now=0.0)
-    assert tenants.allowance("a", 0.0) == Allowance(Left(60, 59, 1.0), Left(600, 0, 70.0))
-    assert tenants.allowance("b", 0.0) is None
-    assert tenants.allowance("elsewhere", 0.0) is None
-    assert tenants.allowance("a", 100.0) == Allowance(Left(60, 60, 0.0), Left(600, 600, 0.0))
+    assert tenants.admit(("a",), tokens=100, now=0.0) is None
+    assert tenants.allowance(("a",), 0.0) == Allowance(Left(60, 59, 1.0), Left(600, 500, 10.0))
+    tenants.settle(("a",), reserved=100, used=700, now=0.0)
+    assert tenants.allowance(("a",), 0.0) == Allowance(Left(60, 59, 1.0), Left(600, 0, 70.0))
+    assert tenants.allowance(("b",), 0.0) is None
+    assert tenants.allowance(("elsewhere",), 0.0) is None
+    assert tenants.allowance(("a",), 100.0) == Allowance(Left(60, 60, 0.0), Left(600, 600, 0.0))
 
 
 def test_no_more_are_due_at_a_time_than_asked_for() -> None:

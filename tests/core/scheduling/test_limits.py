@@ -89,7 +89,7 @@ def test_a_prompt_beyond_its_bound_is_refused_before_it_costs_its_tenant_anythin
     refusal = made.arrived(long, now=0.0)
     assert ends(refusal) == [("long", "rejected", "context_length_exceeded")]
     assert refusal[0].retry_after_s is None  # type: ignore[union-attr]
-    allowance = made.allowance("anonymous", now=0.0)
+    allowance = made.allowance(("anonymous",), now=0.0)
     assert allowance is not None
     assert allowance.tokens_day is not None
     assert allowance.tokens_day.remaining == 10_000

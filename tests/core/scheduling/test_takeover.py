@@ -150,7 +150,7 @@ def test_what_was_let_in_elsewhere_is_refused_by_no_bound_and_holds_others_to_it
     (refused,) = core.arrived(request("new"), now=100.0)
     assert getattr(refused, "reason", None) is Reason.TENANT_LIMIT
     core.finished(-1, Usage(1, 1), now=101.0)
-    assert core.inspect().quotas.at_limit("t")  # one still runs
+    assert core.inspect().quotas.at_limit(("t",))  # one still runs
     assert sent(core.finished(-2, Usage(1, 1), now=101.0)) == ["w0"]
 
 
@@ -183,7 +183,7 @@ def _turns(core: CheckedScheduler, count: int, now: float) -> dict[str, int]:
 
 
 def _service(tenant: str, tokens: float, weight: float = 1.0) -> ServiceGot:
-    return ServiceGot(0, (tenant,), (weight,), tenant, None, 10.0, tokens, 0.0, 0.0)
+    return ServiceGot(0, (tenant,), (weight,), (tenant,), None, 10.0, tokens, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("tokens", [{"a": 5000.0, "b": 5000.0}, {"a": 90_000.0, "b": 10.0}, {}])

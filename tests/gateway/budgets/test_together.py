@@ -57,12 +57,12 @@ class Cluster:
 
     def asks(self, requests: int, tokens: int = 100) -> int:
         """So many requests at once; the tokens of those that were let in."""
-        let_in = [self.quotas.admit(TENANT, tokens=tokens, now=self.now_s) is None for _ in range(requests)]
+        let_in = [self.quotas.admit((TENANT,), tokens=tokens, now=self.now_s) is None for _ in range(requests)]
         return tokens * sum(let_in)
 
     @property
     def left(self) -> float:
-        allowance = self.quotas.allowance(TENANT, self.now_s)
+        allowance = self.quotas.allowance((TENANT,), self.now_s)
         assert allowance is not None
         assert allowance.tokens is not None
         return allowance.tokens.remaining
@@ -103,11 +103,11 @@ async def test_all_together_have_no_more_than_the_budget_and_a_second_of_use(ser
 async def test_a_debt_is_everybodys(server: valkey.Server) -> None:
     one, two = await clusters(server, 2)
     assert one.asks(1, tokens=SIZE - 1_000) == SIZE - 1_000
-    one.quotas.settle(TENANT, reserved=0, used=30_000, now=one.now_s)
+    one.quotas.settle((TENANT,), reserved=0, used=30_000, now=one.now_s)
     await one.together.tell()
     await two.together.tell()
     assert two.asks(1) == 0
-    one.quotas.settle(TENANT, reserved=60_000, used=0, now=one.now_s)
+    one.quotas.settle((TENANT,), reserved=60_000, used=0, now=one.now_s)
     await one.together.tell()
     await two.together.tell()
     assert two.asks(1) == 100, "what is given back is everybody's too"

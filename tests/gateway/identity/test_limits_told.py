@@ -99,6 +99,7 @@ async def test_operators_see_it_in_the_failures_the_events_and_the_explanation(w
         "limit": "requests_per_minute",
         "most": 1,
         "retry_after_s": 60,
+        "account": "",
     }
     assert explained["story"][-1].endswith("(tenant_limit), requests_per_minute: 1.")
     what = "refused: a limit of the tenant is reached (requests_per_minute)"

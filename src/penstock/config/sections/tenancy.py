@@ -17,6 +17,7 @@ DISTINGUISH: tuple[Literal["address", "key", "user"], ...] = ("address", "key", 
 
 LEVELS_MAX = 4
 KEYS_MAX = 1_000  # of one tenant
+LIMITED_MODELS_MAX = 100  # of one tenant
 KEY_MODELS_MAX = 100  # names and patterns of one key
 DYNAMIC_MAX = 100_000  # names that clients send; each costs some hundred bytes
 PROXIES_MAX = 1_000
@@ -58,8 +59,8 @@ def band_fairness(value: object) -> object:
     return {"policy": value} if isinstance(value, str) else value
 
 
-class TenantLimits(Section):
-    """Limits of a tenant. Default: none."""
+class OwnLimits(Section):
+    """Limits of a key, or of a model within a tenant. Default: none."""
 
     running: values.OptionalWhole = setting(
         None, "Concurrent requests at the engines. Further ones wait in the queue.", ge=1
@@ -80,6 +81,14 @@ class TenantLimits(Section):
     )
     tokens_per_day: values.OptionalWhole = setting(
         None, "The same per day, refilled evenly over 24 hours. Kept in memory: a restart refills it.", ge=1
+    )
+
+
+class TenantLimits(OwnLimits):
+    """Limits of a tenant. Default: none."""
+
+    models: Annotated[dict[values.ModelName, OwnLimits], BeforeValidator(values.items(0, LIMITED_MODELS_MAX))] = (
+        setting({}, "")
     )
 
 
@@ -109,6 +118,7 @@ class TenantKey(Section):
         None,
         "When it expires: `2027-01-31` (end of that day) or `2027-01-31T18:00:00Z`; UTC by default. Afterwards: 401.",
     )
+    limits: OwnLimits = OwnLimits()
 
 
 class Tenant(Section):

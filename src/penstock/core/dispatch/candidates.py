@@ -129,7 +129,7 @@ class CandidateFilter:
 
     def fitting(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """Returns those of the open `endpoints` with room for this very request."""
-        if self._quotas.at_limit(entry.account):
+        if self._quotas.at_limit(entry.accounts):
             return []
         model = entry.model
         prompt_tokens = entry.estimate.prompt_tokens

@@ -228,7 +228,7 @@ class Pump:
             if entry.affinity.preferred and self._affinity.surely_waits(entry, free, now):
                 waiting.append(entry)
                 continue
-            if self._quotas.at_limit(entry.account):
+            if self._quotas.at_limit(entry.accounts):
                 self._backfill.holds(entry)
                 continue
             if looked_at >= PASSED_MAX:

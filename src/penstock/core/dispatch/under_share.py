@@ -150,9 +150,9 @@ class UnderShare:
         its fair share of the tokens, and then precedes the flows with reserved slots.
         """
         head = self._capped.head(band, [model])
-        if head is not None and self._quotas.at_limit(head.account):  # its flow is shared with others
+        if head is not None and self._quotas.at_limit(head.accounts):  # its flow is shared with others
             line = islice(band.tree.in_order([model]), CAPPED_MAX)
-            head = next((x for x in line if not self._quotas.at_limit(x.account)), None)
+            head = next((x for x in line if not self._quotas.at_limit(x.accounts)), None)
         first = top(head.node_of()) if head is not None else None
         if head is not None and first is not None and self.under_share(first, model, now):
             yield from _from_head(head, band, model, first)
@@ -164,7 +164,7 @@ class UnderShare:
 
     def _needs_reserve(self, entry: Entry, node: Node, now: float) -> bool:
         """Whether a request could use a reserved slot, and there are others to reserve it from."""
-        if self._quotas.at_limit(entry.account) or entry.model in self._queues.bands[entry.request.band].tree.held:
+        if self._quotas.at_limit(entry.accounts) or entry.model in self._queues.bands[entry.request.band].tree.held:
             return False
         return node.parent is not None and self._part(node, node.parent, now) < 1.0
 

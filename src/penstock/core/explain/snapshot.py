@@ -355,7 +355,7 @@ def _model_now(
     settings: AdmissionSettings,
     now: float,
 ) -> ModelSnapshot:
-    first = min(lines, key=lambda line: (line.band.rank, line.tenant is not None), default=None)
+    first = min(lines, key=lambda line: (line.band.rank, bool(line.accounts)), default=None)
     cause = first.span.cause if first is not None else None
     where = [e for e in endpoints if first is not None and _closed(first.band, e, cause)]
     usages = [usage for e in where or endpoints if (usage := e.ledger.kv_usage(now)) is not None]

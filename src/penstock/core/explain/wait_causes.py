@@ -24,7 +24,7 @@ from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
-from penstock.core.queueing.quotas import Quotas
+from penstock.core.queueing.quotas import Accounts, Quotas
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import AdmissionSettings
 
@@ -51,12 +51,12 @@ class Span(NamedTuple):
 class Line:
     """Requests with the same cause of waiting."""
 
-    __slots__ = ("band", "entries", "looked_s", "model", "span", "tenant")
+    __slots__ = ("accounts", "band", "entries", "looked_s", "model", "span")
 
-    def __init__(self, band: Band, model: str, tenant: str | None, span: Span) -> None:
+    def __init__(self, band: Band, model: str, accounts: Accounts, span: Span) -> None:
         self.band = band
         self.model = model
-        self.tenant = tenant  # None: no limit of its own
+        self.accounts = accounts  # those with a limit on running requests
         self.span = span
         self.looked_s = span.since_s
         self.entries: dict[int, Entry] = {}  # in order of entering
@@ -106,7 +106,7 @@ class Waits:
         self._quotas = quotas
         self._pauses = pauses
         self._settings = settings
-        self._lines: dict[tuple[int, str, str | None], Line] = {}
+        self._lines: dict[tuple[int, str, Accounts], Line] = {}
         self._round_s = 0.0
 
     def enter(self, entry: Entry, now: float) -> Stay | None:
@@ -115,8 +115,8 @@ class Waits:
         Returns None if there are too many lines to tell them apart.
         """
         request = entry.request
-        tenant = entry.account if entry.account in self._quotas.capped else None
-        key = (request.band, request.model, tenant)
+        accounts = tuple([name for name in entry.accounts if name in self._quotas.capped])
+        key = (request.band, request.model, accounts)
         line = self._lines.get(key)
         if line is None:
             if len(self._lines) >= LINES_MAX:
@@ -124,7 +124,8 @@ class Waits:
                 if len(self._lines) >= LINES_MAX:
                     return None
             band = self._queues.bands[request.band]
-            line = Line(band, request.model, tenant, Span(self.cause(band, request.model, tenant, now), now, {}))
+            cause = self.cause(band, request.model, accounts, now)
+            line = Line(band, request.model, accounts, Span(cause, now, {}))
             self._lines[key] = line
         elif not line.entries and now - line.looked_s >= LOOK_S:
             self._look_at(line, now)
@@ -174,12 +175,12 @@ class Waits:
         """Returns the lines in which a request waits."""
         return [line for line in self._lines.values() if line.entries]
 
-    def cause(self, band: Band, model: str, tenant: str | None, now: float) -> Cause:
-        """Returns why the first of a line is not sent. `tenant`: None if it has no limit on running requests."""
+    def cause(self, band: Band, model: str, accounts: Accounts, now: float) -> Cause:
+        """Returns why the first of a line is not sent. `accounts`: its accounts with a limit on running requests."""
         if not self._pauses.sends(model):
             return Cause.NO_DECIDER if self._pauses.halted else Cause.PAUSED
-        if tenant is not None and self._quotas.at_limit(tenant):
-            return Cause.TENANT_PAUSED if self._quotas.paused(tenant) else Cause.TENANT_CAP
+        if accounts and self._quotas.at_limit(accounts):
+            return Cause.TENANT_PAUSED if any(map(self._quotas.paused, accounts)) else Cause.TENANT_CAP
         closed, free = self.endpoints(band, model)
         if (free or not _OUT.issuperset(closed)) and self._higher(band, model):
             return Cause.TURN
@@ -242,7 +243,7 @@ class Waits:
         return Cause.KV_FULL if cause is None and divides and not self._candidates.partners(head, now) else cause
 
     def _look_at(self, line: Line, now: float) -> None:
-        cause = self.cause(line.band, line.model, line.tenant, now)
+        cause = self.cause(line.band, line.model, line.accounts, now)
         line.looked_s = now
         if cause is not line.span.cause:
             line.span = Span(cause, now, line.span.up_to(now))

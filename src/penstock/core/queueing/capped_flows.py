@@ -1,4 +1,7 @@
-"""Flows of tenants that run as many requests as they may: they are passed over until one of those ends.
+"""Flows of tenants, keys and models that run as many requests as they may: passed over until one of those ends.
+
+A tenant's flow is capped as a whole. Requests whose key or model has limits of its own have flows of their own within
+the tenant's (`gateway/identity/own_limits.py`), so such a flow is capped alone.
 
 A flow is capped when such a tenant reaches the head of the fair order, or arrives; so unreached ones cost nothing.
 """
@@ -22,39 +25,52 @@ class CappedFlows:
         self._quotas = quotas
         self._tenant_level = tenant_level
         self.found = 0  #: flows that were capped so far
-        self.flows: dict[str, list[tuple[QueueTree, Node]]] = {}  # by tenant
+        self.flows: dict[str, list[tuple[QueueTree, Node]]] = {}  # by account
 
     def cap(self, entry: Entry) -> bool:
-        """Exclude the tenant's flow until one of its leases ends.
+        """Exclude the flows of the accounts of `entry` that are at their limit, until one of their leases ends.
 
-        Returns False if other tenants share the flow: then skip entry by entry.
+        Returns False if others share the flow: then skip entry by entry.
         """
+        capped = False
+        for name in entry.accounts:
+            if self._quotas.at_limit((name,)):
+                node = self._of_tenant(entry) if name == entry.account else self._own(entry)
+                if node is None:
+                    continue
+                capped = True
+                if not node.capped:
+                    tree = self._queues.bands[entry.request.band].tree
+                    tree.cap(node)
+                    self.found += 1
+                    self.flows.setdefault(name, []).append((tree, node))
+        return capped
+
+    def _of_tenant(self, entry: Entry) -> Node | None:
+        """Returns the flow of a request's tenant or part; None if others share it."""
         if self._tenant_level is None:
-            return False
+            return None
         path: list[Node] = []
         node = entry.node_of()
         while node.parent is not None:
             path.append(node)
             node = node.parent
-        if len(path) <= self._tenant_level:
-            return False
-        own = path[-1 - self._tenant_level]
-        if not own.capped:
-            tree = self._queues.bands[entry.request.band].tree
-            tree.cap(own)
-            self.found += 1
-            self.flows.setdefault(entry.account, []).append((tree, own))
-        return True
+        return path[-1 - self._tenant_level] if len(path) > self._tenant_level else None
 
-    def uncap(self, tenant: str) -> None:
-        """Give the flows of `tenant` their turn back: it may run more again."""
-        for tree, node in self.flows.pop(tenant, ()):
+    def _own(self, entry: Entry) -> Node | None:
+        """Returns the innermost flow, in which all requests have the same accounts; None if there are no flows."""
+        node = entry.node_of()
+        return None if node.parent is None else node
+
+    def uncap(self, account: str) -> None:
+        """Give the flows of `account` their turn back: it may run more again."""
+        for tree, node in self.flows.pop(account, ()):
             tree.uncap(node)
 
     def uncap_all(self) -> None:
         """Give all flows their turn back, because limits may have changed. Which to cap is found out again."""
-        for tenant in list(self.flows):
-            self.uncap(tenant)
+        for account in list(self.flows):
+            self.uncap(account)
 
     def head(self, band: Band, models: list[str]) -> Entry | None:
         """Returns the next entry in fair order that may run, or None.
@@ -62,6 +78,6 @@ class CappedFlows:
         Flows of tenants that run as many requests as they may are capped when they are met here.
         """
         head = band.tree.head(models)
-        while head is not None and self._quotas.at_limit(head.account) and self.cap(head):
+        while head is not None and self._quotas.at_limit(head.accounts) and self.cap(head):
             head = band.tree.head(models)
         return head

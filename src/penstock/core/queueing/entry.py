@@ -217,6 +217,7 @@ class Entry:
 
     __slots__ = (
         "account",
+        "accounts",
         "affinity",
         "charge",
         "dispatch",
@@ -237,7 +238,8 @@ class Entry:
         self.request = request
         self.model = request.model  # as in the request, and asked for most
         self.tenant = request.tenant
-        self.account = request.account or request.tenant  # the name for limits
+        self.account = request.account or request.tenant  # the name for limits of the tenant or part
+        self.accounts = request.accounts  # that one, and those of its key and model if these have limits
         self.seq = seq  # arrival number: the last tie-break everywhere
         self.state = State.ARRIVED
         self.lease: Lease | None = None

@@ -1,4 +1,4 @@
-"""Limits of a tenant, independent of its fair share.
+"""Limits of a tenant, and of its keys and models, independent of its fair share.
 
 `running` holds: the tenant's flows wait while that many of its requests are at the engines; 0 is how an operator pauses
 a tenant. The others refuse: `queued`, `queued_bytes` and `queued_tokens` bound the queue, `requests_per_minute` and
@@ -12,7 +12,10 @@ A budget of tokens may be shared with other gateways that decide apart, in anoth
 bucket then holds the common remainder (`shared`). While they are unreachable, it continues as this gateway's part
 (`apart`).
 
-Only tenants that have limits are known here, so memory is bounded by the settings and all others cost one look-up.
+A request counts in several accounts if its key or its model within the tenant has limits: it has to be within all of
+them. The names of these begin with the tenant's and a line break, which no tenant's name has.
+
+Only accounts that have limits are known here, so memory is bounded by the settings and all others cost one look-up.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.lifecycle import State
@@ -29,6 +33,8 @@ from penstock.core.values.settings import Limits
 MINUTE_S = 60.0
 DAY_S = 86_400.0
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
+
+Accounts = tuple[str, ...]  # of one request: its tenant's or part's, then those of its key and model
 
 
 class TokenBucket:
@@ -91,11 +97,25 @@ class TokenBucket:
         self._rate_per_s = self.size / self.period_s
 
 
+def own_account(tenant: str, kind: Literal["key", "model"], name: str) -> str:
+    """Returns the name for limits of one key or model within a tenant (or part)."""
+    return f"{tenant}\n{kind}\n{name}"
+
+
+def whose(account: str) -> tuple[str, str, str]:
+    """Returns the tenant (or part) of an account, and `key` or `model` with its name, or two empty texts."""
+    tenant, _, own = account.partition("\n")
+    kind, _, name = own.partition("\n")
+    return tenant, kind, name
+
+
 class _Account:
-    """One tenant's current use."""
+    """The current use of one tenant, or of one of its keys or models."""
 
     __slots__ = (
         "limits",
+        "name",
+        "own",
         "queued",
         "queued_bytes",
         "queued_tokens",
@@ -106,7 +126,9 @@ class _Account:
         "tokens_day",
     )
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, name: str, limits: Limits) -> None:
+        self.name = name
+        self.own = name if "\n" in name else ""  # of a key or a model
         self.limits = limits
         self.running = 0
         self.queued = 0
@@ -130,24 +152,25 @@ class _Account:
 
 
 class Quotas:
-    """The accounts of all tenants that have limits. Any other tenant is unlimited."""
+    """The accounts of all tenants, keys and models that have limits. All others are unlimited."""
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
-        self._accounts = {name: _Account(its) for name, its in limits.items() if its != Limits()}
+        self._accounts = {name: _Account(name, its) for name, its in limits.items() if its != Limits()}
         self.capped = _capped(limits)  # tenants with a limit of running requests
 
     # --- rates: refused on arrival, settled at the end ------------------------------------------------------
 
-    def admit(self, tenant: str, *, tokens: int, now: float) -> LimitReached | None:
+    def admit(self, accounts: Accounts, *, tokens: int, now: float) -> LimitReached | None:
         """Charge a request and its estimated tokens; None if both were had.
 
-        If either is too much, nothing is charged, and the limit that takes longest is returned.
+        If either is too much in any account, nothing is charged, and the limit that takes longest is returned.
         """
-        account = self._accounts.get(tenant)
-        if account is None:
+        held = self._held(accounts)
+        if not held:
             return None
         waits = [
-            LimitReached(limit, round(bucket.size), wait_s)
+            LimitReached(limit, round(bucket.size), wait_s, account.own)
+            for account in held
             for limit, bucket, amount in (
                 ("requests_per_minute", account.requests, 1),
                 ("tokens_per_minute", account.tokens, tokens),
@@ -157,51 +180,47 @@ class Quotas:
         ]
         if waits:
             return max(waits, key=lambda reached: reached.retry_after_s or 0.0)
-        if account.requests is not None:
-            account.requests.take(1, now)
-        for bucket in account.token_buckets:
-            bucket.take(tokens, now)
+        for account in held:
+            if account.requests is not None:
+                account.requests.take(1, now)
+            for bucket in account.token_buckets:
+                bucket.take(tokens, now)
         return None
 
-    def refund(self, tenant: str, *, tokens: int, now: float) -> None:
+    def refund(self, accounts: Accounts, *, tokens: int, now: float) -> None:
         """Refund an admitted request that was refused after all: `tokens` as in `admit`."""
-        account = self._accounts.get(tenant)
-        if account is not None and account.requests is not None:
-            account.requests.take(-1, now)
-        self.settle(tenant, reserved=tokens, used=0, now=now)
+        for account in self._held(accounts):
+            if account.requests is not None:
+                account.requests.take(-1, now)
+        self.settle(accounts, reserved=tokens, used=0, now=now)
 
-    def settle(self, tenant: str, *, reserved: int, used: int, now: float) -> None:
+    def settle(self, accounts: Accounts, *, reserved: int, used: int, now: float) -> None:
         """Replace the `reserved` tokens of an admitted request by those `used`, which may be more. Once per request."""
-        account = self._accounts.get(tenant)
-        if account is not None:
+        for account in self._held(accounts):
             for bucket in account.token_buckets:
                 bucket.take(used - reserved, now)
 
     # --- admitted by another scheduler ----------------------------------------------------------------------
 
-    def reserve(self, tenant: str, *, tokens: int, now: float) -> None:
+    def reserve(self, accounts: Accounts, *, tokens: int, now: float) -> None:
         """Charge the estimated `tokens` of a request admitted elsewhere, unconditionally."""
-        account = self._accounts.get(tenant)
-        for bucket in () if account is None else account.token_buckets:
-            bucket.take(tokens, now)
+        for account in self._held(accounts):
+            for bucket in account.token_buckets:
+                bucket.take(tokens, now)
 
-    def spent(self, tenant: str, *, requests: float, tokens: float, now: float) -> None:
+    def spent(self, accounts: Accounts, *, requests: float, tokens: float, now: float) -> None:
         """Charge the use elsewhere within the last minute."""
-        account = self._accounts.get(tenant)
-        if account is not None and account.requests is not None:
-            account.requests.take(requests, now)
-        for bucket in () if account is None else account.token_buckets:
-            bucket.take(tokens, now)
+        for account in self._held(accounts):
+            if account.requests is not None:
+                account.requests.take(requests, now)
+            for bucket in account.token_buckets:
+                bucket.take(tokens, now)
 
-    def goes_on(self, tenant: str) -> bool:
-        """Count a request that was sent elsewhere, also beyond the limit. Returns True if the tenant's flows are to be
-        capped.
-        """
-        account = self._accounts.get(tenant)
-        if account is None:
-            return False
-        account.running += 1
-        return self.at_limit(tenant)
+    def goes_on(self, accounts: Accounts) -> bool:
+        """Count a request that was sent elsewhere, also beyond the limit. Returns True if flows are to be capped."""
+        for account in self._held(accounts):
+            account.running += 1
+        return self.at_limit(accounts)
 
     # --- other limits ---------------------------------------------------------------------------------------
 
@@ -212,7 +231,7 @@ class Quotas:
         """
         before, self._accounts = (
             self._accounts,
-            {name: _Account(its) for name, its in limits.items() if its != Limits()},
+            {name: _Account(name, its) for name, its in limits.items() if its != Limits()},
         )
         self.capped = _capped(limits)
         for name, account in self._accounts.items():
@@ -220,49 +239,45 @@ class Quotas:
             if old is not None:
                 account.take_over(old, now)
         for entry in entries:
-            held = self._accounts.get(entry.account)
-            if held is not None and entry.lease is not None:
-                held.running += 1
-            if held is not None and entry.state is State.WAITING:
-                held.queued += 1
-                held.queued_bytes += entry.request.body_bytes
-                held.queued_tokens += entry.estimate.prompt_tokens
+            for held in self._held(entry.accounts):
+                if entry.lease is not None:
+                    held.running += 1
+                if entry.state is State.WAITING:
+                    held.queued += 1
+                    held.queued_bytes += entry.request.body_bytes
+                    held.queued_tokens += entry.estimate.prompt_tokens
 
     # --- queued ---------------------------------------------------------------------------------------------
 
-    def queued(self, tenant: str, body_bytes: int, prompt_tokens: int) -> None:
-        """Count a request that entered the queue against the limits of `tenant`."""
-        account = self._accounts.get(tenant)
-        if account is not None:
+    def queued(self, accounts: Accounts, body_bytes: int, prompt_tokens: int) -> None:
+        """Count a request that entered the queue against the limits of its accounts."""
+        for account in self._held(accounts):
             account.queued += 1
             account.queued_bytes += body_bytes
             account.queued_tokens += prompt_tokens
 
-    def unqueued(self, tenant: str, body_bytes: int, prompt_tokens: int) -> None:
-        """Count a request out that left the queue of `tenant`, wherever to."""
-        account = self._accounts.get(tenant)
-        if account is not None:
+    def unqueued(self, accounts: Accounts, body_bytes: int, prompt_tokens: int) -> None:
+        """Count a request out that left the queue, wherever to."""
+        for account in self._held(accounts):
             assert account.queued > 0
             assert account.queued_bytes >= body_bytes
             account.queued -= 1
             account.queued_bytes -= body_bytes
             account.queued_tokens -= prompt_tokens
 
-    def over_queued(self, tenant: str) -> LimitReached | None:
+    def over_queued(self, accounts: Accounts) -> LimitReached | None:
         """Returns the exceeded bound of the queue, or None.
 
         Asked after a newcomer was queued and could not go on at once.
         """
-        account = self._accounts.get(tenant)
-        if account is None:
-            return None
-        limits = account.limits
-        if limits.queued is not None and account.queued > limits.queued:
-            return LimitReached("queued", limits.queued)
-        if limits.queued_bytes is not None and account.queued_bytes > limits.queued_bytes:
-            return LimitReached("queued_bytes", limits.queued_bytes)
-        if limits.queued_tokens is not None and account.queued_tokens > limits.queued_tokens:
-            return LimitReached("queued_tokens", limits.queued_tokens)
+        for account in self._held(accounts):
+            limits, name = account.limits, account.own
+            if limits.queued is not None and account.queued > limits.queued:
+                return LimitReached("queued", limits.queued, account=name)
+            if limits.queued_bytes is not None and account.queued_bytes > limits.queued_bytes:
+                return LimitReached("queued_bytes", limits.queued_bytes, account=name)
+            if limits.queued_tokens is not None and account.queued_tokens > limits.queued_tokens:
+                return LimitReached("queued_tokens", limits.queued_tokens, account=name)
         return None
 
     def room(self, tenant: str, now: float) -> float:
@@ -281,19 +296,21 @@ class Quotas:
 
     # --- running --------------------------------------------------------------------------------------------
 
-    def at_limit(self, tenant: str) -> bool:
-        """True if none of the tenant's requests may be sent for now, because it runs as many as it may."""
-        account = self._accounts.get(tenant)
-        return account is not None and account.limits.running is not None and account.running >= account.limits.running
+    def at_limit(self, accounts: Accounts) -> bool:
+        """True if none of the requests of these accounts may be sent for now, because one runs as many as it may."""
+        return bool(self.capped) and self.full(accounts) is not None
 
-    def full(self, tenant: str) -> LimitReached | None:
-        """Returns the limit of running requests if the tenant is `at_limit`, or None."""
-        account = self._accounts.get(tenant)
-        most = None if account is None else account.limits.running
-        return None if account is None or most is None or account.running < most else LimitReached("running", most)
+    def full(self, accounts: Accounts) -> LimitReached | None:
+        """Returns the limit of running requests of the first account that is at it, or None."""
+        for account in self._held(accounts):
+            most = account.limits.running
+            if most is not None and account.running >= most:
+                return LimitReached("running", most, account=account.own)
+        return None
 
-    def limits_of(self, tenant: str) -> Limits | None:
-        account = self._accounts.get(tenant)
+    def limits_of(self, name: str) -> Limits | None:
+        """Returns the limits of an account; None: it has none."""
+        account = self._accounts.get(name)
         return None if account is None else account.limits
 
     def paused(self, tenant: str) -> bool:
@@ -301,38 +318,39 @@ class Quotas:
         account = self._accounts.get(tenant)
         return account is not None and account.limits.running == 0
 
-    def started(self, tenant: str) -> bool:
-        """Count a request that was sent. Returns True if it was the last one for now: cap the tenant's flows."""
-        account = self._accounts.get(tenant)
-        if account is None:
+    def started(self, accounts: Accounts) -> bool:
+        """Count a request that was sent. Returns True if it was the last one for now: cap its flows."""
+        held = self._held(accounts)
+        if not held:
             return False
-        assert not self.at_limit(tenant), "a tenant at its limit is sent nothing"
-        account.running += 1
-        return self.at_limit(tenant)
+        assert not self.at_limit(accounts), "an account at its limit is sent nothing"
+        for account in held:
+            account.running += 1
+        return self.at_limit(accounts)
 
-    def ended(self, tenant: str) -> bool:
-        """Count a request out that is no longer at an engine.
+    def ended(self, accounts: Accounts) -> list[str]:
+        """Count a request out that is no longer at an engine. Returns the accounts whose flows need no cap any more."""
+        freed: list[str] = []
+        for account in self._held(accounts):
+            assert account.running > 0
+            account.running -= 1
+            # A limit may have fallen below the running requests.
+            if account.limits.running is not None and account.running == account.limits.running - 1:
+                freed.append(account.name)
+        return freed
 
-        Returns True if the tenant's flows need no longer be capped.
-        """
-        account = self._accounts.get(tenant)
-        if account is None:
-            return False
-        assert account.running > 0
-        was_at_limit = self.at_limit(tenant)
-        account.running -= 1
-        return was_at_limit and not self.at_limit(tenant)  # a limit may have fallen below the running requests
+    def allowance(self, accounts: Accounts, now: float) -> Allowance | None:
+        """Returns the least remainder of each rate over the accounts, if any has rates."""
+        found: list[Left | None] = []
+        for buckets in zip(*[(a.requests, a.tokens, a.tokens_day) for a in self._held(accounts)], strict=True):
+            lefts = [bucket.allowance(now) for bucket in buckets if bucket is not None]
+            found.append(min(lefts, key=lambda left: left.remaining) if lefts else None)
+        return Allowance(*found) if any(left is not None for left in found) else None
 
-    def allowance(self, tenant: str, now: float) -> Allowance | None:
-        """Returns the remainders of the tenant's rates, if any."""
-        account = self._accounts.get(tenant)
-        if account is None or (account.requests is None and not account.token_buckets):
-            return None
-        return Allowance(
-            requests=None if account.requests is None else account.requests.allowance(now),
-            tokens=None if account.tokens is None else account.tokens.allowance(now),
-            tokens_day=None if account.tokens_day is None else account.tokens_day.allowance(now),
-        )
+    def _held(self, accounts: Accounts) -> list[_Account]:
+        """Returns those of the accounts that have limits."""
+        known = self._accounts
+        return [known[name] for name in accounts if name in known] if known else []
 
     # --- shared with other gateways that decide ---------------------------------------------------------------
 
@@ -362,12 +380,16 @@ class Quotas:
         return [name for name in self.capped if self.paused(name)]
 
     def __len__(self) -> int:
-        """How many have limits."""
-        return len(self._accounts)
+        """How many tenants have limits."""
+        return sum(["\n" not in name for name in self._accounts])
 
-    def snapshot(self, now: float, *, most: int = SHOWN_MAX) -> list[TenantSnapshot]:
-        """Returns at most `most` tenants, those first of which most waits, then most runs."""
-        shown = heapq.nlargest(most, self._accounts.items(), key=lambda item: (item[1].queued, item[1].running))
+    def snapshot(self, now: float, *, most: int = SHOWN_MAX, own: bool = False) -> list[TenantSnapshot]:
+        """Returns at most `most` tenants, those first of which most waits, then most runs.
+
+        `own`: also the accounts of keys and models.
+        """
+        accounts = [item for item in self._accounts.items() if own or "\n" not in item[0]]
+        shown = heapq.nlargest(most, accounts, key=lambda item: (item[1].queued, item[1].running))
         return [
             TenantSnapshot(
                 name=name,

@@ -22,6 +22,7 @@ from penstock.core.explain.snapshot import (
 )
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.position import QueuePosition, ranked
+from penstock.core.queueing.quotas import Accounts
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.lifecycle import State
@@ -174,17 +175,17 @@ class Questions:
             for entry, position, ahead in ranked(waiting, state.queues.bands)
         }
 
-    def allowance(self, tenant: str, *, now: float) -> Allowance | None:
-        """Returns the rest of a tenant's rates; None: no rate is set."""
-        return self._state.quotas.allowance(tenant, now)
+    def allowance(self, accounts: Accounts, *, now: float) -> Allowance | None:
+        """Returns the least rest of each rate of these accounts; None: no rate is set."""
+        return self._state.quotas.allowance(accounts, now)
 
     def budgets(self, *, now: float) -> list[Budget]:
         """Returns the budgets of tokens that tenants have."""
         return self._state.quotas.budgets(now)
 
-    def limits_of(self, tenant: str) -> Limits | None:
-        """Returns a tenant's limits; None: no limit."""
-        return self._state.quotas.limits_of(tenant)
+    def limits_of(self, account: str) -> Limits | None:
+        """Returns the limits of a tenant, or of an account within it; None: no limit."""
+        return self._state.quotas.limits_of(account)
 
     def explain(self, request_id: str, *, now: float) -> Explanation | None:
         """Returns why a request waits or waited; None if it is unknown or ended long ago."""

@@ -113,7 +113,7 @@ def requeue(
     waits = state.settings.queue_enabled and entry.request.pinned is None
     if not waits and not over and state.pauses.sends(entry.model):
         elsewhere = [e for e in sending.usable(state, entry, now) if not entry.excludes(e.name, now)]
-        if state.quotas.at_limit(entry.account):
+        if state.quotas.at_limit(entry.accounts):
             elsewhere = []
     if not waits and not over and not elsewhere and not (state.pauses.halted and entry.request.pinned is None):
         assert isinstance(failure, Failure), "a request that can't wait is recalled only if it can go elsewhere"
@@ -267,7 +267,7 @@ def _served_elsewhere(state: SchedulerState, entry: Entry, now: float) -> bool:
         e for e in sending.usable(state, entry, now) if e.liveness.stuck_s is None and not entry.excludes(e.name, now)
     ]
     if not state.settings.queue_enabled and (
-        state.quotas.at_limit(entry.account) or not state.pauses.sends(entry.model)
+        state.quotas.at_limit(entry.accounts) or not state.pauses.sends(entry.model)
     ):
         return False
     return bool(others)

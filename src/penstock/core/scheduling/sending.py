@@ -76,7 +76,7 @@ def send_all(state: SchedulerState, now: float, actions: list[Action]) -> None:
             if not state.pauses.sends(model):
                 continue
             for entry in list(band.tree.in_order([model])):
-                if state.quotas.at_limit(entry.account):
+                if state.quotas.at_limit(entry.accounts):
                     continue
                 endpoints = usable(state, entry, now)
                 if not endpoints and not state.pool.roles.any:
@@ -140,7 +140,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     state.recorder.sent(entry, endpoints, choice, now)
     tree.lent(node)
     state.charges.dispatched(tree, entry)
-    if state.quotas.started(entry.account):
+    if state.quotas.started(entry.accounts):
         state.capped.cap(entry)
     state.lease_serial += 1
     lease = Lease(
@@ -205,7 +205,7 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
     )
     tree.lent(entry.node_of())
     state.charges.dispatched(tree, entry)
-    if state.quotas.goes_on(entry.account):
+    if state.quotas.goes_on(entry.accounts):
         state.capped.cap(entry)
     if underway.handed_over:
         lease.transfers(entry.estimate.prompt_tokens - 1)
@@ -289,8 +289,8 @@ def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool 
         state.queues.touch(answering)
     state.recorder.released(entry)
     state.queues.bands[entry.request.band].tree.returned(entry.node_of())
-    if state.quotas.ended(entry.account):
-        state.capped.uncap(entry.account)
+    for account in state.quotas.ended(entry.accounts):
+        state.capped.uncap(account)
     state.under_share.ended(entry, now)
     endpoint = state.pool.holder(lease)
     if endpoint is not None:

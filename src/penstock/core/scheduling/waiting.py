@@ -63,7 +63,7 @@ def reject(
     if entry.state is not State.REJECTED:
         entry.move(Event.REFUSED)
     after_s = come_back_after_s(state, entry, reason, now)
-    state.quotas.refund(entry.account, tokens=entry.estimated_tokens, now=now)
+    state.quotas.refund(entry.accounts, tokens=entry.estimated_tokens, now=now)
     state.recorder.refused(entry, limit)
     state.recorder.ended(entry, reason, None, now)
     forget(state, entry)
@@ -105,7 +105,7 @@ def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, re
         state.charges.settle(tree, entry, usage)
         used = usage.prompt_tokens + usage.completion_tokens
     state.recorder.ended(entry, reason, usage, now)
-    state.quotas.settle(entry.account, reserved=entry.estimated_tokens, used=used, now=now)
+    state.quotas.settle(entry.accounts, reserved=entry.estimated_tokens, used=used, now=now)
     forget(state, entry)
     if state.watcher is not None:
         state.watcher.settled(entry, usage)
@@ -121,7 +121,7 @@ def unqueue(state: SchedulerState, entry: Entry, event: Event, now: float) -> No
     """Take a queued request out of the queue and all counts, because of `event`."""
     state.queues.remove(entry, event)
     entry.queue.left(now)
-    state.quotas.unqueued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
+    state.quotas.unqueued(entry.accounts, entry.request.body_bytes, entry.estimate.prompt_tokens)
     state.timers.cancel(entry.seq)
     if entry.affinity.may_wait:
         state.affinity.left(entry)
@@ -169,7 +169,7 @@ def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list
     """Let a request wait that found nothing open, or reject it if it may not or if waiting would not help."""
     band = state.queues.bands[entry.request.band]
     reason = too_long(state, entry, band, now)
-    if (limit := state.quotas.over_queued(entry.account)) is not None:
+    if (limit := state.quotas.over_queued(entry.accounts)) is not None:
         reason = Reason.TENANT_LIMIT
     elif reason is None and (band.over_bounds() or not make_room(state, entry, now, actions)):
         reason = Reason.QUEUE_FULL
@@ -210,8 +210,8 @@ def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
         band.tree.held.add(entry.model)
     state.queues.push(entry)
     codel.entered(band.settings, entry, now)
-    state.quotas.queued(entry.account, entry.request.body_bytes, entry.estimate.prompt_tokens)
-    if state.quotas.at_limit(entry.account):
+    state.quotas.queued(entry.accounts, entry.request.body_bytes, entry.estimate.prompt_tokens)
+    if state.quotas.at_limit(entry.accounts):
         state.capped.cap(entry)
 
 

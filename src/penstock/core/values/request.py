@@ -79,8 +79,14 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prompt_tokens_max: int | None = None  #: the longest prompt that its key may send, as estimated
     falls_back: bool = False  #: another model is used if this one has no endpoint: it does not wait for one
     instead_of: str = ""  #: the requested model, if different
+    also: tuple[str, ...] = ()  #: further names for limits: those of its key and of its model within the tenant
     prefix_grows: bool = False  #: its later keys stand for several chunks each, as in `PREFIX_ENDS`
     time_per_output_token_s_max: float | None = None  #: endpoints that are slower now are used if no others are open
+
+    @property
+    def accounts(self) -> tuple[str, ...]:
+        """The names for limits: the tenant's or the part's first."""
+        return (self.account or self.tenant, *self.also)
 
     def keys_of(self, chunks: int) -> int:
         """Returns how many of the request's leading keys stand for `chunks` chunks of its prompt."""
@@ -110,7 +116,7 @@ class ServiceGot(msgspec.Struct, array_like=True, frozen=True, gc=False):
     band: int
     flow: tuple[str, ...]
     weights: tuple[float, ...]
-    account: str  #: the name for limits
+    accounts: tuple[str, ...]  #: the names for limits
     prices: Prices | None
     requests: float
     prompt_tokens: float

@@ -67,11 +67,12 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class LimitReached(msgspec.Struct, frozen=True, gc=False):
-    """The limit that a tenant has reached."""
+    """The limit that a tenant, one of its keys, or one of its models has reached."""
 
     limit: str  #: the setting's name, in the tenant's `limits`
     most: int  #: its value
     retry_after_s: float | None = None  #: when there will be enough again without further requests; None: unknown
+    account: str = ""  #: whose limit it is, as in `Request.accounts`; "": the tenant's
 
 
 class Left(msgspec.Struct, array_like=True, frozen=True):

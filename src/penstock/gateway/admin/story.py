@@ -8,6 +8,7 @@ from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.lifecycle import State
 from penstock.gateway.admin.phrases import printable, seconds, short_name
 from penstock.gateway.identity.caller import PART_OF
+from penstock.gateway.openai.errors import limit_name
 
 WHY_FIRST = {
     "bumped": "bumped by an operator",
@@ -46,7 +47,7 @@ def story(told: Explanation) -> list[str]:
     if told.ended_s is not None:
         reason = f": {told.reason.sentence} ({told.reason})" if told.reason else ""
         if told.limit is not None:
-            reason += f", {told.limit.limit}: {told.limit.most:,}"
+            reason += f", {limit_name(told.limit)}: {told.limit.most:,}"
         lines.append(f"Ended {told.state} after {seconds(told.ended_s)}{reason}.")
     return lines
 
@@ -68,7 +69,13 @@ def _sent(told: Explanation, sent: Sent) -> list[str]:
         if rest := ", ".join(f"{o.score:.3g} at {printable(o.endpoint, 40)}" for o in others if o.score is not None):
             line += f". Chosen by {sent.scored_by}: {chosen.score or 0:.3g} there, {rest}"
     first = told.flow[:1]
-    flow = "tenant" if first == [told.tenant] else "part" if first == [PART_OF.format(ANONYMOUS)] else "flow"
+    flow = (
+        "tenant"
+        if first in ([told.tenant], [PART_OF.format(told.tenant)])
+        else "part"
+        if first == [PART_OF.format(ANONYMOUS)]
+        else "flow"
+    )
     stood = f"this one stood at {sent.service:,.0f}, the one served last at {sent.virtual_time:,.0f}"
     lines = [f"{line}. The next turn in a band goes to the {flow} that got least for its weight: {stood}."]
     if sent.overtaken:

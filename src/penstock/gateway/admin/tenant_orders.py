@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from penstock.config.model import Settings
-from penstock.config.sections.tenancy import ANONYMOUS, TenantLimits
+from penstock.config.sections.tenancy import OwnLimits
 from penstock.core.values.settings import Limits
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.identity.callers import core_limits
+from penstock.gateway.identity.own_limits import all_limits
 
 ORDERED_MAX = 1_000  # tenants with orders
 PAUSED = "paused"
-LIMITS = tuple(TenantLimits.model_fields)
+LIMITS = tuple(OwnLimits.model_fields)
 
 
 class TooManyOrderedError(ValueError):
@@ -38,12 +38,11 @@ class TenantOrders:
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._orders: dict[str, dict[str, Order]] = {}
-        self.file: dict[str, Limits] = {}  #: limits of the settings, by tenant
+        self.file: dict[str, Limits] = {}  #: limits of the settings, by account
 
     def follow(self, settings: Settings) -> None:
         """Go by other settings; orders until the next reload end."""
-        sections = {tenant.name: tenant.limits for tenant in settings.tenants} | {ANONYMOUS: settings.anonymous.limits}
-        self.file = {name: limits for name, its in sections.items() if (limits := core_limits(its)) is not None}
+        self.file = all_limits(settings)
         ended = [(name, key) for name, its in self._orders.items() for key, order in its.items() if order.until_reload]
         for name, key in ended:
             self._forget(name, key)

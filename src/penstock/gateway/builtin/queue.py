@@ -40,7 +40,7 @@ def own_queue(driver: Driver, caller: Caller) -> dict[str, Any]:
     listed = list(islice(waiting, LISTED_MAX))
     places = driver.scheduler.places([journey.request.id for journey in listed], now=now)
     scheduler = driver.scheduler
-    limits, allowance = scheduler.limits_of(caller.account), scheduler.allowance(caller.account, now=now)
+    limits, allowance = scheduler.limits_of(caller.account), scheduler.allowance((caller.account,), now=now)
     return {
         "tenant": caller.tenant,
         "running": len(own) - len(waiting),

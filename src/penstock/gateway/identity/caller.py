@@ -37,21 +37,24 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         return self.part or self.tenant
 
     def flow(
-        self, levels: tuple[str, ...], model: str, model_weight: float = 1.0
+        self, levels: tuple[str, ...], model: str, model_weight: float = 1.0, own: str | None = None
     ) -> tuple[tuple[str, ...], tuple[float, ...]]:
         """The place of its requests in the fairness tree: names and weights, outermost first.
 
-        A client that shares a part is one level deeper, below that part.
+        A client that shares a part is one level deeper, below that part. `own`: its flow within its tenant, if
+        the tenant is divided by keys and models with limits: then the tenant is such a part.
         """
-        if levels == ("tenant",) and not self.part:
+        if levels == ("tenant",) and not self.part and own is None:
             return (self.tenant,), (self.weight,)
         # Users of different tenants may have the same name; without a level for tenants they still differ.
         user = self.user if "tenant" in levels else f"{self.tenant}/{self.user}"
-        names = {"tenant": self.tenant, "user": user, "model": model}
-        each = {"tenant": self.weight_inside if self.part else self.weight, "user": 1.0, "model": model_weight}
+        part, tenant, inside = self.part, self.tenant, self.weight_inside
+        if own is not None and not part and "tenant" in levels:
+            part, tenant, inside, own = tenant, f"{tenant} {own}".rstrip(), 1.0, None
+        names = {"tenant": tenant, "user": user, "model": model}
+        each = {"tenant": inside if part else self.weight, "user": 1.0, "model": model_weight}
         flow: list[str] = []
         weights: list[float] = []
-        part = self.part
         for level in levels:
             if part and level != "model":
                 flow.append(PART_OF.format(part))
@@ -59,6 +62,8 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
                 part = ""
             flow.append(names[level])
             weights.append(each[level])
+        if own:
+            flow[-1] += f"\n{own}"
         return tuple(flow), tuple(weights)
 
 

@@ -27,7 +27,6 @@ from penstock.config import values
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant, TenantKey, TenantLimits
 from penstock.core.values.catalogue import Reason
-from penstock.core.values.settings import Limits
 from penstock.gateway.identity.caller import Caller, Claims, Key, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
 from penstock.gateway.identity.objectives import Objectives
@@ -96,7 +95,7 @@ class Callers:
         self._networks = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
         self._trusted_peers: dict[str, bool] = {}
         anonymous = settings.anonymous
-        is_limited = core_limits(anonymous.limits) is not None
+        is_limited = anonymous.limits != TenantLimits()
         # If there is nobody else, all share that part.
         self._part = ANONYMOUS if settings.tenants or self._networks or is_limited else ""
         self._part_weight = anonymous.weight if self._part else 1.0
@@ -433,12 +432,6 @@ def named(key: TenantKey) -> str:
 def _key(its_hash: str, owner: TenantProfile, name: str, rights: Rights | None, expires_at: float | None) -> Key:
     """Returns a known key. Its default user is the key itself."""
     return Key(digest(its_hash), owner, f"key:{name}", rights, expires_at, name=name)
-
-
-def core_limits(limits: TenantLimits) -> Limits | None:
-    """The limits as the scheduler knows them, None for none at all."""
-    found = Limits(**limits.model_dump())
-    return None if found == Limits() else found
 
 
 def _presented(value: bytes | None) -> bytes:

@@ -12,6 +12,7 @@ from enum import Enum
 import msgspec
 
 from penstock.config.sections.tenancy import ANONYMOUS
+from penstock.core.queueing.quotas import whose
 from penstock.core.values.catalogue import Reason
 from penstock.core.values.rows import Allowance, LimitReached
 
@@ -91,17 +92,27 @@ def model_not_allowed(model: str) -> str:
     return f"This API key may not use the model `{model[:200]}`. GET /v1/models lists those that it may."
 
 
+def limit_name(reached: LimitReached) -> str:
+    """Returns the name of a limit for the header: `keys.` or `models.` before it, if it is one of those."""
+    _, kind, _ = whose(reached.account)
+    return f"{kind}s.{reached.limit}" if kind else reached.limit
+
+
 def limit_reached(reached: LimitReached, account: str) -> str:
-    """Returns the message for a tenant at one of its limits, with the limit's value."""
+    """Returns the message for a tenant, key or model at one of its limits, with the limit's value."""
     together = account == ANONYMOUS
     subject = "All clients without a key together" if together else f"The tenant `{account[:200]}`"
+    its = "their" if together else "its"
+    _, kind, name = whose(reached.account)
+    if kind == "key":
+        subject = f"The key `{name[:200]}` of the tenant `{account[:200]}`"
+    where = f" of the model `{name[:200]}`" if kind == "model" else ""
     if reached.limit == "running" and reached.most == 0:
         return f"{subject} may have no request running (its limit `running` is 0: paused). Please try again later."
     may, unit, how = _MAY[reached.limit]
     most = f"{reached.most:,} {unit}{'' if reached.most == 1 else 's'}"
-    whose = "their" if together else "its"
     when = _in_words(reached.retry_after_s or 0.0)
-    return f"{subject} may {may} {most} {how} ({whose} limit `{reached.limit}`). Please try again {when}."
+    return f"{subject} may {may} {most} {how}{where} ({its} limit `{limit_name(reached)}`). Please try again {when}."
 
 
 def _in_words(seconds: float) -> str:

@@ -318,7 +318,7 @@ class QueuedJourney(Relay):
         if self.caller.band_unknown:
             headers.append((b"x-penstock-warning", errors.unknown_band(self.caller.band_unknown, self.band)))
         if self.limit is not None:
-            headers.append((b"x-penstock-limit", self.limit.limit.encode()))
+            headers.append((b"x-penstock-limit", errors.limit_name(self.limit).encode()))
         if self.endpoint:
             headers.append((b"x-penstock-endpoint", self.endpoint.encode()))
         if self.attempts > 1:
@@ -328,7 +328,7 @@ class QueuedJourney(Relay):
         if self.request.instead_of:
             headers.append((b"x-penstock-model", self.model.encode()))
         headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
-        allowance = self._driver.scheduler.allowance(self.caller.account, now=self._driver.now())
+        allowance = self._driver.scheduler.allowance(self.request.accounts, now=self._driver.now())
         if allowance is not None:
             headers += errors.rate_limits(allowance)
         return headers

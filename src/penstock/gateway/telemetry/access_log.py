@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from penstock import logs
 from penstock.gateway.admin.phrases import printable
+from penstock.gateway.openai.errors import limit_name
 
 if TYPE_CHECKING:
     from penstock.core.values.catalogue import Outcome, Reason
@@ -59,7 +60,7 @@ class AccessLog:
             attempts if attempts > 1 else None,
             outcome,
             reason,
-            None if limit is None else limit.limit,
+            None if limit is None else limit_name(limit),
             round(journey.waited_s() * 1000, 1),
             None if first_s is None else round((first_s - journey.started_s) * 1000, 1),
             round(journey.elapsed_s() * 1000, 1),
