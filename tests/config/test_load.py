@@ -132,6 +132,7 @@ def test_tenants_are_read(tmp_path: Path) -> None:
         "requests_per_minute": 600,
         "tokens_per_minute": 2_000_000,
         "tokens_per_day": None,
+        "models": {},
     }
     assert (anonymous.weight, anonymous.max_band, anonymous.limits.running) == (0.5, "", 1)
     assert (everywhere.keys, everywhere.limits.running) == ((), None)

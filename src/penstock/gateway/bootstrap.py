@@ -133,6 +133,7 @@ class Parts:
             request_id=app.refusals.request_id,
             queueing=lambda: queueing(self.reload.settings),
             operators_here=own_address is None,
+            used_today=None if self.usage is None else self.usage.today,
         )
         engine_paths = EnginePaths(
             driver=driver,
@@ -168,7 +169,7 @@ class Parts:
         reads_requests = (
             *(callers, affinities, heartbeats, catalog),
             *(settings_map.ToServer(self.server), settings_map.ToServer(operators, for_operators=True)),
-            *(auth, self.own_token),
+            *(auth, self.own_token, own_paths),
         )
         reports = (
             *(self.operators_app, origins, admin_origins, metrics, self.reporting, app, self.autoscale),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,6 +104,30 @@ async def test_a_reload_changes_the_limit_of_a_key_that_is_here(world: World) ->
     assert (await world.ask("POST", "/admin/reload")).status == 200
     assert (await waiter).status == 200
     first.hang_up()
+
+
+async def test_a_caller_sees_the_limits_and_the_use_of_its_own_key(world: World, tmp_path: Path) -> None:
+    await world.engine(step_s=0.01)
+    settings = team({"running": 2, "requests_per_minute": 5}, models={"sim": {"tokens_per_day": 9_000}})
+    await world.gateway(slots=1, batch={"data": str(tmp_path)}, **settings)
+    answered = [await world.chat_with(headers, tokens=4) for headers in (CI, DEV, DEV)]
+    used = [answer.json()["usage"]["prompt_tokens"] for answer in answered]
+    runs = await world.client_for(chat(tokens=500, stream=True), CI)
+    await runs.begun()
+    told = (await world.ask("GET", "/queue?usage=today", headers=CI)).json()
+    assert told["key"]["running"] == 1
+    assert told["key"]["limits"]["running"] == 2
+    assert told["key"]["limits"]["requests_per_minute"]["remaining"] == 3
+    assert told["models"]["sim"]["limits"]["tokens_per_day"]["limit"] == 9_000
+    use = told["usage"]
+    assert (use["of"], use["requests"], use["completion_tokens"], use["prompt_tokens"]) == ("the key", 1, 4, used[0])
+    told = (await world.ask("GET", "/queue?usage=today", headers=DEV)).json()
+    assert "key" not in told
+    assert (told["usage"]["requests"], told["usage"]["prompt_tokens"]) == (2, used[1] + used[2])
+    told = (await world.ask("GET", "/queue?usage=today")).json()
+    assert (told["tenant"], told["usage"]) == ("anonymous", None)
+    assert "models" not in told
+    runs.hang_up()
 
 
 async def test_all_without_a_key_together_have_limits_per_model(world: World) -> None:

@@ -5,26 +5,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import base64
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import resources
 from typing import Protocol
 from urllib.parse import unquote
 
 import msgspec
 
 import penstock
+from penstock.config.model import Settings
 from penstock.core.endpoints.roles import Role, one_sided
 from penstock.core.explain.snapshot import ALL, Snapshot
 from penstock.core.values.catalogue import AWAY, Reason
 from penstock.gateway.builtin.queue import own_queue
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.identity.caller import Key, Unauthorized
+from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
+from penstock.gateway.identity.own_limits import OwnAccounts
 from penstock.gateway.openai import errors
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.queueing import Queueing
 from penstock.gateway.telemetry.exposition import Page
 from penstock.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
-from penstock.http.server.server import Exchange
+from penstock.http.server.server import Exchange, Header
 
 MODEL = "/v1/models/"  # and its name
 _ROOT = b"""This is Penstock, a gateway in front of LLM inference engines.
@@ -35,6 +41,9 @@ What is served and what is missing: GET /ready. Where your requests stand in the
 """
 _ROOT_OPERATORS = b"For operators: the page is at /admin/, metrics are at /metrics.\n"
 BODY_BYTES_MAX = 4096  # of a query: ignored, but some clients send `{}`
+
+
+UsedToday = Callable[[Caller], Awaitable[dict[str, object] | None]]
 
 
 class Refuse(Protocol):
@@ -65,6 +74,7 @@ class OwnPaths:
         request_id: Callable[[Exchange], bytes],
         queueing: Callable[[], Queueing],
         operators_here: bool = True,
+        used_today: UsedToday | None = None,
     ) -> None:
         self._driver = driver
         self._callers = callers
@@ -73,6 +83,10 @@ class OwnPaths:
         self._refuse = refuse
         self._request_id = request_id
         self._queueing = queueing
+        self._used_today = used_today
+        self._own_accounts = OwnAccounts()
+        self._queue_page = QueuePage()
+        self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
         self._root_page = _ROOT + (_ROOT_OPERATORS if operators_here else b"")
         self._answers: dict[str, Callable[[Exchange], None]] = {
             "/": self._root,
@@ -86,6 +100,10 @@ class OwnPaths:
             "/queue": self._queue,
             "/v1/models": self._models,
         }
+
+    def follow(self, settings: Settings) -> None:
+        """Show the limits of these settings."""
+        self._own_accounts.follow(settings)
 
     def owns(self, path: str) -> bool:
         """Whether a path is one of these."""
@@ -137,12 +155,24 @@ class OwnPaths:
 
     def _queue(self, exchange: Exchange) -> None:
         header = exchange.lookup.get
+        if b"text/html" in (header(b"accept") or b"").lower():
+            exchange.respond(200, self._queue_page.headers, self._queue_page.body)
+            return
         key = self._callers.key(header, exchange.repeats)
         caller = self._callers.identify(key, header, exchange.peer[0], client=exchange.client, now=self._driver.now())
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
+        elif exchange.query != "usage=today" or self._used_today is None:
+            self._json(exchange, 200, own_queue(self._driver, caller, self._own_accounts), no_store=True)
         else:
-            self._json(exchange, 200, own_queue(self._driver, caller))
+            task = asyncio.get_running_loop().create_task(self._queue_and_use(exchange, caller, self._used_today))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _queue_and_use(self, exchange: Exchange, caller: Caller, used_today: UsedToday) -> None:
+        use = await used_today(caller)
+        told = own_queue(self._driver, caller, self._own_accounts)
+        self._json(exchange, 200, {**told, "usage": use}, no_store=True)
 
     def _metrics_page(self, exchange: Exchange) -> None:
         self._page.ask(lambda page: self._answer(exchange, 200, CONTENT_TYPE.encode(), page))
@@ -162,12 +192,41 @@ class OwnPaths:
         else:
             self._json(exchange, 200, entry)
 
-    def _json(self, exchange: Exchange, status: int, value: object) -> None:
-        self._answer(exchange, status, b"application/json", msgspec.json.encode(value))
+    def _json(self, exchange: Exchange, status: int, value: object, *, no_store: bool = False) -> None:
+        extra = [(b"cache-control", b"no-store"), (b"vary", b"accept")] if no_store else []
+        self._answer(exchange, status, b"application/json", msgspec.json.encode(value), extra)
 
-    def _answer(self, exchange: Exchange, status: int, content_type: bytes, body: bytes) -> None:
-        headers = [(b"content-type", content_type), (b"x-request-id", self._request_id(exchange))]
+    def _answer(
+        self, exchange: Exchange, status: int, content_type: bytes, body: bytes, extra: Sequence[Header] = ()
+    ) -> None:
+        headers = [(b"content-type", content_type), (b"x-request-id", self._request_id(exchange)), *extra]
         exchange.respond(status, headers, body)
+
+
+class QueuePage:
+    """The page of a key's holder: one file that holds nothing of anybody, and asks for the rest."""
+
+    def __init__(self) -> None:
+        self.body = (resources.files("penstock.gateway.builtin") / "queue.html").read_bytes()
+        script, style = (_hash_of(self.body, tag) for tag in (b"script", b"style"))
+        policy = (
+            b"default-src 'none'; script-src '%b'; style-src '%b'; connect-src 'self';"
+            b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'" % (script, style)
+        )
+        self.headers: list[Header] = [
+            (b"content-type", b"text/html; charset=utf-8"),
+            (b"content-security-policy", policy),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"cache-control", b"no-cache"),
+            (b"vary", b"accept"),
+        ]
+
+
+def _hash_of(page: bytes, tag: bytes) -> bytes:
+    """Returns the hash of an inline element, which the policy names."""
+    text = page.partition(b"<%b>" % tag)[2].partition(b"</%b>" % tag)[0]
+    return b"sha256-" + base64.b64encode(hashlib.sha256(text).digest())
 
 
 def _may_use(exchange: Exchange, model: str) -> bool:

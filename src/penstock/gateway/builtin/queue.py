@@ -1,16 +1,20 @@
 """`GET /queue`: a client's own requests and limits.
 
-Those of its tenant, never another's. The oldest are listed one by one; all are counted.
+Those of its tenant, never another's. The oldest are listed one by one; all are counted. With `?usage=today`, also the
+key's use since midnight (UTC). A browser gets a page (`queue.html`) that asks for that, with the key typed into it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
+from penstock.core.queueing.quotas import whose
 from penstock.core.values.request import Request
 from penstock.core.values.rows import Left
 from penstock.gateway.identity.caller import Caller
+from penstock.gateway.identity.own_limits import OwnAccounts
 from penstock.gateway.proxy.driver import Driver
 
 LISTED_MAX = 100
@@ -28,22 +32,20 @@ class Queued(Protocol):
     def band(self) -> str: ...
 
 
-def own_queue(driver: Driver, caller: Caller) -> dict[str, Any]:
-    """Returns one client's view as JSON."""
+def own_queue(driver: Driver, caller: Caller, own: OwnAccounts) -> dict[str, Any]:
+    """Returns one client's view as JSON. `own`: the limits of keys and models."""
     now = driver.now()
-    own = [
+    mine = [
         journey
         for journey in driver.journeys()
         if isinstance(journey, Queued) and journey.request.tenant == caller.tenant
     ]
-    waiting = [journey for journey in own if journey.waits]
+    waiting = [journey for journey in mine if journey.waits]
     listed = list(islice(waiting, LISTED_MAX))
     places = driver.scheduler.places([journey.request.id for journey in listed], now=now)
-    scheduler = driver.scheduler
-    limits, allowance = scheduler.limits_of(caller.account), scheduler.allowance((caller.account,), now=now)
     return {
         "tenant": caller.tenant,
-        "running": len(own) - len(waiting),
+        "running": len(mine) - len(waiting),
         "waiting": len(waiting),
         "waiting_bytes": sum(journey.request.body_bytes for journey in waiting),
         "requests": [
@@ -58,15 +60,42 @@ def own_queue(driver: Driver, caller: Caller) -> dict[str, Any]:
             for journey in listed
             if (place := places.get(journey.request.id)) is not None
         ],
-        "limits": {
-            "running": None if limits is None else limits.running,
-            "queued": None if limits is None else limits.queued,
-            "queued_bytes": None if limits is None else limits.queued_bytes,
-            "queued_tokens": None if limits is None else limits.queued_tokens,
-            "requests_per_minute": None if allowance is None else _left(allowance.requests),
-            "tokens_per_minute": None if allowance is None else _left(allowance.tokens),
-            "tokens_per_day": None if allowance is None else _left(allowance.tokens_day),
-        },
+        "limits": _limits(driver, caller.account, now),
+        **_own_limits(driver, own.of_key(caller.account, caller.key), mine, now),
+    }
+
+
+def _own_limits(driver: Driver, accounts: list[str], mine: Sequence[Queued], now: float) -> dict[str, Any]:
+    """Returns the limits of the caller's key and of its tenant's models, if there are any, and what counts in each."""
+    told: dict[str, Any] = {}
+    for account in accounts:
+        _, kind, name = whose(account)
+        counted = [journey for journey in mine if account in journey.request.also]
+        waiting = [journey for journey in counted if journey.waits]
+        limits = {
+            "limits": _limits(driver, account, now),
+            "running": len(counted) - len(waiting),
+            "waiting": len(waiting),
+            "waiting_bytes": sum([journey.request.body_bytes for journey in waiting]),
+        }
+        if kind == "key":
+            told["key"] = limits
+        else:
+            told.setdefault("models", {})[name] = limits
+    return told
+
+
+def _limits(driver: Driver, account: str, now: float) -> dict[str, Any]:
+    scheduler = driver.scheduler
+    limits, allowance = scheduler.limits_of(account), scheduler.allowance((account,), now=now)
+    return {
+        "running": None if limits is None else limits.running,
+        "queued": None if limits is None else limits.queued,
+        "queued_bytes": None if limits is None else limits.queued_bytes,
+        "queued_tokens": None if limits is None else limits.queued_tokens,
+        "requests_per_minute": None if allowance is None else _left(allowance.requests),
+        "tokens_per_minute": None if allowance is None else _left(allowance.tokens),
+        "tokens_per_day": None if allowance is None else _left(allowance.tokens_day),
     }
 
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 
 from penstock.batch.store.port import StoreError
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import UsageAsked, UsageRow
 from penstock.config.model import Settings
+from penstock.core.util.bounded_map import BoundedMap
+from penstock.gateway.identity.caller import Caller
 from penstock.gateway.telemetry.exposition import level
 from penstock.gateway.usage.ledger import HOUR_S, UseCounts
 
@@ -23,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 ADD_S = 0.5  # half of the promised second: the other half is for workers' reports and a busy store
 PURGE_S = 600.0
+TODAY_S = 2.0  # a page looks so often
+TODAY_MAX = 1_000  # callers whose use is remembered for that
+DAY_HOURS, LAST_HOUR = 24, 1 << 40
 
 
 class UsageBook:
@@ -38,6 +44,7 @@ class UsageBook:
         self._keep_s = 0.0
         self._adding = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
+        self._today: BoundedMap[UsageAsked, tuple[float, list[UsageRow]]] = BoundedMap(TODAY_MAX)
         self._purge_s = 0.0  # Unix time of the next look for old rows
         self.trouble: str | None = None  #: why the store can't be written, in words for operators
 
@@ -69,6 +76,25 @@ class UsageBook:
         """Returns what the ledger has, this moment's requests included. Raises StoreError."""
         await self._add()
         return await self._store.do(lambda store: store.usage(asked))
+
+    async def today(self, caller: Caller) -> dict[str, object] | None:
+        """Returns the use of the caller's key since midnight (UTC), some seconds old at most; None: it is not known.
+
+        With a token it is that of its user; a tenant of the settings without keys has one use, others have none.
+        """
+        if not self._ledger.on or (not caller.has_key and caller.tenant_label != caller.tenant):
+            return None
+        only = {"key": caller.key} if caller.key else {"user": caller.user} if caller.has_key else {}
+        asked = UsageAsked(_day(self._wall()), LAST_HOUR, frozenset(), tenant=caller.tenant, **only)
+        found = self._today.get(asked)
+        if found is None or self._wall() - found[0] > TODAY_S:
+            try:
+                rows = await self.asked(asked)
+            except StoreError:
+                return None
+            found = (self._wall(), rows)
+            self._today.set(asked, found)
+        return _summed(found[1], asked, " ".join(["the", *only]) if only else "the tenant")
 
     async def _run(self) -> None:
         while True:
@@ -104,3 +130,16 @@ class UsageBook:
         before = int((now - self._keep_s) // HOUR_S)
         if not await self._store.do(lambda store: store.purge_usage(before, now)):
             self._purge_s = now + PURGE_S
+
+
+def _day(now: float) -> int:
+    """Returns the hour at which the day began, in UTC."""
+    return int(now // HOUR_S) // DAY_HOURS * DAY_HOURS
+
+
+def _summed(rows: Sequence[UsageRow], asked: UsageAsked, whose: str) -> dict[str, object]:
+    since = datetime.fromtimestamp(asked.since * HOUR_S, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    names = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "estimated_tokens")
+    sums = {name: sum([getattr(row, name) for row in rows]) for name in names}
+    answered = sum([row.requests for row in rows if not row.reason])
+    return {"of": whose, "since": since, "answered": answered, **sums}
