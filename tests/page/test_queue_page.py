@@ -58,14 +58,3 @@ async def test_a_keys_holder_sees_its_requests_limits_and_use(world: World, wind
     await window.says("Incorrect API key")
     assert await page.locator("#usage").is_hidden()
     running.hang_up()
-
-
-async def test_the_page_is_for_browsers_and_json_for_programs(world: World) -> None:
-    await world.engine()
-    await world.gateway()
-    shown = await world.ask("GET", "/queue", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
-    assert (shown.header("content-type"), shown.header("vary")) == ("text/html; charset=utf-8", "accept")
-    assert "script-src 'sha256-" in (shown.header("content-security-policy") or "")
-    told = await world.ask("GET", "/queue", headers={"accept": "*/*"})
-    assert told.header("content-type") == "application/json"
-    assert "usage" not in told.json()

@@ -130,6 +130,17 @@ async def test_a_caller_sees_the_limits_and_the_use_of_its_own_key(world: World,
     runs.hang_up()
 
 
+async def test_the_page_is_for_browsers_and_json_for_programs(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    shown = await world.ask("GET", "/queue", headers={"accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert (shown.header("content-type"), shown.header("vary")) == ("text/html; charset=utf-8", "accept")
+    assert "script-src 'sha256-" in (shown.header("content-security-policy") or "")
+    told = await world.ask("GET", "/queue", headers={"accept": "*/*"})
+    assert told.header("content-type") == "application/json"
+    assert "usage" not in told.json()
+
+
 async def test_all_without_a_key_together_have_limits_per_model(world: World) -> None:
     await world.engine()
     await world.gateway(identity={"anonymous": {"limits": {"models": {"sim": {"requests_per_minute": 1}}}}})
