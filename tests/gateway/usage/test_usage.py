@@ -155,6 +155,18 @@ async def test_costs_are_the_operators_own_and_follow_a_reload(world: World, tmp
     assert (await used(world))["total"]["cost"] == 2
 
 
+async def test_callers_without_a_tenant_are_users_of_one(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    for name in ("mine", "yours"):
+        await world.chat_with({"x-tenant-id": name})
+    told = await until_used(world, 2, "by=tenant,user")
+    assert sorted((row["tenant"], row["user"]) for row in told["rows"]) == [
+        ("anonymous", "mine"),
+        ("anonymous", "yours"),
+    ]
+
+
 async def test_a_model_that_nobody_serves_is_no_row_of_its_own(world: World, tmp_path: Path) -> None:
     await world.engine()
     await gateway(world, tmp_path)

@@ -43,11 +43,12 @@ class UseCounts:
     def ended(self, journey: QueuedJourney, model: str, reason: Reason | None) -> None:
         """Count a request that was in the hands of the scheduler. `reason`: None: it was answered."""
         caller, usage = journey.caller, journey.usage
+        part = caller.part  # of all without a tenant: there each is a user
         row = self._row((
             int(self._wall() // HOUR_S),
-            caller.tenant,
+            part or caller.tenant,
             caller.key,
-            caller.user,
+            caller.tenant if part else caller.user,
             model,
             journey.endpoint,
             "" if reason is None else reason.value,
