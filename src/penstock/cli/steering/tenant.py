@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from penstock.cli import admin_client, views
 from penstock.cli.admin_client import AdminClient, GatewayError
-from penstock.config.sections.tenancy import TenantLimits
+from penstock.config.sections.tenancy import OwnLimits
 
 _LIST = "/admin/tenants"
 _UNLIMITED = "none"
@@ -68,7 +68,7 @@ def _run(client: AdminClient, args: argparse.Namespace) -> int:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    for key, field in TenantLimits.model_fields.items():
+    for key, field in OwnLimits.model_fields.items():
         meaning = (field.description or "").partition(". ")[0].rstrip(".")
         help_text = f"{meaning[0].lower()}{meaning[1:]} (`{_UNLIMITED}`: no such limit)".replace("%", "%%")
         shorts = [f"--{_SHORT[key]}"] if key in _SHORT else []
@@ -93,7 +93,7 @@ def _resume(client: AdminClient, args: argparse.Namespace) -> Any:
 
 
 def _limit(client: AdminClient, args: argparse.Namespace) -> Any:
-    given = {key: getattr(args, key) for key in TenantLimits.model_fields if getattr(args, key) is not None}
+    given = {key: getattr(args, key) for key in OwnLimits.model_fields if getattr(args, key) is not None}
     if args.reset:
         if given:
             raise GatewayError("--reset cannot be combined with other limits")

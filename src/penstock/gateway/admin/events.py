@@ -13,14 +13,14 @@ from typing import Literal
 import msgspec
 
 from penstock import clock
-from penstock.config.sections.tenancy import TenantLimits
+from penstock.config.sections.tenancy import OwnLimits
 from penstock.gateway.admin.phrases import printable
 
 logger = logging.getLogger(__name__)
 
 EVENTS_MAX = 200
 # Of an operator's request: the rest may hold secrets.
-SHOWN_FIELDS = ("model", "name", "slots", "url", *TenantLimits.model_fields, "until_reload", "running_too")
+SHOWN_FIELDS = ("model", "name", "slots", "url", *OwnLimits.model_fields, "until_reload", "running_too")
 
 Kind = Literal["start", "operator", "endpoint", "queue", "settings", "worker", "share", "failure"]
 
