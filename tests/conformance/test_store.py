@@ -228,7 +228,7 @@ def test_an_upload_that_was_given_up_does_not_become_a_file(store: Store) -> Non
     store.begin_file(a_file(), MANY, "r")
     while store.purge(T):  # "r" was never heard of
         pass
-    with pytest.raises(StoreError, match="given up"):
+    with pytest.raises(StoreError, match="dropped"):
         store.end_file(msgspec.structs.replace(a_file(), status="processed"), MANY)
 
 

@@ -125,7 +125,7 @@ async def test_a_caller_sees_the_limits_and_the_use_of_its_own_key(world: World,
     assert "key" not in told
     assert (told["usage"]["requests"], told["usage"]["prompt_tokens"]) == (2, used[1] + used[2])
     told = (await world.ask("GET", "/queue?usage=today")).json()
-    assert (told["tenant"], told["usage"]) == ("anonymous", None)
+    assert (told["tenant"], told["usage"]) == ("client:127.0.0.1", None)
     assert "models" not in told
     runs.hang_up()
 
