@@ -86,8 +86,7 @@ class Metrics:
         text = "Between an answer's first and last token, per token."
         self._pace = histogram("time_per_output_token_seconds", text, by_band, _PACES_S)
         self._tenants = TenantSeries()
-        self.failures = Failures()
-        self.usage = UseCounts()
+        self.failures, self.usage = Failures(), UseCounts()
         self._sources.extend(self._tenants.all)
         self.counted.extend(self._tenants.all)
         self.loop_lag_s, self._config_hash = 0.0, ""
