@@ -357,12 +357,14 @@ EVERYTHING: list[dict[str, Any]] = [
         "models": {
             "gpt": {"to": "qwen", "band": "end"},
             "own": {"prices": {"prompt": 2, "cached_prompt": 1, "completion": 3}, "fallback": ["qwen"]},
+            "both": {"split": {"qwen": 3, "own": 1}},
         },
         "queue": {
             "max_requests": 9,
             "max_bytes": 99,
             "max_tokens": 999,
             "max_wait": 8,
+            "empty_pool_wait": 7,
             "heartbeat_after": 2,
             "drain_timeout": 3,
             "stop_timeout": 4,
@@ -370,7 +372,15 @@ EVERYTHING: list[dict[str, Any]] = [
         },
         "bands": [
             {"name": "top", "max_engine_waiting": 9, "deadline": 5, "max_time_per_output_token": 0.5, "max_wait": 9},
-            {"name": "mid", "ceiling": 0.7, "min_share": 0.1, "max_requests": 1, "max_bytes": 2, "max_tokens": 3},
+            {
+                "name": "mid",
+                "priority": 3,
+                "ceiling": 0.7,
+                "min_share": 0.1,
+                "max_requests": 1,
+                "max_bytes": 2,
+                "max_tokens": 3,
+            },
             {
                 "name": "end",
                 "best_effort": True,
@@ -540,7 +550,7 @@ def test_every_setting_that_follows_a_reload_is_changed_in_the_test_below() -> N
 
 def written(document: Any, prefix: str = "") -> Iterator[str]:
     """The settings in a document, as paths."""
-    if isinstance(document, dict):
+    if isinstance(document, dict) and not prefix.endswith(".split"):
         for key, value in document.items():
             name = "<name>" if prefix.endswith(("models", "usage.prices")) else key
             yield from written(value, f"{prefix}.{name}" if prefix else name)
@@ -594,8 +604,10 @@ def kept(gate: Gateway) -> dict[str, object]:
         "_trusted_peers",
         "tokens",
         "_unnamed",
+        "objectives",
     )
     found |= plain("unnamed", callers._unnamed, "seen", "_names", "_places") | {"unnamed": callers._unnamed.seen.limit}
+    found |= {"objectives": (callers.objectives._bands, callers.objectives._numbers)}
     verifier = callers.tokens._verifier
     found |= {"issuer": None if verifier is None else verifier.keys.settings}
     for name, known in callers._tenants.items():
