@@ -49,7 +49,7 @@ async def test_a_models_rate_refuses_that_model_only(world: World) -> None:
 async def test_a_key_at_its_running_limit_waits_and_others_of_its_tenant_do_not(world: World) -> None:
     await world.engine(step_s=0.01)
     await world.gateway(slots=4, **team({"running": 1}))
-    first = await world.client_for(chat(tokens=60, stream=True), CI)
+    first = await world.client_for(chat(tokens=3000, stream=True), CI)
     await first.begun()
     waiter = world.soon(world.chat_with(CI, tokens=1))
     await world.until(lambda: world.picture().waiting == 1)
@@ -57,8 +57,7 @@ async def test_a_key_at_its_running_limit_waits_and_others_of_its_tenant_do_not(
     row = (await world.ask("GET", "/admin/state")).json()["requests"]["waiting"][0]
     assert row["cause"] == "tenant_cap"
     assert not waiter.done()
-    while await first.piece():
-        pass
+    first.hang_up()
     assert (await waiter).status == 200
 
 
@@ -81,7 +80,7 @@ async def test_every_limit_of_a_key_and_of_a_model_is_held(world: World, limited
     await world.engine(step_s=0.01)
     settings = team(limit) if limited == "keys" else team(models={"sim": limit})
     await world.gateway(slots=2 if "running" in limit else 1, **settings)
-    body = chat("x" * 400, tokens=60, stream=True)
+    body = chat("x" * 400, tokens=150, stream=True)
     runs, waits = [await world.client_for(body, CI) for _ in range(2)]
     await runs.begun()
     await world.until(lambda: world.picture().waiting == 1)
@@ -96,7 +95,7 @@ async def test_every_limit_of_a_key_and_of_a_model_is_held(world: World, limited
 async def test_a_reload_changes_the_limit_of_a_key_that_is_here(world: World) -> None:
     await world.engine(step_s=0.01)
     await world.gateway(slots=4, **team({"running": 1}))
-    first = await world.client_for(chat(tokens=200, stream=True), CI)
+    first = await world.client_for(chat(tokens=3000, stream=True), CI)
     await first.begun()
     waiter = world.soon(world.chat_with(CI, tokens=1))
     await world.until(lambda: world.picture().waiting == 1)

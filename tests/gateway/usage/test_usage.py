@@ -97,8 +97,7 @@ async def test_an_answer_without_usage_is_estimated_in_a_column_of_its_own(world
 async def test_refusals_are_told_by_reason_and_waits_with_their_seconds(world: World, tmp_path: Path) -> None:
     await world.engine(step_s=0.01)
     await gateway(world, tmp_path, queue={"max_requests": 1})
-    world.document["endpoints"][0]["slots"] = 4
-    running = [await world.client_for(chat(tokens=30, stream=True), by_key("alpha")) for _ in range(4)]
+    running = [await world.client_for(chat(tokens=3000, stream=True), by_key("alpha")) for _ in range(4)]
     for client in running:
         await client.begun()
     waiter = world.soon(world.chat_with(by_key("beta"), tokens=1))
@@ -106,8 +105,7 @@ async def test_refusals_are_told_by_reason_and_waits_with_their_seconds(world: W
     assert (await world.chat_with(by_key("beta"))).status == 429
     assert (await world.ask(body=b"{", headers=by_key("beta"))).status == 400
     for client in running:
-        while await client.piece():
-            pass
+        client.hang_up()
     assert (await waiter).status == 200
     told = {row["tenant"]: row for row in (await until_used(world, 7, "by=tenant"))["rows"]}
     assert told["beta"]["requests"] == 3
