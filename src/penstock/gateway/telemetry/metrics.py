@@ -250,7 +250,7 @@ class Metrics:
         if self.usage.on:
             # Clients choose names of models, so one that nobody answers for is not kept.
             model, is_real = journey.request.model, journey.first_s is not None and journey.exchange.status < 400
-            self.usage.ended(journey, model if is_real else self.model_label(model), reason)
+            self.usage.ended(journey, model if is_real else self.model_label(model), outcome, reason)
 
     def answering(self, journey: QueuedJourney) -> None:
         """A stream began."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock import clock
 from penstock.batch.values import UsageRow
 from penstock.config.model import Settings
-from penstock.core.values.catalogue import Reason
+from penstock.core.values.catalogue import Outcome, Reason
 
 if TYPE_CHECKING:
     from penstock.gateway.proxy.journey import QueuedJourney
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 HOUR_S = 3600
 ROWS_MAX = 10_000  # between two looks; a row takes some 500 bytes
 OTHER = "other"
-WAIT_S_MIN = 0.001  # a shorter time is that of the decision, not of a queue
 
 Place = tuple[int, str, str, str, str, str, str]  # the fields of `UsageRow` up to `reason`
 Amounts = list[float]  # those from `requests` on
@@ -40,7 +39,7 @@ class UseCounts:
         """Count from now on, or not."""
         self.on = settings.keeps_usage
 
-    def ended(self, journey: QueuedJourney, model: str, reason: Reason | None) -> None:
+    def ended(self, journey: QueuedJourney, model: str, outcome: Outcome, reason: Reason | None) -> None:
         """Count a request that was in the hands of the scheduler. `reason`: None: it was answered."""
         caller, usage = journey.caller, journey.usage
         part = caller.part  # of all without a tenant: there each is a user
@@ -54,7 +53,6 @@ class UseCounts:
             "" if reason is None else reason.value,
         ))  # fmt: skip
         row[0] += 1
-        waited_s = journey.waited_s()
         if usage is not None:
             row[1] += usage.prompt_tokens
             row[2] += usage.cached_tokens
@@ -62,8 +60,11 @@ class UseCounts:
         elif seen := journey.tokens:
             row[4] += 1
             row[5] += seen
+        if outcome is Outcome.REJECTED:
+            return
+        waited_s = journey.waited_s()
         row[6] += journey.elapsed_s() - waited_s
-        if waited_s >= WAIT_S_MIN:
+        if waited_s > 0.0:  # otherwise it was sent at once
             row[7] += 1
             row[8] += waited_s
 
