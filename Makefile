@@ -45,7 +45,8 @@ compiled: requirements.lock
 	@$(COMPILED)/python -c "import hatch_build, sys; sys.exit(hatch_build.missing_compiler())"
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	rm -rf .venv-compiled/wheel
-	HATCH_BUILD_HOOKS_ENABLE=1 $(COMPILED)/python -m hatchling build --target wheel --directory .venv-compiled/wheel
+	mkdir .venv-compiled/wheel
+	PENSTOCK_COMPILE=yes $(COMPILED)/python -c "import build_backend; build_backend.build_wheel('.venv-compiled/wheel')"
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .venv-compiled/wheel/*.whl
 	$(COMPILED)/penstock --version
 

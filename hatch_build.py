@@ -1,4 +1,4 @@
-"""Builds a wheel with the hot modules compiled to C by mypyc: `make compiled`, or HATCH_BUILD_HOOKS_ENABLE=1.
+"""Compiles the hot modules of a wheel to C by mypyc. build_backend.py decides whether; `make compiled` says yes.
 
 What is compiled stands in pyproject.toml, with this hook's settings. The same sources run as plain Python, so nothing
 may depend on what mypyc does otherwise: its warnings (a generator that it would make a list) end the build.

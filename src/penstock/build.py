@@ -8,6 +8,8 @@ from pathlib import Path
 import penstock
 
 HOT = "penstock.core.dispatch.pump"  # compiled in every build that compiles anything
+COSTS = "2 to 3 times the CPU per request"  # docs/results.md, "CPU beside others"
+REMEDY = "`pip install` compiles where it finds a C compiler (gcc, python3-dev), `make compiled` in a checkout"
 
 
 def compiled() -> bool:
@@ -17,8 +19,8 @@ def compiled() -> bool:
 
 
 def kind() -> str:
-    """Returns the kind in words."""
-    return "compiled" if compiled() else "pure Python"
+    """Returns the kind in words, and what plain Python costs."""
+    return "compiled" if compiled() else f"plain Python: {COSTS}"
 
 
 def shadowed() -> str | None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.build import REMEDY, compiled, kind
 from penstock.cli.diagnosis import Doctor, FeatureState, Report
 from penstock.config.load import ConfigError, Flags, load, require_endpoints
 from penstock.config.model import Settings
@@ -68,13 +69,16 @@ def run(args: argparse.Namespace) -> int:
     problems = unserved(settings, reports)
     warnings = one_role(settings, reports)
     if args.json:
-        result = {"endpoints": reports, "problems": problems} | ({"warnings": warnings} if warnings else {})
+        result = {"build": kind(), "endpoints": reports, "problems": problems}
+        result |= {"warnings": warnings} if warnings else {}
         print(msgspec.json.encode(result).decode())
     else:
         width = None if sys.stdout.isatty() else WIDTH_IN_FILES
         show(reports, problems, tried=args.tries, console=Console(width=width))
         for warning in warnings:
             print(f"warning: {warning}")
+        if not compiled():
+            print(f"This is {kind()} of a compiled build. {REMEDY}.")
     return EXIT_PROBLEM if problems or any(report.problems for report in reports) else EXIT_OK
 
 

@@ -10,6 +10,8 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import penstock
+from penstock.build import kind
 from penstock.config.effect import open_warnings
 from penstock.config.model import LimitsSection, Settings
 from penstock.gateway import early_signals
@@ -60,6 +62,7 @@ class Gateway(Parts):
 
     async def start(self) -> None:
         """Listen and observe. Engines that answer at once are known when this returns."""
+        logger.info("penstock %s (%s)", penstock.__version__, kind())
         settings = self.reload.settings
         host, port = settings.listen_address
         context = self.certificate.context(settings)
