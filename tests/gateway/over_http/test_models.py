@@ -145,6 +145,9 @@ async def test_a_split_gives_each_model_its_share_and_a_session_one_model_and_fo
     assert len(await models_of(world, 6, x_session_id="a-conversation")) == 1
     listed = [entry["id"] for entry in (await world.ask("GET", "/v1/models")).json()["data"]]
     assert listed == ["sim", "new", "chat"]
+    name = next(endpoint.name for endpoint in world.picture().endpoints if endpoint.models == ["new"])
+    pinned = [await world.ask(path=f"/v1/chat/completions?id={name}", body=body("chat")) for _ in range(3)]
+    assert {(answer.status, answer.json()["model"]) for answer in pinned} == {(200, "new")}
     world.document["models"] = {"chat": {"split": {"new": 1}}}
     await world.gate.reload()
     assert await models_of(world, 3) == {"new": 3}

@@ -6,9 +6,15 @@ the first counts, in the order of `discovery`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
+
+logger = logging.getLogger(__name__)
+
+LOGGED_MAX = 20  # objectives by name in one line
 
 
 class ModelRewrite(msgspec.Struct, frozen=True):
@@ -56,5 +62,7 @@ class RuleBook:
         now = PoolRules(dict(priorities), rewrites)
         if now != self._told:
             self._told = now
+            named = ", ".join(f"{name} {priority}" for name, priority in islice(priorities.items(), LOGGED_MAX))
+            logger.info("pools: %d objectives (%s), %d rewrites", len(priorities), named, len(rewrites))
             for tell in self._tell:
                 tell(now)

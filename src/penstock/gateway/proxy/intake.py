@@ -263,10 +263,11 @@ class Intake:
         arrival.model = self._served(arrival.route, model)
 
     def _chosen(self, split: Split, arrival: Arrival) -> str:
-        """The model of a split for this request: that of its session, or of the answer that it continues, if any."""
+        """The model of a split for this request, by its session and the endpoint that it is tied to, if any."""
         if len(split.weights) == 1:
             return split.main
         home, session = self._affinities.who(arrival.exchange, arrival.body, arrival.peek)
+        home = arrival.pinned or home
         scheduler, now = self._driver.scheduler, self._driver.now()
 
         def serves(name: str) -> bool:
