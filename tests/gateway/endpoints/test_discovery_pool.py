@@ -25,6 +25,7 @@ from tests.gateway.endpoints.kube_cluster import (
     IMPORTS,
     OBJECTIVES,
     OLD_OBJECTIVES,
+    OLD_REWRITES,
     POOLS,
     REWRITES,
     KubeCluster,
@@ -253,14 +254,17 @@ async def test_rewrites_take_precedence_by_age_and_weights_count_if_any_is_given
         ]
         return {"matches": [{"model": {"value": model}} for model in models], "targets": targets}
 
-    async with KubeCluster(REWRITES) as cluster:
+    async with KubeCluster(REWRITES, OLD_REWRITES) as cluster:
         cluster.pool()
+        oldest = {"poolRef": {"name": "qwen"}, "rules": [rule("talk", oldest=1)]}
+        cluster.kinds[OLD_REWRITES].put("o", spec=oldest, metadata={"creationTimestamp": "2025-01-01T00:00:00Z"})
         cluster.rewrite("young", rule("chat", new=1), created="2026-02-01T00:00:00Z")
         cluster.rewrite("old", rule("chat", "talk", a=9, b=1), rule(any=None, other=None), rule("x", y=None, z=3))
         cluster.rewrite("theirs", rule("chat", nothing=1), pool="another")
         async with following(cluster) as seen:
-            await seen.until(lambda: len(seen.rules.rewrites) == 4)
+            await seen.until(lambda: len(seen.rules.rewrites) == 5)
             assert seen.rules.rewrites == (
+                ModelRewrite(("talk",), {"oldest": 1}),
                 ModelRewrite(("chat", "talk"), {"a": 9, "b": 1}),
                 ModelRewrite((), {"any": 1, "other": 1}),
                 ModelRewrite(("x",), {"z": 3}),

@@ -18,7 +18,7 @@ from penstock.gateway.endpoints.discovery.kubernetes import pods_path, unique
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
 from penstock.gateway.endpoints.discovery.kubernetes_cache import T
 from penstock.gateway.endpoints.discovery.kubernetes_follower import MissingError, ObjectFollower, connect
-from penstock.gateway.endpoints.discovery.kubernetes_objects import Pod
+from penstock.gateway.endpoints.discovery.kubernetes_objects import Meta, Pod
 from penstock.gateway.endpoints.discovery.kubernetes_pool_objects import (
     POOL_GROUP,
     RULE_GROUPS,
@@ -30,7 +30,7 @@ from penstock.gateway.endpoints.discovery.kubernetes_pool_objects import (
     priorities,
     rewrites,
 )
-from penstock.gateway.endpoints.pool_rules import ModelRewrite, PoolRules
+from penstock.gateway.endpoints.pool_rules import PoolRules
 from penstock.http.client.pool import Upstream, UpstreamException
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class PoolSource:
         self._objectives = {group: Specs("InferenceObjective", ObjectiveSpec) for group in RULE_GROUPS}
         self._rewrites = {group: Specs("InferenceModelRewrite", RewriteSpec) for group in RULE_GROUPS}
         self._priorities: dict[str, dict[str, int]] = {}
-        self._rules: dict[str, list[ModelRewrite]] = {}
+        self._rules: dict[str, list[tuple[Meta, RewriteSpec]]] = {}
 
     async def watch(self, found: Found) -> None:
         upstream = connect(self.access)
@@ -79,16 +79,15 @@ class PoolSource:
         self._report()
 
     def _take_rewrites(self, group: str, objects: Iterable[Custom]) -> None:
-        self._rules[group] = rewrites(self._rewrites[group].read(objects), self.pool)
+        self._rules[group] = self._rewrites[group].read(objects)
         self._report()
 
     def _report(self) -> None:
         named: dict[str, int] = {}
         for group in reversed(RULE_GROUPS):
             named |= self._priorities.get(group, {})
-        self._tell(
-            self.name, PoolRules(named, tuple(rule for group in RULE_GROUPS for rule in self._rules.get(group, ())))
-        )
+        rules = [rule for group in self._rules.values() for rule in group]
+        self._tell(self.name, PoolRules(named, tuple(rewrites(rules, self.pool))))
 
 
 class _PoolWatch:
