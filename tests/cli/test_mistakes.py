@@ -23,7 +23,9 @@ ON_THE_COMMAND_LINE = {
     "servr": "there is no command servr: did you mean `penstock serve`?",
     "toop --once": "did you mean `penstock top --once`?",
     "endpoint lst": "penstock endpoint: there is no `lst`: did you mean `penstock endpoint list`?",
-    "decider ls": "penstock decider: there is no `ls`: show or step-down",
+    "keys create team-a": "penstock keys: there is no `create`: did you mean `penstock keys new`?",
+    "endpoint rm gpu-0:8000": "penstock endpoint: there is no `rm`: did you mean `penstock endpoint remove`?",
+    "tenant nightly": "there is no `nightly`: expected ls, show, pause, resume, limit, cancel",
     "serve --endpont http://a": "penstock serve: unknown flag `--endpont`: did you mean `penstock serve --endpoint http://a`?",
     "serve --log-level verbose": "`verbose`: expected debug, info, warning, error",
     # no command, or no flag
@@ -32,6 +34,9 @@ ON_THE_COMMAND_LINE = {
     "http://gpu-0:8000": "a command comes first: did you mean `penstock serve --endpoint http://gpu-0:8000`?",
     "serve http://gpu-0:8000": "did you mean `penstock serve --endpoint http://gpu-0:8000`?",
     "doctor http://gpu-0:8000": "did you mean `penstock doctor --endpoint http://gpu-0:8000`?",
+    "check -c penstock.yaml": "unknown flag `-c`: did you mean `penstock check penstock.yaml`?",
+    "doctor penstock.yaml": "did you mean `penstock doctor -c penstock.yaml`?",
+    "status http://gpu-0:8080": "did you mean `penstock status --url http://gpu-0:8080`?",
     "serve a.yaml -c b.yaml": "two settings files are given, a.yaml and b.yaml: one is allowed",
     "check": "penstock check: the following arguments are required: FILE",
     # other programs' flags

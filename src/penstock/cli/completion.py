@@ -15,7 +15,7 @@ PATHS = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY, "DIR": shtab.DIRECTORY, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument of `penstock completion`."""
-    parser.add_argument("shell", choices=SHELLS, help="the shell")
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -34,6 +34,15 @@ _COMMANDS = {
     "drain": "stop quit shutdown kill",
 }
 _OURS = {word: command for command, words in _COMMANDS.items() for word in words.split()}
+_VERBS = (  # words of one meaning: which of them a command has differs
+    "new add create issue make register",
+    "remove rm delete del revoke cancel unregister",
+    "list ls show get",
+    "run submit start send",
+    "limit set quota throttle",
+    "drain disable stop cordon",
+    "resume enable uncordon unpause",
+)
 _NOTES = {
     "drain": "it refuses new requests and serves queued ones; SIGTERM or Ctrl-C stops the gateway after that",
     "reload": "it reads the settings again without losing a request",
@@ -77,12 +86,10 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
-        near = _near(str(value), choices)
+        near = _near(str(value), choices) or _same(str(value), choices)
         if isinstance(action, argparse._SubParsersAction):
-            raise argparse.ArgumentError(
-                None,
-                f"there is no `{value}`: " + (f"did you mean `{self.prog} {near}`?" if near else " or ".join(choices)),
-            )
+            meant = f"did you mean `{self.prog} {near}`?" if near else f"expected {', '.join(choices)}"
+            raise argparse.ArgumentError(None, f"there is no `{value}`: {meant}")
         hint = f" (did you mean `{near}`?)" if near else ""
         raise argparse.ArgumentError(action, f"`{value}`: expected {', '.join(choices)}{hint}")
 
@@ -130,8 +137,10 @@ def _unknown(unknown: list[str], words: list[str], flags: list[str]) -> str:
     wrong = next((word for word in unknown if word.startswith("-")), unknown[0])
     flag, _, value = wrong.partition("=")
     if not wrong.startswith("-"):
-        if "--endpoint" in flags and wrong.startswith(("http://", "https://")):
-            return f"`{wrong}` stands alone: did you mean `{_line(words, wrong, ['--endpoint', wrong])}`?"
+        is_url, is_file = wrong.startswith(("http://", "https://")), wrong.endswith((".yaml", ".yml"))
+        for its, known in (("--endpoint", is_url), ("--url", is_url), ("-c", is_file)):
+            if known and its in flags:
+                return f"`{wrong}` stands alone: did you mean `{_line(words, wrong, [its, wrong])}`?"
         return f"`{wrong}` is one word too many"
     name = flag.lstrip("-").replace("_", "-").lower()
     for ours, theirs in _FLAGS.items():
@@ -141,7 +150,9 @@ def _unknown(unknown: list[str], words: list[str], flags: list[str]) -> str:
         for ours, theirs in _ELSEWHERE.items():
             if name in theirs.split():
                 return f"unknown flag `{flag}`: it is {ours}"
-    near = _near(f"--{name}", flags)
+    if name in ("c", "config") and "-c" not in flags:
+        return f"unknown flag `{flag}`: did you mean `{_line(words, wrong, [value] if value else [])}`?"
+    near = "--url" if name in ("host", "server", "gateway") and "--url" in flags else _near(f"--{name}", flags)
     if near is None:
         return f"unknown flag `{flag}`"
     return f"unknown flag `{flag}`: did you mean `{_line(words, wrong, [f'{near}={value}' if value else near])}`?"
@@ -150,6 +161,14 @@ def _unknown(unknown: list[str], words: list[str], flags: list[str]) -> str:
 def _line(words: list[str], wrong: str, right: list[str]) -> str:
     at = words.index(wrong) if wrong in words else len(words)
     return shlex.join(["penstock", *words[:at], *right, *words[at + 1 :]])
+
+
+def _same(word: str, known: list[str]) -> str | None:
+    """Returns the choice that means the same as a word."""
+    for group in _VERBS:
+        if word in (verbs := group.split()):
+            return next((choice for choice in known if choice in verbs), None)
+    return None
 
 
 def _near(word: str, known: Iterable[str]) -> str | None:
