@@ -240,7 +240,7 @@ def test_the_last_failure_of_an_endpoint_that_is_missing_is_told_in_words() -> N
     made.failed(the_lease(made.arrived(request("r"), now=0.0)), Retry.CONNECT, now=0.5)
     made.endpoint_down("a", now=0.5)
     told = advice(made.snapshot(now=1.0), FailureWindow(Failures()).now(1.0))
-    assert told.startswith("See whether a runs, and what its log says (the endpoint could not be reached).")
+    assert told.startswith("See whether a runs, and what its log says: the endpoint could not be reached.")
 
 
 def test_tokens_count_as_they_come_and_not_when_their_answers_end() -> None:

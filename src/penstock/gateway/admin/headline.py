@@ -15,6 +15,7 @@ import msgspec
 from penstock.core.explain.snapshot import ALL, BandSnapshot, EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import MISSING, SERVING, EndpointState, Reason
 from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
+from penstock.gateway.admin.failing.slow import is_slow, slow
 from penstock.gateway.admin.phrases import count, printable, seconds, short_name
 from penstock.gateway.admin.why import bounds_met, model_why
 from penstock.gateway.telemetry.failures import Kind
@@ -68,7 +69,10 @@ def sentences(snapshot: Snapshot, around: Around | None = None) -> list[str]:
     alarm = _alarm(lately)
     refused = "" if alarm else _lately(lately, (Kind.REFUSED, Kind.EVICTED))
     parts = [around.group, around.strangers, *missing, workers, *_stores(around), *_stopped(snapshot, around)]
-    parts += [_lately(lately, (Kind.BROKEN, Kind.FAILED)), alarm, *state, refused, *_those(snapshot, _ASIDE, around)]
+    late = slow(snapshot, lately)
+    state = [*state, *late] if snapshot.waiting else [*late, *state]
+    parts += [_lately(lately, (Kind.BROKEN, Kind.FAILED)), alarm, *state, refused, _own_limits(lately)]
+    parts += _those(snapshot, _ASIDE, around)
     return [part for part in parts if part]
 
 
@@ -83,7 +87,8 @@ def tone(snapshot: Snapshot, around: Around | None = None) -> str:
     refusing = lately is not None and of_note(lately, (Kind.REFUSED, Kind.EVICTED))
     held = snapshot.drained or snapshot.paused_tenants
     is_aside = any(endpoint.state in _ASIDE for endpoint in snapshot.endpoints)
-    return "busy" if snapshot.waiting or held or around.away or around.strangers or is_aside or refusing else "ok"
+    busy = snapshot.waiting or held or around.away or around.strangers or is_aside or refusing
+    return "busy" if busy or is_slow(snapshot, lately) else "ok"
 
 
 def is_by_operators(snapshot: Snapshot, around: Around | None = None) -> bool:
@@ -163,6 +168,17 @@ def _lately(lately: Lately | None, kinds: Iterable[Kind]) -> str:
     """Failures of the last minute, if they matter."""
     groups = [] if lately is None else of_note(lately, kinds)
     return f"Last minute: {'; '.join([said(group) for group in groups[:FAILURES_NAMED_MAX]])}." if groups else ""
+
+
+def _own_limits(lately: Lately | None) -> str:
+    """Refusals of the last minute by tenants' own limits: no fault, but whoever looks wants to know whose they are."""
+    groups = [] if lately is None else [group for group in lately.groups if group.reason == Reason.TENANT_LIMIT]
+    if not groups:
+        return ""
+    parts = [
+        f"{count(group.count, 'request')} {group.whose}{f' ({group.limit})' * bool(group.limit)}" for group in groups
+    ]
+    return f"Refused by their own limit in the last minute: {'; '.join(parts[:FAILURES_NAMED_MAX])}."
 
 
 def _alarm(lately: Lately | None) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from penstock.core.endpoints.roles import Role
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import SERVING
+from penstock.gateway.admin.failing.slow import inside
 from penstock.gateway.telemetry.failures import Failures, Kind
 
 SAMPLES_MAX = 3_600
@@ -22,8 +23,11 @@ FINE_SAMPLES = 300
 COARSE_S = 10
 TOKENS_OVER = 10  # samples: streams report their growth in steps, other answers at their ends
 RATES = ("sent_per_s", "tokens_per_s", *(f"{kind}_per_s" for kind in Kind))
-TIMES = ("first_token_p50_s", "first_token_p99_s")  # NaN, null in JSON, if no stream began
-CURVES = ("waiting", "running", "slots", "oldest_s", "kv_max", *RATES, *TIMES)
+TIMES = (
+    "first_token_p50_s",
+    "first_token_p99_s",
+)  # NaN, null in JSON, if no stream began; so is `inside` if no engine reports its queue
+CURVES = ("waiting", "inside", "running", "slots", "oldest_s", "kv_max", *RATES, *TIMES)
 
 
 class History:
@@ -55,6 +59,7 @@ class History:
         self._last = (now, totals)
         values = {
             "waiting": float(snapshot.waiting),
+            "inside": math.nan if (queued := inside(snapshot)) is None else float(queued),
             "running": float(snapshot.running),
             "slots": float(sum([e.slots for e in answering(snapshot)])),
             "oldest_s": max((band.oldest_wait_s for band in snapshot.bands), default=0.0),

@@ -21,11 +21,13 @@ from penstock.core.values.catalogue import MISSING, EndpointState
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.incidents import Episode, Incidents
-from penstock.gateway.admin.failing.lately import FailureWindow
+from penstock.gateway.admin.failing.lately import ROWS, FailureWindow
+from penstock.gateway.admin.failing.slow import inside
 from penstock.gateway.admin.failing.strangers import Strangers
 from penstock.gateway.admin.headline import Around, StoppedBy, is_by_operators, sentences, tone
 from penstock.gateway.admin.history import History, answering
 from penstock.gateway.admin.phrases import printable
+from penstock.gateway.admin.picture.steady import Steady
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.admin.why import cause_now, endpoint_why, model_why, within
 from penstock.gateway.proxy.driver import Driver
@@ -79,6 +81,7 @@ class Watch:
         self._last_minute = FailureWindow(facts.failures)
         self._incidents = Incidents(events)
         self._strangers = Strangers()
+        self._steady = Steady()
         self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
         self._started_s = driver.now()
         self._before: dict[str, EndpointState] = {}  # endpoints' states at the last tick
@@ -142,6 +145,7 @@ class Watch:
 
     def state(self, snapshot: Snapshot) -> dict[str, object]:
         """What the page, `top` and `status` show. Lists of endpoints are cut, the others come cut."""
+        snapshot = self._steady.look(snapshot, self._driver.now())
         endpoints = sorted(snapshot.endpoints, key=_troubled_first)
         shown = endpoints[:ENDPOINTS_SHOWN]
         queueing, there = self._facts.queueing(), answering(snapshot)
@@ -172,7 +176,7 @@ class Watch:
             "tasks": _tasks(),
             "headline": " ".join(said),
             "lead": said[0],
-            "advice": advice(snapshot, lately),
+            "advice": advice(snapshot, lately, queueing=queueing.enabled),
             "lately": lately,
             "queueing": queueing,
             "edges": edges,
@@ -187,6 +191,7 @@ class Watch:
             "paused_tenants": [printable(name, NAME_CHARS_MAX) for name in snapshot.paused_tenants[:TENANTS_SHOWN]],
             "waiting": snapshot.waiting,
             "waiting_max": next((bound.most for bound in snapshot.bounds if bound.of == "requests"), None),
+            "inside": inside(snapshot),
             "running": snapshot.running,
             "slots": sum([endpoint.slots for endpoint in there]),
             "slots_taken": sum([min(endpoint.leases, endpoint.slots) for endpoint in there]),
@@ -275,8 +280,9 @@ class Watch:
             if before is None and self._before:
                 self._events.note("endpoint", f"{name} was added")
             elif before not in (None, state) and "held" not in (before, state):
-                why = f" after {failures[name]}" if state == "ejected" and failures[name] else ""
-                self._events.note("endpoint", f"{name} is {state}{why}")
+                failure = failures[name] if state == "ejected" else None
+                why = f": {ROWS.get(failure, failure)}" if failure else ""
+                self._events.note("endpoint", f"{name} is {EndpointState(state).sentence}{why}")
         for name in self._before.keys() - states.keys():
             self._events.note("endpoint", f"{name} was removed")
         self._before = states

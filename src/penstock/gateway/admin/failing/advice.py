@@ -6,18 +6,19 @@ import shlex
 
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import MISSING, EndpointState, Reason
+from penstock.gateway.admin.failing import slow
 from penstock.gateway.admin.failing.lately import ROWS, FailureGroup, Lately, of_alarm, of_note
-from penstock.gateway.admin.phrases import short_name
+from penstock.gateway.admin.phrases import count, short_name
 from penstock.gateway.admin.why import cause_now
 from penstock.gateway.telemetry.failures import Kind
 
 _TOO_MUCH = (Reason.QUEUE_FULL, Reason.OVERLOAD, Reason.QUEUE_TIMEOUT)
 
 
-def advice(snapshot: Snapshot, lately: Lately) -> str:
+def advice(snapshot: Snapshot, lately: Lately, *, queueing: bool = True) -> str:
     """One line, or nothing if all is well."""
     if not snapshot.endpoints:
-        return "`penstock endpoint add URL`, or `endpoints:` in the settings and `penstock reload`."
+        return "Add one with `penstock endpoint add URL`, or to `endpoints` in the settings with `penstock reload`."
     if missing := [endpoint for endpoint in snapshot.endpoints if endpoint.state in MISSING]:
         return _missing(missing, snapshot, lately)
     if snapshot.draining:
@@ -34,15 +35,19 @@ def advice(snapshot: Snapshot, lately: Lately) -> str:
         return f"`penstock endpoint resume {short_name(drained)}` gives its slots back."
     model = next((model for model in snapshot.models if model.waiting and model.cause is not None), None)
     cause = None if model is None else cause_now(model)
-    return "" if cause is None else cause.advice
+    return slow.advice(snapshot, lately, queueing=queueing) if cause is None else cause.advice
 
 
 def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot, lately: Lately) -> str:
     first = missing[0]
-    others = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-    failure = f" ({ROWS.get(first.failure, first.failure)})" if first.failure else ""
+    others = (
+        f" {count(len(missing) - 1, 'other endpoint is', 'other endpoints are')} missing too."
+        if len(missing) > 1
+        else ""
+    )
+    failure = f": {ROWS.get(first.failure, first.failure)}" if first.failure else ""
     todo = EndpointState(first.state).advice.format(short_name(first.name))
-    return f"{todo}{failure}{others}. {_meanwhile(snapshot, lately)}"
+    return f"{todo}{failure}.{others} {_meanwhile(snapshot, lately)}"
 
 
 def _meanwhile(snapshot: Snapshot, lately: Lately) -> str:

@@ -46,6 +46,7 @@ class FailureGroup(msgspec.Struct, frozen=True):
     whose: str  #: in words; "" if no tenant is known
     endpoint: str  #: if all were at one
     most: str = ""  #: the tenant that more than half of them were of, if there is one
+    limit: str = ""  #: of the tenant, if that is the reason
 
 
 class Lately(msgspec.Struct, frozen=True):
@@ -175,7 +176,7 @@ def _group(key: tuple[Kind, str, str], tenants: Counter[str], endpoints: set[str
     total = sum(tenants.values())
     first, number = tenants.most_common(1)[0]
     most = short_name(first) if first != OTHERS and number * 2 > total else ""
-    return FailureGroup(key[0], key[1], total, words(*key), whose(tenants), where, most)
+    return FailureGroup(key[0], key[1], total, words(*key), whose(tenants), where, most, key[2])
 
 
 def whose(counts: Counter[str]) -> str:
