@@ -107,6 +107,11 @@ def test_a_mistake_in_the_settings_is_answered_with_what_to_write(
     assert IN_THE_SETTINGS[text] in err
 
 
+def test_a_tenants_rate_has_its_short_name(capsys: pytest.CaptureFixture[str]) -> None:
+    said = asked(capsys, "tenant", "limit", "a", "--rpm", "60", "--tpm", "1000", "--url", "http://127.0.0.1:9")[2]
+    assert said.startswith("penstock: cannot reach http://127.0.0.1:9")
+
+
 def test_host_and_port_change_their_part_of_the_address(tmp_path: Path) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text("listen: 10.0.0.1:9000")

@@ -45,6 +45,15 @@ async def test_a_balancer_names_the_client_of_a_connection(world: World, workers
     assert clients(log) == [CLIENT, "127.0.0.1"]
 
 
+async def test_a_client_without_a_tenant_is_named_by_the_address_behind_the_proxy(world: World, workers: int) -> None:
+    await world.engine()
+    await world.gateway(workers=workers, client_address=TOLD)
+    asked = await world.ask("GET", "/queue", headers={"x-forwarded-for": CLIENT})
+    assert asked.json()["tenant"] == f"client:{CLIENT}"
+    named = await world.ask("GET", "/queue", headers={"x-forwarded-for": CLIENT, "x-tenant-id": "mine"})
+    assert named.json()["tenant"] == "mine"
+
+
 async def test_a_proxy_names_the_client_of_a_request(world: World, log: io.StringIO) -> None:
     await world.engine()
     await world.gateway(client_address=TOLD, log={"access": True})

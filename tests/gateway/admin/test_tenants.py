@@ -93,6 +93,15 @@ async def test_a_tenants_waiting_requests_are_cancelled_and_no_others(world: Wor
     await let_go(clients)
 
 
+async def test_a_client_without_a_tenant_is_paused_by_its_address(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    await world.chat_with({})
+    await verb(world, "tenants/client:127.0.0.1/pause")
+    assert world.picture().paused_tenants == ["client:127.0.0.1"]
+    await verb(world, "tenants/client:127.0.0.9/pause", status=404)
+
+
 async def test_a_thousand_requests_are_cancelled_at_a_time(world: World) -> None:
     clients = await crowded(world, tenants=("team-a",), waiting=1_001)
     assert await verb(world, "tenants/team-a/cancel") == {"name": "team-a", "cancelled": 1_000, "left": 1}
