@@ -157,12 +157,13 @@ _COMMANDS = {
         group=SET_UP,
         examples="check penstock.yaml; check --live penstock.yaml",
     ),
-    "schema": _Command(
-        "print the settings' JSON Schema, for editors",
-        "config.schema",
-        "Print the settings' JSON Schema. Editors complete and check a file whose first line is "
-        "`# yaml-language-server: $schema=FILE`.",
+    "doctor": _Command(
+        "examine the engines",
+        "cli.doctor",
+        "Examine every endpoint; list missing features, the flags that enable them, and their effect on Penstock. Exit "
+        "code 1 if an endpoint cannot serve as configured.",
         group=SET_UP,
+        examples="doctor --endpoint http://gpu-0:8000; doctor -c penstock.yaml --try",
     ),
     "keys": _Command(
         "issue, list or revoke API keys",
@@ -172,6 +173,48 @@ _COMMANDS = {
         group=SET_UP,
         examples="keys new team-a; keys new team-a notebook --models small --expires 2027-01-31; keys ls",
     ),
+    "schema": _Command(
+        "print the settings' JSON Schema, for editors",
+        "config.schema",
+        "Print the settings' JSON Schema. Editors complete and check a file whose first line is "
+        "`# yaml-language-server: $schema=FILE`.",
+        group=SET_UP,
+    ),
+    "completion": _Command(
+        "print a shell's completion script",
+        "cli.completion",
+        "Print the script that completes commands, flags and files: `penstock completion bash > "
+        "~/.local/share/bash-completion/completions/penstock`, `… zsh > _penstock` in a folder of $fpath, or `… fish > "
+        "~/.config/fish/completions/penstock.fish`.",
+        group=SET_UP,
+    ),
+    "status": _Command(
+        "one-line health summary",
+        "cli.operator",
+        examples="status; status --check",
+    ),
+    "top": _Command(
+        "watch it live in the terminal",
+        "cli.operator",
+        examples="top; top --once",
+    ),
+    "queue": _Command(
+        "list queued requests and causes; bump or cancel a request",
+        "cli.operator",
+        examples="queue; queue bump ID; queue cancel ID",
+    ),
+    "explain": _Command("explain why a request waits or waited", "cli.operator", examples="explain ID"),
+    "usage": _Command(
+        "show who used what",
+        "cli.usage",
+        "Show requests, tokens, seconds and waits per tenant, key, user, model, endpoint, hour or day, at your own "
+        "prices (docs/usage.md).",
+        examples="usage; usage --from 7d --by day,tenant --csv",
+    ),
+    "reload": _Command("read the settings again", "cli.operator"),
+    "pause": _Command("stop dispatching; new requests queue", "cli.operator"),
+    "drain": _Command("refuse new requests; serve queued ones", "cli.operator"),
+    "resume": _Command("end pauses and drains", "cli.operator"),
     "endpoint": _Command(
         "add, drain, resume or remove endpoints of a running gateway",
         "cli.steering.endpoint",
@@ -185,44 +228,24 @@ _COMMANDS = {
         "change; a restart reverts everything.",
         examples="tenant ls; tenant limit nightly --requests-per-minute 60; tenant pause nightly",
     ),
+    "batch": _Command(
+        "run files of requests on idle engines",
+        "cli.batch",
+        "List, show, cancel or run batches at a running gateway (enabled by `batch.data`).",
+        examples="batch run requests.jsonl; batch ls",
+    ),
     "decider": _Command(
         "show the leader of several gateways, or replace it",
         "cli.steering.decider",
         "Among gateways that share a queue (docs/scale.md): show the leader, or let another one lead.",
     ),
     "edges": _Command("show the workers of all gateways that share", "cli.operator"),
-    "status": _Command(
-        "one-line health summary",
-        "cli.operator",
-        examples="status; status --check",
-    ),
-    "queue": _Command(
-        "list queued requests and causes; bump or cancel a request",
-        "cli.operator",
-        examples="queue; queue bump ID; queue cancel ID",
-    ),
-    "explain": _Command("explain why a request waits or waited", "cli.operator", examples="explain ID"),
-    "pause": _Command("stop dispatching; new requests queue", "cli.operator"),
-    "drain": _Command("refuse new requests; serve queued ones", "cli.operator"),
-    "resume": _Command("end pauses and drains", "cli.operator"),
-    "reload": _Command("read the settings again", "cli.operator"),
-    "top": _Command(
-        "watch it live in the terminal",
-        "cli.operator",
-        examples="top; top --once",
-    ),
-    "usage": _Command(
-        "show who used what",
-        "cli.usage",
-        "Show requests, tokens, seconds and waits per tenant, key, user, model, endpoint, hour or day, at your own "
-        "prices (docs/usage.md).",
-        examples="usage; usage --from 7d --by day,tenant --csv",
-    ),
-    "batch": _Command(
-        "run files of requests on idle engines",
-        "cli.batch",
-        "List, show, cancel or run batches at a running gateway (enabled by `batch.data`).",
-        examples="batch run requests.jsonl; batch ls",
+    "demo": _Command(
+        "see it work, in a minute",
+        "cli.demo",
+        "Start two simulated engines and the gateway, run a short load with queueing off and on, compare.",
+        group=TRY,
+        examples="demo; demo --once",
     ),
     "engine": _Command(
         "run a simulated engine",
@@ -231,35 +254,12 @@ _COMMANDS = {
         group=TRY,
         examples="engine --port 9001 --slots 4 --step-ms 40",
     ),
-    "demo": _Command(
-        "see it work, in a minute",
-        "cli.demo",
-        "Start two simulated engines and the gateway, run a short load with queueing off and on, compare.",
-        group=TRY,
-        examples="demo; demo --once",
-    ),
-    "doctor": _Command(
-        "examine the engines",
-        "cli.doctor",
-        "Examine every endpoint; list missing features, the flags that enable them, and their effect on Penstock. Exit "
-        "code 1 if an endpoint cannot serve as configured.",
-        group=SET_UP,
-        examples="doctor --endpoint http://gpu-0:8000; doctor -c penstock.yaml --try",
-    ),
     "simulate": _Command(
         "run a recorded workload in virtual time",
         "sim.traces.trace_cli",
         "Run a recorded workload through the scheduler and simulated engines in virtual time, once per routing policy.",
         group=TRY,
         examples="simulate --trace azure.csv",
-    ),
-    "completion": _Command(
-        "print a shell's completion script",
-        "cli.completion",
-        "Print the script that completes commands, flags and files: `penstock completion bash > "
-        "~/.local/share/bash-completion/completions/penstock`, `… zsh > _penstock` in a folder of $fpath, or `… fish > "
-        "~/.config/fish/completions/penstock.fish`.",
-        group=SET_UP,
     ),
 }
 
