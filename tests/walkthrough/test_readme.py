@@ -15,8 +15,8 @@ README = Path("README.md")
 
 def test_every_command_runs_as_it_stands_there(tmp_path: Path) -> None:
     text = script(README)
-    assert text.count("penstock demo --once\n") == 1
-    text = text.replace("penstock demo --once\n", "")
+    text, demos = re.subn(r"^penstock demo --once +#.*$", "", text, flags=re.MULTILINE)
+    assert demos == 1
     out, complaints = run(f"{text}\npenstock check penstock.yaml", tmp_path, timeout_s=60)
     assert '"chat.completion.chunk"' in out
     assert "data: [DONE]" in out
@@ -40,7 +40,7 @@ def test_the_python_line_is_the_clients_own() -> None:
 
 def test_it_is_read_in_two_minutes() -> None:
     text = re.sub(r"```.*?```|\]\([^)]*\)", "", README.read_text(), flags=re.DOTALL)
-    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 620
+    assert len([word for word in text.split() if re.search(r"\w", word)]) <= 610
 
 
 def test_it_answers_what_a_reader_asks_first() -> None:
