@@ -96,6 +96,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         queue_enabled=queue.enabled,
         bounds=QueueBounds(requests_max=queue.max_requests, bytes_max=queue.max_bytes, tokens_max=queue.max_tokens),
         wait_s_max=queue.max_wait,
+        named_models=_named_models(settings),
         empty_wait_s_max=queue.empty_pool_wait,
         fairness=settings.fairness.policy,
         prices=Prices(prompt=prices.prompt, cached_prompt=prices.cached_prompt, completion=prices.completion),
@@ -139,6 +140,16 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         stale_after_s=max(3 * settings.observe.interval, 2.0),
         divided_tokens_min=settings.routing.divide_from,
     )
+
+
+def _named_models(settings: Settings) -> frozenset[str]:
+    """Returns the models that sources of endpoints name, although they may have none now."""
+    found: set[str] = set()
+    for entry in settings.discovery:
+        for source in (entry.dns, entry.kubernetes):
+            if source is not None and source.models != "auto":
+                found.update(source.models)
+    return frozenset(found)
 
 
 def workers(settings: Settings) -> int:

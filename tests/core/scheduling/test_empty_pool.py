@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import BandSettings, EndpointSpec
 from tests.core.drive import ends, request, scheduler, sent, the_lease
@@ -81,3 +83,17 @@ def test_a_model_whose_last_endpoint_was_removed_is_known_as_long_as_requests_ma
     made.endpoint_removed("a", now=0.0)
     assert made.knows("m", now=299.0) is None
     assert made.knows("m", now=301.0) is False
+
+
+def test_a_named_model_is_waited_for_beside_endpoints_of_others() -> None:
+    made = scheduler(msgspec.structs.replace(LONG, named_models=frozenset({"named"})), a=1)
+    assert ends(made.arrived(request("unknown", model="x"), now=0.0)) == [("unknown", "rejected", "model_not_found")]
+    assert ends(made.arrived(request("r", model="named"), now=0.0)) == []
+    made.endpoint_changed("a", models=["m"], now=1.0)
+    assert ends(made.expire(now=299.0)) == []
+    assert sent(made.endpoint_added(EndpointSpec("b", 1, frozenset({"named"})), now=299.0)) == [("r", "b")]
+    made.arrived(request("r2", model="named"), now=299.0)
+    made.reconfigured(LONG, now=300.0)
+    made.endpoint_removed("b", now=300.0)
+    made.endpoint_changed("a", models=["m"], now=601.0)
+    assert made.knows("named", now=601.0) is False

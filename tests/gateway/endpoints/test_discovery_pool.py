@@ -336,3 +336,16 @@ async def test_a_rewrite_splits_a_model_and_gives_way_to_the_settings(world: Wor
         assert listed == ["sim", "own", "chat"]
         cluster.kinds[REWRITES].delete("one")
         await until_status(world, "chat", 404)
+
+
+async def test_requests_wait_for_the_named_model_of_a_pool_without_pods(world: World) -> None:
+    other, engine = await world.engine(), await world.engine(model="qwen")
+    async with KubeCluster() as cluster:
+        cluster.pool(ports=[int(engine.url.rpartition(":")[2])])
+        source = {"kubernetes": {"pool": "qwen", "models": ["qwen"], "server": cluster.url}}
+        await world.gateway(endpoints=[{"url": other.url, "slots": 4}], discovery=[source], queue={"max_wait": "600s"})
+        assert (await world.chat(model="unknown")).status == 404
+        waiter = world.soon(world.chat(model="qwen"))
+        await world.until(lambda: world.picture().waiting == 1)
+        cluster.pod("a", "127.0.0.1")
+        assert (await waiter).header("x-penstock-endpoint") == "a"

@@ -84,7 +84,9 @@ class Template(Section):
     """Settings of all endpoints of a source."""
 
     engine: values.EngineName = setting("auto", "As `endpoints[].engine`.")
-    models: values.ServedModels = setting("auto", "The models they serve; `auto` asks each.")
+    models: values.ServedModels = setting(
+        "auto", "The models they serve; `auto` asks each. Requests wait for named ones while there is no endpoint."
+    )
     slots: values.Slots = setting("auto", "Concurrent requests of each; `auto` learns the number.")
     weight: values.Weight = setting(1.0, "As `endpoints[].weight`.")
     api_key: values.OptionalSecret = setting(None, "The credential sent to them instead of the client's.")

@@ -24,8 +24,11 @@ GONE_MAX = 1_000  # remembered models without an endpoint
 class Pool:
     """All endpoints of a gateway, by name and in order of configuration."""
 
-    def __init__(self, health: HealthSettings, *, stale_after_s: float) -> None:
+    def __init__(
+        self, health: HealthSettings, *, stale_after_s: float, named_models: frozenset[str] = frozenset()
+    ) -> None:
         self._health = health
+        self._named_models = named_models
         self._stale_after_s = stale_after_s
         self._endpoints: dict[str, Endpoint] = {}
         self._added = 0
@@ -89,10 +92,12 @@ class Pool:
         return endpoint if endpoint is not None and lease.epoch >= endpoint.first_epoch else None
 
     def knows(self, model: str, now: float) -> bool | None:
-        """True if some endpoint serves the model; None while one may yet: it has not reported, or is being replaced."""
+        """True if some endpoint serves the model; None while one may yet: it has not reported, is being replaced, or is
+        named by the settings.
+        """
         if any(e.serves(model) and not self._put_off(e, now) for e in self):
             return True
-        if now < (self._gone.get(model) or now):
+        if model in self._named_models or now < (self._gone.get(model) or now):
             return None
         told = all(e.models is not None or not e.tells_models for e in self)
         return False if told and self._endpoints else None
@@ -202,9 +207,11 @@ class Pool:
             endpoint.apportion(gateways)
         self.changed()
 
-    def reconfigured(self, health: HealthSettings, *, stale_after_s: float) -> None:
+    def reconfigured(
+        self, health: HealthSettings, *, stale_after_s: float, named_models: frozenset[str] = frozenset()
+    ) -> None:
         """Use other rules for health and readings from now on. Verdicts that were passed stand."""
-        self._health, self._stale_after_s = health, stale_after_s
+        self._health, self._stale_after_s, self._named_models = health, stale_after_s, named_models
         for endpoint in self:
             endpoint.health.settings = health
             endpoint.ledger.judged_stale_after(stale_after_s)

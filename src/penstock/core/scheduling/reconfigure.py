@@ -115,7 +115,7 @@ def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float)
     _rearrange(state, before)
     state.reserved.share = state.reserved_share()
     state.quotas.reconfigured(settings.tenants, state.entries.values(), now)
-    state.pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s)
+    state.pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s, named_models=settings.named_models)
     state.candidates.settings = settings.admission
     state.backfill.reconfigured(state.charges)
     state.promised.reconfigured()

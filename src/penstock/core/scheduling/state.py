@@ -76,7 +76,7 @@ class SchedulerState:
         self.gateways = 1  #: that decide each for itself
         self.draw = draw
         self.queues = Queues(settings.bands, settings.bounds)
-        self.pool = Pool(settings.health, stale_after_s=settings.stale_after_s)
+        self.pool = Pool(settings.health, stale_after_s=settings.stale_after_s, named_models=settings.named_models)
         self.charges = account_of(settings)
         self.reserved = ReservedSlots(self.reserved_share())
         self.quotas = Quotas(settings.tenants)

@@ -119,6 +119,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     queue_enabled: bool = True
     bounds: QueueBounds = QueueBounds()
     wait_s_max: float = 60.0
+    named_models: frozenset[str] = frozenset()  #: waited for, although no endpoint may serve them now
     empty_wait_s_max: float | None = None  #: while no endpoint for the model is in service; None: as usual
     fairness: str = "weighted_tokens"
     prices: Prices = Prices()
