@@ -433,6 +433,7 @@ class Chaos:
             requests_max=random.choice((None, 5)),
             min_share=0.2,
             wait_s_max=random.choice((None, 1.0)),
+            preemptible=random.choice((False, True)),
             fairness=random.choice((None, *FAIRNESS)),
             ordering=random.choice((None, *ORDERINGS)),
         )

@@ -14,7 +14,7 @@ from penstock.core.queueing.capped_flows import CappedFlows
 from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.scheduling import sending, waiting
+from penstock.core.scheduling import pumping, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.catalogue import Reason
@@ -32,9 +32,9 @@ def forgets_to_touch(patch: pytest.MonkeyPatch) -> None:
     def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Action]:
         for band in state.queues.bands:
             band.unchecked.pop(endpoint, None)
-        return sending.pumped(state, now)
+        return pumping.pumped(state, now)
 
-    patch.setattr(sending, "touched", touched)
+    patch.setattr(pumping, "touched", touched)
 
 
 def loses_leases(patch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ THREE_BANDS = SchedulerSettings(
     bands=(
         BandSettings("high", engine_waiting_max=3),
         BandSettings("middle", wait_s_max=1.5, requests_max=20),
-        BandSettings("low", engine_waiting_max=0, ceiling=0.7),
+        BandSettings("low", engine_waiting_max=0, ceiling=0.7, preemptible=True),
     ),
     bounds=QueueBounds(requests_max=80, bytes_max=60_000),
     wait_s_max=4.0,
@@ -43,6 +43,7 @@ EVERYTHING = SchedulerSettings(
             wait_s_max=20.0,
             shed_target_s=1.0,
             shed_interval_s=0.5,
+            preemptible=True,
         ),
     ),
     bounds=QueueBounds(requests_max=60, bytes_max=150_000, tokens_max=20_000),

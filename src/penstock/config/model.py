@@ -152,6 +152,11 @@ class BandSection(Section):
         le=PRIORITY_MAX,
     )
     best_effort: values.Bool = setting(default=False, meaning="Work that may be shed under overload, by `shed_target`.")
+    preemptible: values.Bool = setting(
+        default=False,
+        meaning="Requests of higher bands may take its slots: a running request of which its client has seen nothing "
+        "is aborted and queued again, within `admission.max_preemptions` and `admission.max_preempted_share`.",
+    )
     shed_target: values.OptionalDuration = setting(
         None,
         "Best-effort bands only: once the shortest wait of a flow stays above this for `shed_interval`, its requests "
@@ -214,6 +219,12 @@ class Admission(Section):
     )
     reserved_slots: values.ReservedSlots = setting(
         "auto", "The share of slots kept free for flows under their fair share. `auto` measures the need."
+    )
+    max_preemptions: values.Whole = setting(
+        3, "How often a request of a preemptible band may be aborted for requests of higher bands.", ge=0, le=100
+    )
+    max_preempted_share: values.Number = setting(
+        0.03, "The share of all slot time that preemption may lose. 0: nothing is preempted.", ge=0, le=1
     )
     engine_priority: values.Bool = setting(default=False, meaning="Send priorities to engines that support them.")
 
@@ -296,7 +307,7 @@ RootPath = Annotated[str, BeforeValidator(root_path), values.ValueKind("path")]
 DEFAULT_BANDS = (
     BandSection(name="interactive", max_engine_waiting=3),
     BandSection(name="standard", max_engine_waiting=2),
-    BandSection(name="batch", max_engine_waiting=0, best_effort=True),
+    BandSection(name="batch", max_engine_waiting=0, best_effort=True, preemptible=True),
 )
 
 

@@ -91,7 +91,7 @@ class Books:
                 self.leases[action.lease] = action
                 self.lease_of[request_id] = action.lease
             case Requeue():
-                if action.cause in (Cause.STUCK, Cause.ENGINE_QUEUE):
+                if action.cause in (Cause.STUCK, Cause.ENGINE_QUEUE, Cause.PREEMPTED):
                     self.between.add(self.released(self.lease_of[request_id]))
                 assert request_id in self.between, action
                 self.between.remove(request_id)

@@ -61,7 +61,7 @@ class Oracle:
         fitting = [e for e in free if self._open(e, band, now) and self._fits(entry, e, now)]
         assert set(endpoints) == set(self._allowed(entry, fitting, now)), f"{entry.request} may go to {fitting}"
         assert not self._tenant_held(entry), f"at {now} {entry.request} is sent, and its tenant is held"
-        reserved = self._only_reserved_left(model, free, now, known=True)
+        reserved = self._only_reserved_left(model, band, free, now, known=True)
         assert not reserved, f"at {now} {entry.request} takes a slot that is reserved for flows under their share"
 
     def check_nobody_waits_in_vain(self, now: float) -> None:
@@ -91,7 +91,7 @@ class Oracle:
                     continue
                 head = next(self._order(band, [endpoint]), None)
                 only_reserved = head is not None and self._only_reserved_left(
-                    head.request.model, band.open, now, known=True
+                    head.request.model, band, band.open, now, known=True
                 )
                 if head is not None and not self._tenant_held(head) and not only_reserved:
                     fitting = [endpoint] if self._fits(head, endpoint, now) else []
@@ -132,7 +132,7 @@ class Oracle:
     ) -> Choice | None:
         order = [entry for entry in self._order(band, free) if not self._tenant_held(entry)]
         models = [m for m in self._sendable(band) if any(e.serves(m) for e in free)]
-        only_reserved = [model for model in models if self._only_reserved_left(model, free, now, known=known)]
+        only_reserved = [model for model in models if self._only_reserved_left(model, band, free, now, known=known)]
         plain = [model for model in models if model not in only_reserved]
         bumped = [entry for entry in band.bumped.values() if entry in order]
         lines = [bumped, *(self._under_share_line(band, order, model, now, known=known) for model in only_reserved)]
@@ -228,7 +228,9 @@ class Oracle:
 
     # --- single questions ---------------------------------------------------------------------------------------
 
-    def _only_reserved_left(self, model: str, endpoints: Iterable[Endpoint], now: float, *, known: bool) -> bool:
+    def _only_reserved_left(
+        self, model: str, band: Band, endpoints: Iterable[Endpoint], now: float, *, known: bool
+    ) -> bool:
         """True if the slots that are left are reserved for flows under their share.
 
         The pump decides how many are reserved: the number changes with time, and the pump looks again once a second. In
@@ -241,10 +243,10 @@ class Oracle:
         reserved = measure.last_count(model) if measure.share is None else int(measure.share * slots)
         if not known and measure.share is None:
             reserved = int(slots * SHARE_MAX) if self._under_share_come(model, now) else 0
-        return (
-            reserved > 0
-            and sum(e.slots - e.ledger.load(now) for e in endpoints if e in answering and e.serves(model)) <= reserved
-        )
+        free = sum(e.slots - e.ledger.load(now) for e in endpoints if e in answering and e.serves(model))
+        if band.settings.preemptible:
+            free += state.preemption.takeable(model)
+        return reserved > 0 and free <= reserved
 
     def _fits(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool = True) -> bool:
         if not endpoint.serves(entry.request.model) or entry.excludes(endpoint.name, now):

@@ -32,7 +32,7 @@ from penstock.core.endpoints.liveness import Liveness
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
 from penstock.core.queueing.fair_tree import Node
-from penstock.core.scheduling import reconfigure, returning, sending, waiting
+from penstock.core.scheduling import preempting, pumping, reconfigure, returning, sending, waiting
 from penstock.core.scheduling.questions import Questions
 from penstock.core.scheduling.returning import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
 from penstock.core.scheduling.sending import BAND_RANKS
@@ -110,7 +110,7 @@ class Scheduler(Questions):
             returning.well(state, endpoint, now)
         if len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.made_wait:
             return []  # closed before and after, and no request waits elsewhere for this prompt to be computed
-        return sending.touched(state, endpoint, now)
+        return pumping.touched(state, endpoint, now)
 
     def passed_on(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
         """A part of an answer that does not stream has reached the client: it can't be retried any more."""
@@ -133,7 +133,7 @@ class Scheduler(Questions):
             if state.paced:
                 state.queues.touch(endpoint)
                 look = True
-        return sending.pumped(state, now) if look else []
+        return pumping.pumped(state, now) if look else []
 
     def finished(self, lease: int, usage: Usage | None = None, *, refused: bool = False, now: float) -> list[Action]:
         """The last byte of an answer was read from the engine.
@@ -164,7 +164,7 @@ class Scheduler(Questions):
             state.estimator.learn_output(entry.tenant, model, entry.charge.output_seen, answers)
         waiting.end(state, entry, usage or entry.presumed_usage(), now)
         if endpoint is None:
-            return sending.pumped(state, now)
+            return pumping.pumped(state, now)
         if held.first_token_s is None:  # it did not stream, or was empty
             endpoint.health.answered(endpoint.slots)
             endpoint.liveness.began(held, endpoint.ledger, now)
@@ -172,7 +172,7 @@ class Scheduler(Questions):
         if refused and endpoint.proof.refused(now - held.began_s, well=state.pool.answered):
             returning.seen_through(state, endpoint, now)
         returning.well(state, endpoint, now, refused=refused)
-        return sending.pumped(state, now)
+        return pumping.pumped(state, now)
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         """The prompt of a divided request is computed: its prefill lease ends and its decode lease begins.
@@ -202,7 +202,7 @@ class Scheduler(Questions):
         state.leases[following.serial] = entry
         state.recorder.handed_over(entry, following.endpoint, now)
         actions: list[Action] = [Decode(entry.request.id, following.endpoint, following.serial)]
-        sending.hand_out(state, now, actions)
+        pumping.hand_out(state, now, actions)
         return actions
 
     def failed(
@@ -235,7 +235,7 @@ class Scheduler(Questions):
                 returning.evict_falling_back(state, now, actions)
         if endpoint is not None and not endpoint.proof.stands:
             returning.evict_unknown(state, now, actions)
-        sending.hand_out(state, now, actions)
+        pumping.hand_out(state, now, actions)
         return actions
 
     def cancelled(self, request_id: str, *, now: float) -> list[Action]:
@@ -251,11 +251,11 @@ class Scheduler(Questions):
             waiting.unqueue(state, entry, Event.CANCELLED, now)
             state.forecast.left(entry, now)
             waiting.end(state, entry, None, now, Reason.CANCELLED)
-            return sending.pumped(state, now)  # others may have waited for it
+            return pumping.pumped(state, now)  # others may have waited for it
         endpoint = sending.release(state, entry, now, abandoned=True)
         entry.move(Event.CANCELLED)
         waiting.end(state, entry, entry.presumed_usage(), now, Reason.CLIENT_GONE)
-        return sending.touched(state, endpoint, now) if endpoint is not None else sending.pumped(state, now)
+        return pumping.touched(state, endpoint, now) if endpoint is not None else pumping.pumped(state, now)
 
     def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:
         """The `keys` of a queued request's token blocks: they show which endpoint caches how much of its prompt."""
@@ -287,7 +287,7 @@ class Scheduler(Questions):
         for endpoint in state.pool:
             if endpoint.serves(entry.model):
                 state.queues.touch(endpoint)
-        return sending.pumped(state, now)
+        return pumping.pumped(state, now)
 
     # --- endpoints ---
 
@@ -297,7 +297,7 @@ class Scheduler(Questions):
         endpoint = state.pool.add(spec)
         state.paced = state.has_pace_limit()
         state.health_changed(now)
-        return sending.touched(state, endpoint, now)
+        return pumping.touched(state, endpoint, now)
 
     def endpoint_up(self, name: str, *, now: float) -> list[Action]:
         """A probe found the endpoint alive."""
@@ -385,7 +385,7 @@ class Scheduler(Questions):
         actions: list[Action] = []
         returning.evict_unknown(state, now, actions)
         returning.evict_falling_back(state, now, actions)
-        sending.hand_out(state, now, actions)
+        pumping.hand_out(state, now, actions)
         return actions
 
     def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
@@ -427,7 +427,7 @@ class Scheduler(Questions):
         state, actions = self._state, list[Action]()
         if state.queues.waiting:
             returning.evict_falling_back(state, now, actions)
-            sending.hand_out(state, now, actions)
+            pumping.hand_out(state, now, actions)
         return actions
 
     def observed(self, name: str, reading: Observation | None, *, answered: bool = False, now: float) -> list[Action]:
@@ -444,7 +444,7 @@ class Scheduler(Questions):
             state.router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
         else:
             endpoint.ledger.missed(answered=answered)
-        return sending.touched(state, endpoint, now)
+        return pumping.touched(state, endpoint, now)
 
     def moved(self, names: Iterable[str], *, now: float) -> list[Action]:
         """Answers of the endpoints `names` made progress, or would have if their clients had read them."""
@@ -458,7 +458,7 @@ class Scheduler(Questions):
         state = self._state
         endpoint = state.pool[name]
         endpoint.ledger.glimpse(part, now)
-        return sending.touched(state, endpoint, now)
+        return pumping.touched(state, endpoint, now)
 
     def kv_stored(self, endpoint: str, keys: Iterable[int], *, now: float) -> list[Action]:  # noqa: ARG002
         """An endpoint reports that it caches the token blocks with these `keys`."""
@@ -505,7 +505,7 @@ class Scheduler(Questions):
         state.pauses.resume(model)
         state.holds_changed()
         state.forecast.resumed(model)
-        return sending.pumped(state, now)
+        return pumping.pumped(state, now)
 
     def bumped(self, request_id: str, *, now: float) -> list[Action]:
         """Let a queued request go next in its band, after earlier bumped ones, as soon as there is room for it."""
@@ -515,7 +515,7 @@ class Scheduler(Questions):
             return []
         state.queues.bands[entry.request.band].bumped.setdefault(entry.seq, entry)
         state.recorder.bumped(entry)
-        return sending.pumped(state, now)
+        return pumping.pumped(state, now)
 
     def tenants_limited(self, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
         """New `limits` of all tenants, for requests already here, too. `running=0` pauses a tenant."""
@@ -530,7 +530,7 @@ class Scheduler(Questions):
         state.wait_causes.look(now, at_once=True)
         for endpoint in state.pool:
             state.queues.touch(endpoint)
-        return sending.pumped(state, now)
+        return pumping.pumped(state, now)
 
     def budget_shared(self, tenant: str, period_s: float, left: float, *, now: float) -> list[Action]:
         """All gateways that share this budget of `tenant` have so much `left`."""
@@ -561,7 +561,7 @@ class Scheduler(Questions):
             else:
                 state.recorder.blamed(entry, Reason.OPERATOR)
                 actions.append(Abort(request_id, Reason.OPERATOR))
-        sending.hand_out(state, now, actions)
+        pumping.hand_out(state, now, actions)
         return actions
 
     def reconfigured(self, settings: SchedulerSettings, *, now: float) -> list[Action]:
@@ -616,7 +616,7 @@ class Scheduler(Questions):
             state.queues.touch(endpoint)
         actions: list[Action] = []
         returning.evict_unknown(state, now, actions)
-        sending.hand_out(state, now, actions)
+        pumping.hand_out(state, now, actions)
         return actions
 
     def adopted(
@@ -728,7 +728,7 @@ class Scheduler(Questions):
                     returning.surplus(state, endpoint, now, actions)
                 state.look_again(endpoint, limit.looks_s(endpoint.ledger, now))
         _expire_drain(state, now, actions)
-        sending.hand_out(state, now, actions)
+        pumping.hand_out(state, now, actions)
         return actions
 
     def drain(self, *, queue_until_s: float, stop_at_s: float, now: float) -> list[Action]:
@@ -766,12 +766,14 @@ def _taken_in(state: SchedulerState, entry: Entry, now: float) -> list[Action]:
     state.under_share.arrived(entry, now)
     waiting.enqueue(state, entry, now)
     if state.pump.may_go(entry, now):
-        sending.hand_out(state, now, actions)
+        pumping.hand_out(state, now, actions)
     if entry.state is State.WAITING:
         before = len(actions)
         waiting.admit_to_wait(state, entry, now, actions)
         if len(actions) > before:  # a refused or displaced request may have been in another's way
-            sending.hand_out(state, now, actions)
+            pumping.hand_out(state, now, actions)
+        elif entry.state is State.WAITING:
+            preempting.make_way(state, now, actions)
     return actions
 
 

@@ -90,6 +90,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
                 shed_interval_s=band.shed_interval,
                 fairness=band.fairness.policy or None,
                 ordering=band.ordering or None,
+                preemptible=band.preemptible,
             )
             for band in settings.bands
         ),
@@ -112,6 +113,8 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
             prefill_tokens_max=admission.max_prefill_tokens,
             time_per_output_token_s_max=admission.max_time_per_output_token,
             reserved_share=None if admission.reserved_slots == "auto" else admission.reserved_slots,
+            preemptions_max=admission.max_preemptions,
+            preempted_share_max=admission.max_preempted_share,
         ),
         engine_priority=admission.engine_priority,
         tenants=all_limits(settings),

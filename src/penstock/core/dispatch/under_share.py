@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from penstock.core.dispatch.backfill import Backfill
+from penstock.core.dispatch.preemption_budget import PreemptionBudget
 from penstock.core.dispatch.reserved_slots import FREES_MAX, ReservedSlots
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
@@ -42,6 +43,7 @@ class UnderShare:
         quotas: Quotas,
         capped: CappedFlows,
         backfill: Backfill,
+        preemption: PreemptionBudget,
         look_again: Callable[[Endpoint, float], None],
     ) -> None:
         self._queues = queues
@@ -50,6 +52,7 @@ class UnderShare:
         self._quotas = quotas
         self._capped = capped
         self._backfill = backfill
+        self._preemption = preemption
         self._look_again = look_again
         self._served = Decaying(DEMAND_WINDOW_S)  # work that was sent, over the same window as demands
 
@@ -206,7 +209,7 @@ class UnderShare:
             free = band.free_slots
         else:
             free = sum(band.open[e] for e in endpoints if e.serves(model))
-        if free > reserved:
+        if free > reserved or (band.settings.preemptible and free + self._preemption.takeable(model) > reserved):
             return False
         # Arrivals are forgotten, so time alone may shrink the reserve.
         self._look_again(endpoints[-1], now + RESERVE_REVIEW_S)

@@ -197,11 +197,12 @@ class DispatchRecord:
 class RetryRecord:
     """A request's failed tries."""
 
-    __slots__ = ("attempts", "excluded", "recalls", "refusals")
+    __slots__ = ("attempts", "excluded", "preemptions", "recalls", "refusals")
 
     def __init__(self) -> None:
         self.attempts = 0  #: failed dispatches that cost an attempt
         self.recalls = 0  #: how often it was withdrawn from an engine
+        self.preemptions = 0  #: of these, for requests of higher bands
         self.refusals = 0  #: how often an engine turned it away as one too many
         self.excluded: dict[str, float] = {}  #: endpoints that refused or failed it, and until when
 

@@ -17,7 +17,7 @@ from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import top
 from penstock.core.queueing.queues import Queues
-from penstock.core.scheduling import sending
+from penstock.core.scheduling import pumping
 from penstock.core.scheduling.state import SchedulerState, account_of, keys_of
 from penstock.core.values.actions import Action
 from penstock.core.values.lifecycle import State
@@ -124,10 +124,11 @@ def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float)
     state.under_share.judge_again(now)
     state.recorder.reconfigured([band.name for band in settings.bands], settings.admission, state.entries.values(), now)
     state.budget.share = settings.retry_budget
+    state.preemption.follow(settings.admission.preempted_share_max, bands=state.has_preemptible())
     state.paced = state.has_pace_limit()
     for endpoint in state.pool:
         state.queues.touch(endpoint)
-    return sending.pumped(state, now)
+    return pumping.pumped(state, now)
 
 
 def _rearrange(state: SchedulerState, before: SchedulerSettings) -> None:

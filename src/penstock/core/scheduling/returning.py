@@ -101,7 +101,7 @@ def requeue(
     state.charges.refund(state.queues.bands[entry.request.band].tree, entry)
     state.promised.settle(entry, 0.0)
     state.recorder.requeued(entry, failure, endpoint.name if endpoint is not None else "", now)
-    if endpoint is not None and failure not in (Cause.ENGINE_QUEUE, Failure.STALE):
+    if endpoint is not None and failure not in (Cause.ENGINE_QUEUE, Cause.PREEMPTED, Failure.STALE):
         avoid_s = math.inf if failure in ONCE else AVOID_S
         if failure is Failure.BUSY:
             avoid_s = min(REFUSED_AVOID_S * 2 ** min(entry.retry.refusals - 1, 16), REFUSED_AVOID_S_MAX)
@@ -225,7 +225,8 @@ def _from_stuck(state: SchedulerState, endpoint: Endpoint, now: float, actions: 
         entry = state.leases[lease.serial]
         if liveness.gives_up(lease, ledger, now) and _served_elsewhere(state, entry, now):
             liveness.gave_up(lease, now)
-            _recall(state, entry, lease, now)
+            recall(state, entry, lease, now)
+            entry.own_retry().recalls += 1
             requeue(state, entry, now, actions, failure=Cause.STUCK, endpoint=endpoint)
 
 
@@ -236,22 +237,23 @@ def surplus(state: SchedulerState, endpoint: Endpoint, now: float, actions: list
     """
     for lease in endpoint.ledger.limit.surplus(endpoint.ledger, now):
         entry = state.leases[lease.serial]
-        if _may_wait(state, entry):
-            _recall(state, entry, lease, now)
+        if entry.retry.recalls < RECALLS_MAX and may_wait(state, entry):
+            recall(state, entry, lease, now)
+            entry.own_retry().recalls += 1
             requeue(state, entry, now, actions, failure=Cause.ENGINE_QUEUE, endpoint=endpoint)
 
 
-def _recall(state: SchedulerState, entry: Entry, lease: Lease, now: float) -> None:
+def recall(state: SchedulerState, entry: Entry, lease: Lease, now: float) -> None:
+    """Take a request back from an engine that goes on until it notices."""
     state.router.failed(entry, lease)
     sending.release(state, entry, now, abandoned=True)
-    entry.own_retry().recalls += 1
 
 
-def _may_wait(state: SchedulerState, entry: Entry) -> bool:
+def may_wait(state: SchedulerState, entry: Entry) -> bool:
     """Whether a request can be queued again without being refused."""
     if not state.settings.queue_enabled or state.draining or state.pauses.halted:
         return False
-    if entry.retry.recalls >= RECALLS_MAX or not entry.whole or entry.queue.deadline_s < math.inf:
+    if not entry.whole or entry.queue.deadline_s < math.inf:
         return False
     return entry.queue.wait_s_max == math.inf or entry.queue.waited_s < WAITED_SHARE_MAX * entry.queue.wait_s_max
 

@@ -24,19 +24,6 @@ from penstock.core.values.request import Underway
 BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant count up to that
 
 
-def pumped(state: SchedulerState, now: float) -> list[Action]:
-    """Dispatch whatever can be dispatched. Returns the result."""
-    actions: list[Action] = []
-    hand_out(state, now, actions)
-    return actions
-
-
-def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Action]:
-    """Look again at an endpoint that may have opened or closed. Returns the result."""
-    state.queues.touch(endpoint)
-    return pumped(state, now) if state.queues.waiting else []
-
-
 def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Learn an endpoint's slots from our own answers, and set the timer that acts on it."""
     if endpoint.finds_slots:
@@ -52,18 +39,14 @@ def look(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
         state.queues.touch(endpoint)
 
 
-def hand_out(state: SchedulerState, now: float, actions: list[Action]) -> None:
-    """Dispatch until no queued request may be sent. Adds to `actions`."""
-    if not state.settings.queue_enabled and state.queues.waiting:
-        send_all(state, now, actions)
+def send_open(state: SchedulerState, now: float, actions: list[Action]) -> None:
+    """Dispatch until no queued request may be sent to an open endpoint. Adds to `actions`."""
     while state.queues.waiting and (found := state.pump.next(now)) is not None:
         entry, endpoints = found
         if not in_time(state, entry, now):
             waiting.evict(state, entry, Reason.DEADLINE_MISSED, now, actions)
         else:
             actions.append(dispatch(state, entry, endpoints, now))
-    if state.queues.waiting:
-        state.wait_causes.look(now)
 
 
 def send_all(state: SchedulerState, now: float, actions: list[Action]) -> None:
@@ -162,15 +145,14 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
         lease.prefills()
         decode, decode_lease = reserve_decode(state, entry, answering, now)
         state.recorder.divided(entry, decode)
-    entry.sent(lease)
-    state.leases[lease.serial] = entry
+    _hold(state, entry, lease, band)
     if state.look_s == math.inf and chosen.liveness.warm and len(state.pool) > 1:
         state.look_s = now + CHECK_S
     chosen.ledger.add(lease)
     chosen.dispatches_total += 1
     state.pool.took_turn(chosen, endpoints, lease.serial)
     state.affinity.used(chosen)
-    if not entry.retry.attempts and not entry.retry.refusals and not entry.retry.recalls:
+    if not entry.retry.attempts and not entry.retry.refusals and not (entry.retry.recalls or entry.retry.preemptions):
         state.budget.sent(now)
     queued = state.queues.waiting > 0 and any(request.model in b.tree.root.backlog for b in state.queues.bands)
     state.forecast.dispatched(entry, queued=queued, now=now)
@@ -214,8 +196,7 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
         lease.prefills()
         state.pending.take_on(entry, underway.decode, underway.decode_lease, now)
     state.under_share.sent(entry, now)
-    entry.sent(lease)
-    state.leases[lease.serial] = entry
+    _hold(state, entry, lease, state.queues.bands[request.band])
     streams = underway.begun and request.streamed
     if streams:
         entry.move(Event.FIRST_TOKEN)
@@ -230,6 +211,14 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
     if streams:
         entry.charge.seen(max(1, underway.output_tokens))
         state.charges.progressed(tree, entry)
+
+
+def _hold(state: SchedulerState, entry: Entry, lease: Lease, band: Band) -> None:
+    """Keep the lease of a request of `band` until it ends."""
+    entry.sent(lease)
+    state.leases[lease.serial] = entry
+    if band.settings.preemptible and not entry.request.streamed:
+        state.preemption.held[lease.serial] = entry.model
 
 
 def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoint, now: float) -> None:
@@ -284,6 +273,8 @@ def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool 
     """
     lease = entry.leased()
     del state.leases[lease.serial]
+    if state.preemption.held:
+        state.preemption.held.pop(lease.serial, None)
     entry.sent(None)
     if state.pending.leases and (answering := state.pending.drop(entry, now)) is not None:
         state.queues.touch(answering)

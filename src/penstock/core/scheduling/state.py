@@ -10,6 +10,7 @@ from penstock.core.dispatch.backfill import Backfill
 from penstock.core.dispatch.candidates import CandidateFilter
 from penstock.core.dispatch.disaggregation import PendingDecodes
 from penstock.core.dispatch.operator_pauses import OperatorPauses
+from penstock.core.dispatch.preemption_budget import PreemptionBudget
 from penstock.core.dispatch.prefill_stagger import PrefillStagger
 from penstock.core.dispatch.pump import Pump
 from penstock.core.dispatch.reserved_slots import ReservedSlots
@@ -86,6 +87,7 @@ class SchedulerState:
         self.stagger = PrefillStagger(self.pool, self.look_again)
         self.backfill = Backfill(self.charges)
         self.capped = CappedFlows(self.queues, self.quotas, tenant_level=settings.tenant_level)
+        self.preemption = PreemptionBudget(settings.admission.preempted_share_max, bands=self.has_preemptible())
         self.under_share = UnderShare(
             self.queues,
             self.pool,
@@ -93,6 +95,7 @@ class SchedulerState:
             quotas=self.quotas,
             capped=self.capped,
             backfill=self.backfill,
+            preemption=self.preemption,
             look_again=self.look_again,
         )
         self.candidates = CandidateFilter(
@@ -241,6 +244,10 @@ class SchedulerState:
     def reserved_share(self) -> float | None:
         """Returns the share of slots reserved for flows under their share; None: measured; 0.0: one line for all."""
         return self.settings.admission.reserved_share if self.charges.uses_flows else 0.0
+
+    def has_preemptible(self) -> bool:
+        """True if a band is preemptible, and its requests may be preempted at all."""
+        return self.settings.admission.preemptions_max > 0 and any(band.preemptible for band in self.settings.bands)
 
     def has_pace_limit(self) -> bool:
         """True if a limit of time per output token is set, for all, for a band or for an endpoint."""

@@ -68,6 +68,11 @@ class Cause(StrEnum):
         "all slots are taken",
         f"{_MORE}, or more `slots` if engines have room.",
     )
+    PREEMPTED = (
+        "preempted",
+        "its slot went to a request of a higher band",
+        "Nothing, if bands are as they are meant. `admission.max_preempted_share` bounds it.",
+    )
     ENGINE_QUEUE = (
         "engine_queue",
         "enough requests are queued inside the engine",

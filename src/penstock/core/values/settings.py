@@ -52,6 +52,7 @@ class BandSettings(msgspec.Struct, frozen=True):
     shed_interval_s: float = 5.0  #: for how long it has to
     fairness: str | None = None  #: its own policy; None: that of all
     ordering: str | None = None  #: its own; None: that of all
+    preemptible: bool = False  #: its leases may be given to higher bands while the client has seen nothing
 
 
 class QueueBounds(msgspec.Struct, frozen=True):
@@ -77,6 +78,8 @@ class AdmissionSettings(msgspec.Struct, frozen=True):
     prefill_tokens_max: int = 16384
     time_per_output_token_s_max: float | None = None
     reserved_share: float | None = None  #: of the slots, kept for flows under their share; None: measured
+    preemptions_max: int = 3  #: of one request
+    preempted_share_max: float = 0.03  #: of all slot time, lost to preemption; 0: nothing is preempted
 
 
 class HealthSettings(msgspec.Struct, frozen=True):

@@ -105,7 +105,7 @@ class Metrics:
         for reason in Reason:
             if reason not in AFTER_ADMISSION:
                 self._rejections.labels(reason)
-        for cause in (*Failure, Cause.STUCK, Cause.ENGINE_QUEUE):
+        for cause in (*Failure, Cause.STUCK, Cause.ENGINE_QUEUE, Cause.PREEMPTED):
             if cause is not Failure.BROKEN:  # never tried again
                 self._requeues.labels(cause)
         self._overheads = self._overhead.labels()
@@ -205,7 +205,7 @@ class Metrics:
     def retried(self, caller: Caller, endpoint: str, cause: str) -> None:
         """A request that `endpoint` did not serve is tried again."""
         self._requeues.labels(cause).inc()
-        if cause != Cause.ENGINE_QUEUE:  # nothing failed: more was sent than its engine turned out to run
+        if cause not in (Cause.ENGINE_QUEUE, Cause.PREEMPTED):  # otherwise nothing failed
             self.failures.retried(caller.tenant, endpoint, cause)
 
     def fell_back(self, model: str, to: str) -> None:

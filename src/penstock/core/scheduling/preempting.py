@@ -1,0 +1,130 @@
+"""Preemption: work of a preemptible band gives its slot back to a request of a higher band.
+
+Model: a queued request of a higher band that only lacks a slot, and gets none soon by the forecast, takes that of the
+youngest preemptible lease, of the lowest band, of which the client has seen nothing. The youngest, because what is lost
+is the time since its dispatch. That lease is aborted, and its request goes back to its place in the queue with its age.
+`admission.max_preemptions` bounds how often that happens to one request; a token bucket bounds the lost slot time to
+`admission.max_preempted_share` of all slot time (it may go into debt by one lease). With it a batch fills all idle
+slots: a slot that it holds counts as free when slots are reserved for flows under their share.
+
+Preemption is for slots alone. Nothing is preempted for memory or prompt room, in pools with roles, at engines that
+continue aborted requests, or for the benefit of the same band. Source: preemption of best-effort tasks in cluster
+schedulers (Borg); the road not taken is to leave it to the engine: vLLM and SGLang never end a running request for want
+of a slot unless told to, and cannot put it back in a queue that others share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from penstock.core.dispatch import admission
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.lease import Lease
+from penstock.core.queueing.band import Band
+from penstock.core.queueing.entry import Entry
+from penstock.core.scheduling import returning, sending
+from penstock.core.scheduling.state import SchedulerState
+from penstock.core.values.actions import Action, Dispatch
+from penstock.core.values.catalogue import Cause
+from penstock.core.values.lifecycle import State
+
+SOON_S = 0.05  # a slot that frees by then is not worth an abort, which takes as long (vLLM: 34 ms)
+
+
+def make_way(state: SchedulerState, now: float, actions: list[Action]) -> None:
+    """Preempt leases until no queued request of a higher band would gain by it. Adds to `actions`.
+
+    Ends: each round takes a lease, and a round that sends no request of a higher band is the last one.
+    """
+    if not state.preemption.on or state.pool.roles.any:
+        return
+    while (found := _victim(state, now)) is not None:
+        victim, lease, endpoint = found
+        state.preemption.lost(now - lease.began_s)
+        returning.recall(state, victim, lease, now)
+        victim.own_retry().preemptions += 1
+        returning.requeue(state, victim, now, actions, failure=Cause.PREEMPTED, endpoint=endpoint)
+        before = len(actions)
+        sending.send_open(state, now, actions)
+        sent = [state.entries[a.request_id] for a in actions[before:] if isinstance(a, Dispatch)]
+        if not any(entry.request.band < victim.request.band for entry in sent):
+            return
+
+
+def _victim(state: SchedulerState, now: float) -> tuple[Entry, Lease, Endpoint] | None:
+    """Returns the lease to preempt, with its request and endpoint; None: no request would gain by it."""
+    bands = state.queues.bands
+    owed = state.promised.owed()
+    lower = [band for band in bands if band.settings.preemptible and band.tree.root.in_flight and band not in owed]
+    if not lower or not state.preemption.allows(now, sum(e.slots for e in state.pool if e.in_service)):
+        return None
+    for band in bands:
+        beneath = {one.rank for one in lower if one.rank > band.rank}
+        if not beneath or not band.tree.root.waiting:
+            continue
+        for model in list(band.tree.root.backlog):
+            head = None if state.pump.holds(model, band) else state.capped.head(band, [model])
+            if head is not None and not state.quotas.at_limit(head.account):
+                found = _youngest(state, head, band, beneath, now)
+                if found is not None:
+                    return found
+    return None
+
+
+def _youngest(
+    state: SchedulerState, head: Entry, band: Band, beneath: set[int], now: float
+) -> tuple[Entry, Lease, Endpoint] | None:
+    """Returns the youngest preemptible lease, of the lowest band, at an endpoint where `head` only lacks a slot."""
+    endpoints = list(_lacking_a_slot(state, head, band, now))
+    if not endpoints:
+        return None
+    ahead = sum(one.tree.root.backlog.get(head.model, 0) for one in state.queues.bands[: band.rank + 1])
+    soon = sum(_freeing(endpoint, now) for endpoint in endpoints)
+    if soon >= ahead:
+        for endpoint in endpoints:
+            state.look_again(endpoint, now + SOON_S)
+        return None
+    best: tuple[Entry, Lease, Endpoint] | None = None
+    for endpoint in endpoints:
+        for lease in endpoint.ledger.leases.values():
+            entry = state.leases[lease.serial]
+            if entry.request.band not in beneath or not preemptible(state, entry, lease):
+                continue
+            if best is None or (entry.request.band, lease.began_s) > (best[0].request.band, best[1].began_s):
+                best = entry, lease, endpoint
+    return best
+
+
+def preemptible(state: SchedulerState, entry: Entry, lease: Lease) -> bool:
+    """True if the client of a request of a preemptible band has seen nothing of it, and it may be queued again."""
+    if entry.state is not State.RUNNING or lease.passed_on or lease.pending or lease.first_token_s is not None:
+        return False
+    if entry.retry.preemptions >= state.settings.admission.preemptions_max or entry.request.pinned is not None:
+        return False
+    return returning.may_wait(state, entry)
+
+
+def _lacking_a_slot(state: SchedulerState, head: Entry, band: Band, now: float) -> Iterator[Endpoint]:
+    """Yields the endpoints that would take `head` if one lease less were there."""
+    settings = state.settings.admission
+    for endpoint, cause in list(band.closed.items()):
+        if cause is not Cause.SLOTS_FULL or not endpoint.serves(head.model) or head.excludes(endpoint.name, now):
+            continue
+        ledger, preferred = endpoint.ledger, head.affinity.preferred
+        if ledger.lingers or (preferred and endpoint not in preferred):
+            continue
+        if ledger.load(now) - 1 >= ledger.limit.slots * band.settings.ceiling:
+            continue
+        queued = ledger.engine_queue(now)
+        if queued > 0 and queued + 1 >= band.settings.engine_waiting_max:
+            continue  # the aborted request counts as queued there until the engine has stopped
+        if admission.misfit(head, endpoint, settings, now=now) is None:
+            yield endpoint
+
+
+def _freeing(endpoint: Endpoint, now: float) -> int:
+    """Returns how many slots are forecast to free soon. Overdue leases are not counted: their forecast was wrong."""
+    pace_s = endpoint.ledger.speed.time_per_output_token_s(now)
+    if not pace_s:
+        return 0
+    return sum(now < lease.ends_s(pace_s, now) <= now + SOON_S for lease in endpoint.ledger.leases.values())

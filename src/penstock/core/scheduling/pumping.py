@@ -1,0 +1,32 @@
+"""Pumping: after a fact that may have opened an endpoint, dispatch all that can be, by preemption if need be."""
+
+from __future__ import annotations
+
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.scheduling import preempting, sending
+from penstock.core.scheduling.state import SchedulerState
+from penstock.core.values.actions import Action
+
+
+def pumped(state: SchedulerState, now: float) -> list[Action]:
+    """Dispatch whatever can be dispatched. Returns the result."""
+    actions: list[Action] = []
+    hand_out(state, now, actions)
+    return actions
+
+
+def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Action]:
+    """Look again at an endpoint that may have opened or closed. Returns the result."""
+    state.queues.touch(endpoint)
+    return pumped(state, now) if state.queues.waiting else []
+
+
+def hand_out(state: SchedulerState, now: float, actions: list[Action]) -> None:
+    """Dispatch until no queued request may be sent. Adds to `actions`."""
+    if not state.settings.queue_enabled and state.queues.waiting:
+        sending.send_all(state, now, actions)
+    sending.send_open(state, now, actions)
+    if state.queues.waiting:
+        preempting.make_way(state, now, actions)
+    if state.queues.waiting:
+        state.wait_causes.look(now)

@@ -1,0 +1,134 @@
+"""A request of a higher band takes the slot of preemptible work, the youngest first, within bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.conformance.invariants import CheckedScheduler
+from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.actions import Action, Dispatch, Requeue
+from penstock.core.values.request import Usage
+from penstock.core.values.settings import AdmissionSettings, BandSettings, Limits
+from tests.core.drive import request, scheduler, sent
+
+PEOPLE, BATCH = 0, 1
+SETTINGS = SchedulerSettings(
+    bands=(BandSettings("people", engine_waiting_max=3), BandSettings("batch", engine_waiting_max=0, preemptible=True)),
+    wait_s_max=1e9,
+    stale_after_s=1e9,
+)
+
+
+def limited(**admission: Any) -> SchedulerSettings:
+    return replace(SETTINGS, admission=AdmissionSettings(**admission))
+
+
+def full(settings: SchedulerSettings = SETTINGS, *, slots: int = 4, **more: Any) -> tuple[CheckedScheduler, list[int]]:
+    """A scheduler whose slots all run batch work, granted one a second from second 0; and the leases, oldest first."""
+    made = scheduler(settings, e=slots)
+    leases = []
+    for at in range(slots):
+        actions = made.arrived(request(f"b{at}", band=BATCH, **more), now=float(at))
+        leases += [action.lease for action in actions if isinstance(action, Dispatch)]
+    assert len(leases) == slots
+    return made, leases
+
+
+def requeued(actions: list[Action]) -> list[tuple[str, str]]:
+    return [(action.request_id, action.cause) for action in actions if isinstance(action, Requeue)]
+
+
+def test_the_youngest_batch_request_gives_its_slot_to_a_person() -> None:
+    made, _ = full()
+    actions = made.arrived(request("p", band=PEOPLE), now=10.0)
+    assert requeued(actions) == [("b3", "preempted")]
+    assert sent(actions) == [("p", "e")]
+
+
+def test_a_preempted_request_returns_to_its_place_and_is_charged_for_nothing() -> None:
+    made, leases = full()
+    made.arrived(request("later", band=BATCH), now=9.0)
+    made.arrived(request("p", band=PEOPLE), now=10.0)
+    entry = made.inspect().entries["b3"]
+    assert entry.charge.charged == 0.0
+    actions = made.finished(leases[0], Usage(10, 50), now=11.0)
+    assert sent(actions) == [("b3", "e")]  # it arrived before `later`
+
+
+def test_nothing_is_preempted_for_the_same_band_or_for_a_lower_one() -> None:
+    made, _ = full()
+    assert made.arrived(request("more", band=BATCH), now=10.0) == []
+
+
+def test_nothing_is_preempted_in_a_band_that_is_not_preemptible() -> None:
+    bands = tuple(replace(band, preemptible=False) for band in SETTINGS.bands)
+    made, _ = full(replace(SETTINGS, bands=bands))
+    assert made.arrived(request("p", band=PEOPLE), now=10.0) == []
+
+
+@pytest.mark.parametrize("admission", [{"preempted_share_max": 0.0}, {"preemptions_max": 0}])
+def test_preemption_can_be_switched_off(admission: dict[str, Any]) -> None:
+    made, _ = full(limited(**admission))
+    assert made.arrived(request("p", band=PEOPLE), now=10.0) == []
+
+
+def test_a_stream_is_preempted_only_before_its_first_token() -> None:
+    made, leases = full(streamed=True)
+    for lease in leases[1:]:
+        made.first_token(lease, now=5.0)
+    assert requeued(made.arrived(request("p", band=PEOPLE), now=10.0)) == [("b0", "preempted")]
+    assert made.arrived(request("q", band=PEOPLE), now=10.1) == []
+
+
+def test_a_whole_answer_that_began_to_reach_its_client_is_not_preempted() -> None:
+    made, leases = full()
+    made.passed_on(leases[3], now=9.0)
+    assert requeued(made.arrived(request("p", band=PEOPLE), now=10.0)) == [("b2", "preempted")]
+
+
+def test_one_request_is_preempted_so_many_times_at_most() -> None:
+    made, _ = full(limited(preemptions_max=2, preempted_share_max=1.0), slots=1)
+    for at in (10.0, 20.0):
+        actions = made.arrived(request(f"p{at}", band=PEOPLE), now=at)
+        assert requeued(actions) == [("b0", "preempted")]
+        lease = next(action.lease for action in actions if isinstance(action, Dispatch))
+        assert sent(made.finished(lease, Usage(1, 50), now=at + 5.0)) == [("b0", "e")]
+    assert made.arrived(request("p", band=PEOPLE), now=30.0) == []
+
+
+def test_no_more_slot_time_is_lost_than_the_stated_share() -> None:
+    """One slot, 1 %: in debt by 50 s of work, nothing is preempted until 5,000 s have paid for it."""
+    made, _ = full(limited(preempted_share_max=0.01, preemptions_max=100), slots=1)
+    actions = made.arrived(request("p0", band=PEOPLE), now=50.0)
+    assert requeued(actions) == [("b0", "preempted")]
+    lease = next(action.lease for action in actions if isinstance(action, Dispatch))
+    made.finished(lease, Usage(1, 50), now=60.0)
+    assert made.arrived(request("p1", band=PEOPLE), now=61.0) == []
+    assert made.inspect().preemption.lost_s_total == 50.0
+
+
+def test_no_slot_is_reserved_from_a_batch_whose_slots_can_be_taken() -> None:
+    """An operator reserves half of the slots for flows under their share; a preemptible flood uses them all."""
+    settings = limited(reserved_share=0.5)
+    made = scheduler(settings, e=4)
+    made.arrived(request("other", band=PEOPLE, tenant="people"), now=0.0)
+    ran = [sent(made.arrived(request(f"b{at}", band=BATCH, tenant="batch"), now=0.1)) for at in range(6)]
+    assert sum(map(len, ran)) == 3
+    assert requeued(made.arrived(request("p", band=PEOPLE, tenant="people"), now=5.0)) != []
+
+
+def test_two_people_take_two_slots_and_a_third_one_waits_for_the_engine_to_stop() -> None:
+    """Aborted requests count as queued in the engine until it has stopped; the band allows two of them."""
+    made, _ = full()
+    ran = [sent(made.arrived(request(f"p{at}", band=PEOPLE), now=10.0)) for at in range(3)]
+    assert ran == [[("p0", "e")], [("p1", "e")], []]
+
+
+def test_a_request_at_its_tenants_limit_preempts_nothing() -> None:
+    made, _ = full(replace(SETTINGS, tenants={"t": Limits(running=1)}), slots=2)
+    first = made.arrived(request("p0", band=PEOPLE, tenant="t"), now=10.0)
+    assert len(requeued(first)) == 1
+    assert made.arrived(request("p1", band=PEOPLE, tenant="t"), now=11.0) == []
