@@ -153,7 +153,7 @@ def default_settings(*, queue_enabled: bool = True) -> SchedulerSettings:
         bands=(
             BandSettings("interactive", engine_waiting_max=3),
             BandSettings("standard", engine_waiting_max=2),
-            BandSettings("batch", engine_waiting_max=0),
+            BandSettings("batch", engine_waiting_max=0, preemptible=True),
         ),
         queue_enabled=queue_enabled,
         routing="predicted_ttft",
