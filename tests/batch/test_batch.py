@@ -372,6 +372,21 @@ async def test_interactive_requests_go_first(world: World, tmp_path: Path) -> No
     assert bands["standard"] == 0
 
 
+async def test_a_batch_that_people_preempt_loses_no_item_and_answers_none_twice(world: World, tmp_path: Path) -> None:
+    await world.engine(step_s=0.005)
+    await gateway(world, tmp_path, slots=2)
+    api = Batches(world)
+    batch = await api.start(*(line(f"r{n}", tokens=20) for n in range(20)))
+    await world.until(lambda: world.picture().running == 2)
+    for _ in range(10):
+        assert (await world.chat("now", tokens=2)).status == 200
+    ended = await api.ended(batch)
+    assert ended["request_counts"] == {"total": 20, "completed": 20, "failed": 0}
+    results = await api.lines(ended["output_file_id"])
+    assert sorted(one["custom_id"] for one in results) == sorted(f"r{n}" for n in range(20))
+    assert await world.metric("penstock_requeues_total", reason="preempted") > 0
+
+
 # --- uploads ------------------------------------------------------------------------------------------------------
 
 

@@ -92,7 +92,7 @@ async def test_every_value_that_docs_dashboard_and_alerts_look_for_can_count(wor
 
 def test_every_word_that_dashboard_and_alerts_look_for_exists() -> None:
     words = {
-        "reason": {*Reason, *Failure, Cause.ENGINE_QUEUE, Cause.STUCK},
+        "reason": {*Reason, *Failure, Cause.ENGINE_QUEUE, Cause.PREEMPTED, Cause.STUCK},
         "outcome": set(Outcome),
         "state": set(EndpointState),
         "instance": {"$instance"},

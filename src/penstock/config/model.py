@@ -224,7 +224,7 @@ class Admission(Section):
         3, "How often a request of a preemptible band may be aborted for requests of higher bands.", ge=0, le=100
     )
     max_preempted_share: values.Number = setting(
-        0.03, "The share of all slot time that preemption may lose. 0: nothing is preempted.", ge=0, le=1
+        0.05, "The share of all slot time that preemption may lose. 0: nothing is preempted.", ge=0, le=1
     )
     engine_priority: values.Bool = setting(default=False, meaning="Send priorities to engines that support them.")
 

@@ -192,6 +192,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     sources: list[SourceSnapshot]  #: of cached prefixes
     paused_tenants: list[str] = []
     bounds: list[BoundSnapshot] = []  #: none if queueing is off
+    preempted_slot_s: float = 0.0  #: slot seconds lost to preemption so far
 
 
 ALL = "*"  #: all models, among the names of paused or drained ones

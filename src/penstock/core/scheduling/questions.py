@@ -235,6 +235,7 @@ class Questions:
             sources=state.router.sources.snapshot(now),
             paused_tenants=sorted(state.quotas.paused_names()),
             bounds=bounds_now(queues, state.settings.bounds) if state.settings.queue_enabled else [],
+            preempted_slot_s=state.preemption.lost_s_total,
         )
 
     def tokens_under_way(self) -> int:

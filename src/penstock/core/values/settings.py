@@ -79,7 +79,7 @@ class AdmissionSettings(msgspec.Struct, frozen=True):
     time_per_output_token_s_max: float | None = None
     reserved_share: float | None = None  #: of the slots, kept for flows under their share; None: measured
     preemptions_max: int = 3  #: of one request
-    preempted_share_max: float = 0.03  #: of all slot time, lost to preemption; 0: nothing is preempted
+    preempted_share_max: float = 0.05  #: of all slot time, lost to preemption; 0: nothing is preempted
 
 
 class HealthSettings(msgspec.Struct, frozen=True):

@@ -63,6 +63,8 @@ class Gauges:
             lambda: ((key, tokens[key]) for key in keys),
         )
         yield Levels("penstock_queued_bytes", "Bytes of bodies waiting.", [], lambda: [((), snapshot.waiting_bytes)])
+        text_lost = "Slot time lost to preemption, in seconds."
+        yield Levels("penstock_preempted_slot_seconds_total", text_lost, [], lambda: [((), snapshot.preempted_slot_s)])
         yield from columns(_P, "band", _OF_BANDS, lambda: ((band.name, band) for band in snapshot.bands))
         yield Levels(
             "penstock_deadline_tries_total", text, ["model"], lambda: (((name,), n) for name, n in tries.items())
