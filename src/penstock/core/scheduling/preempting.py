@@ -64,7 +64,7 @@ def _victim(state: SchedulerState, now: float) -> tuple[Entry, Lease, Endpoint] 
             continue
         for model in list(band.tree.root.backlog):
             head = None if state.pump.holds(model, band) else state.capped.head(band, [model])
-            if head is not None and not state.quotas.at_limit(head.account):
+            if head is not None and not state.quotas.at_limit(head.accounts):
                 found = _youngest(state, head, band, beneath, now)
                 if found is not None:
                     return found
