@@ -2,6 +2,7 @@
 
 `state.py` is the record of all parts; `questions.py` reads it. Functions change it, each file using those before it:
 `waiting.py` (a request is queued, and how it ends), `sending.py` (a lease is taken or returned), `returning.py` (a
-failure: what it shows of the endpoint, and where the request goes), `reconfigure.py` (settings change). The facts
-themselves are the methods of `Scheduler`, in `core/scheduler.py`.
+failure: its evidence about the endpoint, and the next step of the request), `preempting.py` (a higher band takes a
+slot), `pumping.py` (all that can be sent is sent), `reconfigure.py` (settings change). The facts themselves are the
+methods of `Scheduler`, in `core/scheduler.py`.
 """
