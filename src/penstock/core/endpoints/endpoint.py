@@ -202,6 +202,13 @@ class Endpoint:
             return None
         return min([lease.ends_s(pace_s, now) for lease in self.ledger.leases.values()]) - now
 
+    def frees_within(self, seconds: float, now: float) -> int:
+        """Returns how many slots are forecast to free so soon. Overdue leases do not count."""
+        pace_s = self.ledger.speed.time_per_output_token_s(now)
+        if not pace_s:
+            return 0
+        return sum([now < lease.ends_s(pace_s, now) <= now + seconds for lease in self.ledger.leases.values()])
+
     def serves(self, model: str) -> bool:
         """True if requests for `model` may go here."""
         if self.left_to_others is not None and (self.left_all_to_others or model in self.left_to_others):

@@ -47,7 +47,7 @@ def make_way(state: SchedulerState, now: float, actions: list[Action]) -> None:
         before = len(actions)
         sending.send_open(state, now, actions)
         sent = [state.entries[a.request_id] for a in actions[before:] if isinstance(a, Dispatch)]
-        if not any(entry.request.band < victim.request.band for entry in sent):
+        if not sent or min([entry.request.band for entry in sent]) >= victim.request.band:
             return
 
 
@@ -56,7 +56,7 @@ def _victim(state: SchedulerState, now: float) -> tuple[Entry, Lease, Endpoint] 
     bands = state.queues.bands
     owed = state.promised.owed()
     lower = [band for band in bands if band.settings.preemptible and band.tree.root.in_flight and band not in owed]
-    if not lower or not state.preemption.allows(now, sum(e.slots for e in state.pool if e.in_service)):
+    if not lower or not state.preemption.allows(now, sum([e.slots for e in state.pool if e.in_service])):
         return None
     for band in bands:
         beneath = {one.rank for one in lower if one.rank > band.rank}
@@ -78,8 +78,8 @@ def _youngest(
     endpoints = list(_lacking_a_slot(state, head, band, now))
     if not endpoints:
         return None
-    ahead = sum(one.tree.root.backlog.get(head.model, 0) for one in state.queues.bands[: band.rank + 1])
-    soon = sum(_freeing(endpoint, now) for endpoint in endpoints)
+    ahead = sum([one.tree.root.backlog.get(head.model, 0) for one in state.queues.bands[: band.rank + 1]])
+    soon = sum([endpoint.frees_within(SOON_S, now) for endpoint in endpoints])
     if soon >= ahead:
         for endpoint in endpoints:
             state.look_again(endpoint, now + SOON_S)
@@ -120,11 +120,3 @@ def _lacking_a_slot(state: SchedulerState, head: Entry, band: Band, now: float) 
             continue  # the aborted request counts as queued there until the engine has stopped
         if admission.misfit(head, endpoint, settings, now=now) is None:
             yield endpoint
-
-
-def _freeing(endpoint: Endpoint, now: float) -> int:
-    """Returns how many slots are forecast to free soon. Overdue leases are not counted: their forecast was wrong."""
-    pace_s = endpoint.ledger.speed.time_per_output_token_s(now)
-    if not pace_s:
-        return 0
-    return sum(now < lease.ends_s(pace_s, now) <= now + SOON_S for lease in endpoint.ledger.leases.values())
