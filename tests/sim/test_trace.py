@@ -241,27 +241,6 @@ def test_wrong_flags_are_explained(flags: list[str], told: str, capsys: pytest.C
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "command"),
-    [
-        (["--scenario", "flood", "--seeds", "1,2"], "python -m bench scenarios NAME"),
-        (["--scenario=flood"], "python -m bench scenarios NAME"),
-        (["--lab", "--small", "--cells", "grid/*"], "python -m bench lab"),
-        (["--cells", "grid/*", "-j", "2", "--lab"], "python -m bench lab"),
-        (["--list"], "python -m bench scenarios --list"),
-    ],
-)
-def test_flags_that_have_moved_name_the_command_that_has_them(
-    flags: list[str], command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["simulate", *flags])
-    assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert command in told
-
-
 def test_the_bench_runs_a_trace_by_other_projects_rules_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = str(conversations(tmp_path / "few.gz", count=5, turns=2))
     assert bench(["trace", "--trace", trace, "--routing", "sglang_cache_aware", "--endpoints", "2", "--json"]) == 0

@@ -34,6 +34,7 @@ from penstock.batch.store.port import Store, StoreError
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Batch, Item, Result
 from penstock.core.values.catalogue import Reason
+from penstock.core.values.request import Usage
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,11 @@ class HeldItem:
         self.offer: Offer | None = None
         self.waits = False
         self.over = False  # the item has ended or returns, but the store does not know it yet
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it stands ready or is queued."""
+        return self.work is not None or (self.offer is not None and self.waits)
 
 
 class _Pause(msgspec.Struct):
@@ -147,18 +153,18 @@ class Runner:
     def withdraw(self, batch: str, *, running: bool = False) -> None:
         """Take the items of `batch` back from the scheduler: those that wait or stand ready; with `running`, all."""
         for held in [h for h in self._held.values() if h.batch == batch]:
-            if held.work is not None or (held.offer is not None and (running or held.waits)):
+            if held.is_idle or (running and held.offer is not None):
                 self._take_back(held)
 
     def stop(self) -> None:
-        """Claim no further items, and return those that wait or are ready. Running ones may end."""
+        """Claim no further items, and give queued and ready ones back to the store. Running ones may end."""
         self._stopped = True
         self._leave()
 
     def _leave(self) -> None:
-        """Return items that wait or are ready."""
+        """Give queued and ready items back to the store."""
         for held in list(self._held.values()):
-            if held.work is not None or (held.offer is not None and held.waits):
+            if held.is_idle:
                 self._take_back(held)
 
     async def drained(self) -> None:
@@ -373,7 +379,7 @@ class Runner:
                     await asyncio.sleep(FAULT_S)
 
     async def close(self) -> None:
-        """Return all items, and write the remaining results. Call it after both tasks have ended."""
+        """Give all items back to the store, and write the remaining results. Call it after both tasks have ended."""
         for held in list(self._held.values()):
             if held.work is not None or held.offer is not None:
                 self._take_back(held)
@@ -414,23 +420,13 @@ class Runner:
 
 def _result(held: HeldItem, answer: ItemAnswer) -> Result:
     if answer.too_large:
-        text = api_objects.unanswered(
-            held.batch, held.line, held.custom_id, "answer_too_large", "The answer is larger than is kept."
-        )
+        why = "answer_too_large", "The answer is larger than is kept."
+        text = api_objects.unanswered(held.batch, held.line, held.custom_id, *why)
         return Result(held.batch, held.line, ItemState.FAILED, text)
     text = api_objects.answered(
         held.batch, held.line, held.custom_id, status=answer.status, request_id=answer.request_id, body=answer.body
     )
-    well = answer.status < 400
-    usage = answer.usage
-    if usage is None:
-        return Result(held.batch, held.line, ItemState.COMPLETED if well else ItemState.FAILED, text)
-    return Result(
-        held.batch,
-        held.line,
-        ItemState.COMPLETED if well else ItemState.FAILED,
-        text,
-        usage.prompt_tokens,
-        usage.cached_tokens,
-        usage.completion_tokens,
-    )
+    state = ItemState.COMPLETED if answer.status < 400 else ItemState.FAILED
+    usage = answer.usage or Usage(0, 0)
+    tokens = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+    return Result(held.batch, held.line, state, text, *tokens)

@@ -16,7 +16,6 @@ from penstock.core.dispatch.prefill_stagger import STEP_S
 from penstock.core.dispatch.reserved_slots import SHARE_MAX
 from penstock.core.dispatch.under_share import RESERVE_REVIEW_S
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.endpoints.ledger import REVIEW_S
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import PASSED_MAX, Entry
@@ -110,7 +109,7 @@ class Oracle:
         for band in turns:
             if not band.tree.waiting:
                 continue
-            pool = band.open if known else (e for e in self._state.pool if self._open_long(e, band, now))
+            pool = band.open if known else (e for e in self._state.pool if self._open(e, band, now))
             free = [e for e in pool if e not in reserved]
             if not free:
                 continue
@@ -285,7 +284,7 @@ class Oracle:
         roles, model = self._state.pool.roles, entry.request.model
         others = [e for e in self._state.pool if e.serves(model) and roles.computes(e, model, whole=False)]
         others = [e for e in others if self.healthy(e, now) and e is not endpoint]
-        others = [e for e in others if not e.ledger.prefill.overdue(when)]
+        others = [e for e in others if when <= e.ledger.prefill.overdue_s]
         left_s = [e.ledger.prefill.left(when) / e.ledger.prefill.rate for e in others]
         return not left_s or min(left_s) <= patience_s
 
@@ -355,15 +354,6 @@ class Oracle:
     def _open(self, endpoint: Endpoint, band: Band, now: float) -> bool:
         settings = self._state.settings.admission
         return self.healthy(endpoint, now) and admission.closed(endpoint, band.settings, settings, now=now) is None
-
-    def _open_long(self, endpoint: Endpoint, band: Band, now: float) -> bool:
-        """Open, and if others' load is fading, long enough for the scheduler to have checked again."""
-        fading = not endpoint.ledger.credible(now) and endpoint.ledger.foreign(now) > 0.01
-        slack_s = REVIEW_S + ROUNDING_S if fading else 0.0
-        settings = self._state.settings.admission
-        # The past first: once asked about now, the ledger answers the same for then.
-        was_open = admission.closed(endpoint, band.settings, settings, now=now - slack_s) is None
-        return was_open and self._open(endpoint, band, now)
 
     def healthy(self, endpoint: Endpoint, now: float) -> bool:
         health = endpoint.health

@@ -89,7 +89,7 @@ def inflate(body: bytes, coding: str, bytes_max: int, hold: Callable[[int], bool
             raise TooMuchAtOnce
         whole.write(piece)
         if not piece and not data and not inflater.eof:
-            raise BadPacking(f"The body is not valid {coding}: it breaks off.")
+            raise BadPacking(f"The body is not valid {coding}: it is cut short.")
         yield
 
 

@@ -90,7 +90,7 @@ def test_the_log_hears_of_an_incident_twice_at_its_begin_and_in_all(caplog: pyte
     minute.look(19.0 + QUIET_S)
     assert [record.message for record in caplog.records] == [
         "failure: 1 request of a refused: the queue is full",
-        "failure, in all: 20 requests of a refused: the queue is full, in 19.0 s",
+        "failure, total: 20 requests of a refused: the queue is full, in 19.0 s",
     ]
 
 

@@ -96,7 +96,7 @@ class PrefillStagger:
             prefill = endpoint.ledger.prefill
             if now >= prefill.due_s:
                 endpoint.ledger.advance(now)  # not asked of one with all slots taken
-            if self._pool.unhealthy(endpoint, now) is not None or prefill.overdue(now):
+            if self._pool.unhealthy(endpoint, now) is not None or now > prefill.overdue_s:
                 continue
             done_s = prefill.left(now) / prefill.rate
             soonest = sorted([*soonest, (done_s, endpoint)], key=_first)[:2]

@@ -43,18 +43,9 @@ class Health:
     """The verdict on one endpoint."""
 
     __slots__ = (
-        "_ejections",
-        "_failures",
-        "_refusals",
-        "_told_until_s",
-        "ejected_until_s",
-        "held_until_s",
-        "presence",
-        "settings",
-        "trial",
-        "trial_until_s",
-        "up",
-    )
+        "_ejections", "_failures", "_refusals", "_told_until_s", "ejected_until_s", "held_until_s", "presence",
+        "settings", "trial", "trial_until_s", "up",
+    )  # fmt: skip
 
     def __init__(self, settings: HealthSettings, *, up: bool) -> None:
         self.settings = settings

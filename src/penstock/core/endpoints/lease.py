@@ -21,36 +21,11 @@ class Lease:
     """One slot in use."""
 
     __slots__ = (
-        "beside",
-        "cached_tokens",
-        "cached_told",
-        "computed_tokens",
-        "dispatched_s",
-        "endpoint",
-        "epoch",
-        "first_token_s",
-        "keys_since",
-        "output_tokens",
-        "passed_on",
-        "pending",
-        "prefill_end_s",
-        "prefix",
-        "progress_computed",
-        "progress_s",
-        "progress_tokens",
-        "prompt_tokens",
-        "queued_tokens",
-        "request_id",
-        "serial",
-        "sought",
-        "source",
-        "streamed",
-        "taken_s",
-        "transferred_tokens",
-        "tries",
-        "twin_computing",
-        "within_proven",
-    )
+        "beside", "cached_tokens", "cached_told", "computed_tokens", "dispatched_s", "endpoint", "epoch",
+        "first_token_s", "keys_since", "output_tokens", "passed_on", "pending", "prefill_end_s", "prefix",
+        "progress_computed", "progress_s", "progress_tokens", "prompt_tokens", "queued_tokens", "request_id", "serial",
+        "sought", "source", "streamed", "taken_s", "transferred_tokens", "tries", "twin_computing", "within_proven",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -3,8 +3,7 @@
 Everyday picture: a car park with a display that is minutes old. We know each car we sent in and each that came back out
 to us; the display adds the cars of others. So load = ours + those on the display that were not ours when it was read.
 An engine's page moves only when a step ends, so an unchanged reading has no news: its numbers keep the time of the last
-changed one. While the page is only old, load = ours + the last average of the others, which fades; while it is gone or
-contradicted, load = ours.
+changed one. While the page does not count, load = ours.
 """
 
 from __future__ import annotations
@@ -16,12 +15,11 @@ import msgspec
 
 from penstock.core.endpoints.concurrency import ENDS_MAX, ConcurrencyLimit
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.page import EnginePage, Standing
+from penstock.core.endpoints.page import EnginePage
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 from penstock.core.endpoints.speed import Speed
 from penstock.core.values.observation import Glimpse, Observation
 
-REVIEW_S = 1.0  # how often a fading estimate of others' load is looked at again; it halves in 20 s
 ABANDONED_STEPS = 2.0  # the step that it is in, and the one that has begun when the hang-up arrives (decision 0024)
 ABANDONED_S_MIN = 0.05  # these, and the way there
 WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
@@ -136,7 +134,6 @@ class Ledger:
         if last is not None and last.dispatched_s > lease.dispatched_s:
             self.leases = _in_dispatch_order(self.leases)
             self.prefill.leases = _in_dispatch_order(self.prefill.leases)
-        self.page.taken_on()
         if lease.dispatched_s >= self.page.moved_s:
             self._sent += 1
             self._tokens += lease.tokens
@@ -356,10 +353,6 @@ class Ledger:
             self._load_until_s = -math.inf
             self._door = 0.0
 
-    def standing(self, now: float) -> Standing:
-        """Returns how far the engine's page counts now."""
-        return self.page.standing(now)
-
     def glimpse(self, part: Glimpse, now: float) -> None:
         """Take in a `part` of a reading if it differs from the last whole one.
 
@@ -400,9 +393,8 @@ class Ledger:
 
     def judged_stale_after(self, stale_after_s: float) -> None:
         """Use readings for `stale_after_s` from now on."""
-        self.page.stale_after_s = stale_after_s
+        self.page.judged_stale_after(stale_after_s)
         self._load_until_s = -math.inf
-        self.page.judge_again()
 
     def credible(self, now: float) -> bool:
         """True if the last reading counts."""
@@ -414,10 +406,6 @@ class Ledger:
         """The number of slots changed."""
         self._load_until_s = -math.inf
 
-    def foreign(self, now: float) -> float:
-        """Returns how many requests of others are believed to be there while the page does not count."""
-        return self.page.remembered(now, self.slots)
-
     def load(self, now: float) -> float:
         """Returns how many requests are believed to be on the endpoint, running or waiting, ours and others'."""
         if now < self._load_until_s:
@@ -426,9 +414,7 @@ class Ledger:
             self._load = len(self.leases) + self.page.others + self._door
             self._load_until_s = self.page.changes_s(now)
         else:
-            foreign = self.foreign(now)
-            self._load = len(self.leases) + foreign
-            self._load_until_s = now if foreign > 0.0 else math.inf
+            self._load, self._load_until_s = float(len(self.leases)), math.inf
         return self._load
 
     def engine_queue(self, now: float, *, told: bool = True, strict: bool = False) -> float:
@@ -454,9 +440,7 @@ class Ledger:
     def review_s(self, now: float) -> float:
         """Returns when time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
         due_s = min(self.prefill.due_s, min([slot[1] for slot in self._abandoned if slot[1] > now], default=math.inf))
-        if self.page.credible(now):
-            return min(due_s, self.page.changes_s(now))
-        return min(due_s, now + REVIEW_S) if self.foreign(now) > 0.01 else due_s
+        return min(due_s, self.page.changes_s(now)) if self.page.credible(now) else due_s
 
     def kv_usage(self, now: float) -> float | None:
         """Returns the assumed share of KV memory in use; None if not reported."""

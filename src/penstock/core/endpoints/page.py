@@ -22,7 +22,6 @@ STILL_S = 3.0  # a page may be written every so many steps only: SGLang's every 
 SHORT_SHARE = 0.5  # of ours that are surely there; a page that shows less is of another engine, or of another time
 OURS_MIN = 4  # requests that may come or go while the page is asked for
 READINGS = 16  # a page may be so many readings late, and show ours that have ended
-FADES_S = 30.0  # others' load is forgotten over about a long answer's time
 TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
 TRY_S_MAX = 30.0
 CONTRADICTED = 8  # the width beyond which requests that began in time contradict the page: 1, 2, 4, 8, so four in a row
@@ -63,9 +62,9 @@ class EnginePage:
     """The page of one engine."""
 
     __slots__ = (
-        "_agrees", "_alive_since_s", "_misses", "_pause_s", "_recent", "_short", "_sure_until_s", "_try_s", "_usual",
-        "_width", "asked_s", "base", "closed_s", "contradicted", "kv_moved_s", "last", "moved_s", "no_page", "others",
-        "outstanding", "own", "read_every_s", "stale_after_s", "worked_s",
+        "_agrees", "_alive_since_s", "_misses", "_pause_s", "_recent", "_short", "_sure_until_s", "_try_s", "_width",
+        "asked_s", "base", "closed_s", "contradicted", "kv_moved_s", "last", "moved_s", "no_page", "others",
+        "outstanding", "own", "read_every_s", "stale_after_s", "usual_others", "worked_s",
     )  # fmt: skip
 
     def __init__(self, stale_after_s: float) -> None:
@@ -81,7 +80,7 @@ class EnginePage:
         self.own = 0  #: requests of ours that had been sent when the last reading that moved was asked for
         self.others = 0.0  #: requests beyond these that the readings show
         self._recent: deque[float] = deque(maxlen=READINGS)  # ours, as of the last readings
-        self._usual = 0.0  # others recently, on average
+        self.usual_others = 0.0  #: likewise, on average: for people
         self._short = False
         self._misses = 0
         self._alive_since_s = math.inf  # since when answers have gone on and the page has not moved
@@ -133,7 +132,7 @@ class EnginePage:
         self._recent.append(float(own))
         # If we sometimes send more than fits, a late page shows ended ones of ours.
         self.others = max(0.0, shown - (max(self._recent) if tries_sizes else own))
-        self._usual += 0.3 * (self.others - self._usual)
+        self.usual_others += 0.3 * (self.others - self.usual_others)
         full = base.kv_usage is not None and base.kv_usage >= 0.9
         likely = abs(shown - own) <= max(OURS_MIN, 0.25 * own) and base.waiting <= OURS_MIN and not full
         self._agrees = self._agrees + 1 if likely else 0
@@ -152,7 +151,7 @@ class EnginePage:
     def forget(self) -> None:
         """The page no longer counts."""
         self.base = None
-        self._usual = self.others = 0.0
+        self.usual_others = self.others = 0.0
         self._recent.clear()
         self._sure_until_s = -math.inf
         self.opens()
@@ -196,24 +195,13 @@ class EnginePage:
         frozen_s = self.moved_s + FROZEN_S
         return min(self.asked_s + self.stale_after_s, frozen_s if frozen_s > now else math.inf)
 
-    def judge_again(self) -> None:
-        """The page's validity has to be established again."""
-        self._sure_until_s = -math.inf
-
-    def remembered(self, now: float, slots: int) -> float:
-        """Returns the assumed requests of others while the page does not count: they fade if it is old, otherwise 0."""
-        if self._is_doubted or self.moved_s == -math.inf:
-            return 0.0
-        faded = self._usual * math.exp(-max(0.0, now - self.moved_s) / FADES_S)
-        return min(faded, max(0.0, slots - 1.0))
+    def judged_stale_after(self, stale_after_s: float) -> None:
+        """Use readings for `stale_after_s` from now on."""
+        self.stale_after_s, self._sure_until_s = stale_after_s, -math.inf
 
     def others_running(self, now: float) -> float:
         """Returns how many requests of others surely run there."""
         return min(self.base.running, self.others) if self.base is not None and self.credible(now) else 0.0
-
-    def taken_on(self) -> None:
-        """One of the others is ours from now on."""
-        self._usual = max(0.0, self._usual - 1.0)
 
     # --- requests that are sent against it ------------------------------------------------------------------------
 

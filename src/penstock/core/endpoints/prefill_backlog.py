@@ -108,13 +108,9 @@ class PrefillBacklog:
         computed = max(0.0, min(first.prompt_tokens, (now - self._begun_s(first)) * self.speed.rate))
         return self.outstanding_tokens + first.computed_tokens - computed
 
-    def overdue(self, now: float) -> bool:
-        """True if the first prompt takes more than twice as long as was predicted when it was sent."""
-        return now > self.overdue_s
-
     @property
     def overdue_s(self) -> float:
-        """Returns when the first prompt will be overdue, or infinity."""
+        """Returns when the first prompt has taken twice as long as was predicted when it was sent, or infinity."""
         if not self.leases:
             return math.inf
         first = self._first

@@ -33,20 +33,9 @@ class Proof:
     """The evidence that one endpoint is an engine, and the strikes against it."""
 
     __slots__ = (
-        "_closings",
-        "_errors",
-        "_well_before",
-        "answered",
-        "by_word",
-        "closed",
-        "closed_until_s",
-        "key_refused",
-        "key_tried",
-        "key_try_s",
-        "strikes",
-        "try_s",
-        "vouched",
-    )
+        "_closings", "_errors", "_well_before", "answered", "by_word", "closed", "closed_until_s", "key_refused",
+        "key_tried", "key_try_s", "strikes", "try_s", "vouched",
+    )  # fmt: skip
 
     def __init__(self, *, vouched: bool = True, by_word: bool = False) -> None:
         self.vouched = vouched  #: there is evidence that it is an engine

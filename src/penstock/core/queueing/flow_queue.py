@@ -30,13 +30,13 @@ class Leaf:
         return self.live
 
     def push(self, entry: Entry) -> None:
-        """Let an entry wait here: it starts another visit to the queue."""
+        """Queue `entry`; each time it is queued is another visit."""
         entry.queue.visit += 1
         heapq.heappush(self._heap, (entry.queue.key, entry.seq, entry.queue.visit, entry))
         self.live += 1
 
     def remove(self, entry: Entry) -> None:
-        """Take `entry` out, wherever it stands. Its state is no longer `WAITING`."""
+        """Remove `entry` from any position, after its state has ceased to be `WAITING`."""
         assert entry.state is not State.WAITING
         self.live -= 1
         if len(self._heap) > 2 * self.live + 16:
@@ -46,17 +46,17 @@ class Leaf:
             self._trim()
 
     def rekeyed(self) -> None:
-        """The entries' keys have changed."""
+        """Sort the entries again, because their keys have changed."""
         self._heap = [(item[3].queue.key, *item[1:]) for item in self._heap if _alive(item)]
         heapq.heapify(self._heap)
 
     def head(self) -> Entry | None:
-        """Returns the entry that is next; None if none waits."""
+        """Returns the next entry; None if the queue is empty."""
         heap = self._heap
         return heap[0][3] if heap else None
 
     def waiting(self) -> Iterator[Entry]:
-        """Yields the entries that wait, in no order."""
+        """Yields the queued entries, in no order."""
         for item in self._heap:
             if _alive(item):
                 yield item[3]

@@ -1,6 +1,6 @@
-"""What happened recently, for people: a short list in memory, the same lines in the log.
+"""Recent events for operators: a short list in memory, and the same lines in the log.
 
-Operators' actions are among them with the operator's address. No prompts, and only names and numbers that were sent.
+Operators' actions are listed with the operator's address. Lines contain no prompts, only names and numbers.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class EventLog:
         return serial
 
     def over(self, kind: Kind, text: str) -> None:
-        """Log the final text of a replaced line."""
-        logger.info("%s, in all: %s", kind, printable(text))
+        """Log the final text of a line that was amended."""
+        logger.info("%s, total: %s", kind, printable(text))
 
     def latest(self, count: int = EVENTS_MAX) -> list[LoggedEvent]:
         """The last ones first."""

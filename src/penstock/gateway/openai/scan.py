@@ -186,7 +186,7 @@ def _nested_end(body: bytes, at: int) -> Generator[None, None, int]:
         elif mark == 0x22:
             at = (yield from _string_end(body, at + 1)) - 1
         elif mark < 0:
-            raise Malformed("The body is not valid JSON: it breaks off.")
+            raise Malformed("The body is not valid JSON: it is cut short.")
         else:
             raise _malformed(at)
         at += 1
@@ -217,10 +217,10 @@ def _string_end(body: bytes, at: int) -> Generator[None, None, int]:
             if body[inside.end() : inside.end() + 1] == b'"':
                 return inside.end() + 1
             if inside.end() == escape:
-                raise Malformed("The body is not valid JSON: it breaks off.")
+                raise Malformed("The body is not valid JSON: it is cut short.")
             at = inside.end()
         if at >= len(body):
-            raise Malformed("The body is not valid JSON: it breaks off.")
+            raise Malformed("The body is not valid JSON: it is cut short.")
         yield
 
 

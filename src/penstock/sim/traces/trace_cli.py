@@ -6,7 +6,7 @@ import argparse
 import difflib
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,27 +31,6 @@ KV_TOKENS = 4_000_000  # per engine; with less, no cache of a conversation outli
 DEFAULT_ROUTINGS = "predicted_ttft,round_robin_passthrough,least_requests"
 
 
-MOVED = {  # flags of earlier versions, whose runs are in the repository, not in the package
-    "--scenario": "scenarios NAME",
-    "--lab": "lab",
-    "--list": "scenarios --list",
-}
-
-
-class _Moved(argparse.Action):
-    """Exits with the name of the command that has the flag now."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        _: argparse.Namespace,
-        __: str | Sequence[object] | None,
-        option_string: str | None = None,
-    ) -> None:
-        new = MOVED[option_string or ""]
-        parser.exit(EXIT_USAGE, f"{parser.prog}: {option_string} has moved; in a checkout: python -m bench {new}\n")
-
-
 def add_arguments(parser: argparse.ArgumentParser, rivals: Mapping[str, MakeRival] = RIVALS) -> None:
     """Add the flags; `rivals` are the ways to bypass the gateway that `--routing` offers."""
     group = parser.add_argument_group("the workload")
@@ -74,8 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser, rivals: Mapping[str, MakeRiva
     group.add_argument("--plot", metavar="FILE.png", help="draw the TTFT curves, hit rate and imbalance over time")
     command.add_arguments(parser)
     command.add_duration(parser)
-    for flag in MOVED:
-        parser.add_argument(flag, action=_Moved, nargs="?", help=argparse.SUPPRESS)
     parser.set_defaults(rivals=rivals)
 
 

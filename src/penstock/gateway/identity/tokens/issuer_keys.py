@@ -156,7 +156,7 @@ class IssuerKeys:
 
     def _failed(self, why: str) -> None:
         if why != self._failing:
-            known = "those that are known go on counting" if self.usable else "no token of it can be believed"
+            known = "the known keys stay valid" if self.usable else "its tokens cannot be verified"
             logger.warning("cannot fetch the keys of %s: %s; %s", self._name, why, known)
         self._failing = why
 
@@ -167,7 +167,7 @@ async def fetch(settings: JwtSection) -> object:
     if url is None:
         found = await _get(settings.issuer.rstrip("/") + DISCOVERY)
         if not isinstance(found, dict) or found.get("issuer") != settings.issuer:
-            raise KeysError(f"{settings.issuer.rstrip('/')}{DISCOVERY} is not about `{settings.issuer}`")
+            raise KeysError(f"{settings.issuer.rstrip('/')}{DISCOVERY} does not name `{settings.issuer}` as the issuer")
         url = found.get("jwks_uri")
         if not isinstance(url, str) or (settings.issuer.startswith("https:") and not url.startswith("https:")):
             raise KeysError("the issuer's configuration has no trusted `jwks_uri`")
