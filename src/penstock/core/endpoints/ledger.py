@@ -13,20 +13,18 @@ from collections import deque
 
 import msgspec
 
-from penstock.core.endpoints.concurrency import ENDS_MAX, ConcurrencyLimit
+from penstock.core.endpoints.concurrency import ConcurrencyLimit
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.page import EnginePage
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
-from penstock.core.endpoints.speed import Speed
+from penstock.core.endpoints.speed import BASE_S, IN_TIME, Speed
 from penstock.core.values.observation import Glimpse, Observation
 
 ABANDONED_STEPS = 2.0  # the step that it is in, and the one that has begun when the hang-up arrives (decision 0024)
-ABANDONED_S_MIN = 0.05  # these, and the way there
 WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
 WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
 WHOLE_AFTER = 3  # such answers in a row
-IN_TIME_TIMES = 3.0  # of the predicted first token, for a request that was sent against the page
-WHOLE_IN_TIME = 1.5  # times the time of its tokens, if its answer comes whole
+ENDS_MAX = 8192  # remembered: no engine ends more requests between two readings
 
 
 class Ledger:
@@ -51,7 +49,6 @@ class Ledger:
         self._whole = 0  # answers in a row that were asked for as streams and came in one piece
         self._sent = self._ended = self._tokens = 0  # since the page was asked that moved last
         self.fresh = 0  #: ours, sent so shortly before that reading that they may wait for the next step
-        self._begun = self._begun_most = 0  # since then, less those that ended, and the most that ever was
         self._load = 0.0  # the last result of `load`, valid until then or the next event
         self._load_until_s = -math.inf
         self._door = 0.0  # requests that only a count at its door shows yet
@@ -165,7 +162,7 @@ class Ledger:
         teaches = lease.within_proven
         if lease.streamed:
             took_s = now - lease.dispatched_s
-            in_time = took_s <= max(IN_TIME_TIMES * self.speed.first_token_s(lease.queued_tokens), 1.0)
+            in_time = took_s <= max(IN_TIME * self.speed.first_token_s(lease.queued_tokens), 1.0)
             if lease.tries:
                 # With a moving page it may have waited; with a frozen one, the engine's action shows.
                 teaches = teaches and (in_time or self.page.asked_s > self.page.moved_s)
@@ -176,8 +173,6 @@ class Ledger:
                 self.prefill.first_token(lease, now, teaches=teaches)
             else:
                 self.prefill.remove(lease)  # its first token comes with its last
-        self._begun += 1
-        self._begun_most = max(self._begun_most, self._begun)
 
     def _begins(self, lease: Lease, now: float) -> None:
         lease.progress_s, lease.progress_tokens = now, 1
@@ -207,7 +202,7 @@ class Ledger:
         in_one_piece = began_s is None or now - began_s <= WHOLE_SHARE * took_s
         if lease.tries:
             step_s = self.speed.step_s
-            in_time = took_s <= WHOLE_IN_TIME * (self.speed.first_token_s(lease.prompt_tokens) + output_tokens * step_s)
+            in_time = took_s <= IN_TIME * (self.speed.first_token_s(lease.prompt_tokens) + output_tokens * step_s)
             self._try_began(lease, now, in_time=in_time or not step_s or not output_tokens)
         if not in_one_piece:
             self._whole = 0
@@ -249,15 +244,14 @@ class Ledger:
         if lease.serial in self.prefill.leases:
             self.prefill.remove(lease)
         self._ended += 1
-        self._begun -= 1
         self._tokens -= lease.tokens
         self._ends.append((now, lease.dispatched_s, lease.tokens))
         if not lease.streamed or lease.first_token_s is not None:
-            self.limit.on_ended(len(self.leases) - self.reserved, now)
+            self.limit.on_ended(len(self.leases) - self.reserved)
         if abandoned:
             ends = lease.streamed and lease.first_token_s is not None
             step_s = self.speed.time_per_output_token_s(now)
-            lasts_s = max(ABANDONED_S_MIN, ABANDONED_STEPS * step_s)
+            lasts_s = max(BASE_S, ABANDONED_STEPS * step_s)
             self._abandoned.append((now, now + (self.page.stale_after_s if self.lingers and not ends else lasts_s)))
 
     def abandoned(self, now: float) -> int:
@@ -315,7 +309,7 @@ class Ledger:
 
     def _count_from(self, asked_s: float, previous_s: float) -> tuple[int, int]:
         """Count from `asked_s` on. Returns how many of ours had been sent by then, and of these by `previous_s`."""
-        own = inside = self._sent = self._tokens = self._ended = self._begun = self.fresh = 0
+        own = inside = self._sent = self._tokens = self._ended = self.fresh = 0
         fresh_s = asked_s - self.speed.base_s
         for lease in reversed(self.leases.values()):
             if lease.pending:
@@ -327,7 +321,6 @@ class Ledger:
                 own += 1
                 inside += lease.dispatched_s < previous_s
                 self.fresh += lease.dispatched_s >= fresh_s
-            self._begun += lease.first_token_s is not None and lease.first_token_s >= asked_s
         for ended_s, dispatched_s, tokens in reversed(self._ends):
             if ended_s < asked_s:
                 break
@@ -336,7 +329,6 @@ class Ledger:
                 own += 1
                 inside += dispatched_s < previous_s
                 self._tokens -= tokens
-        self._begun_most = max(0, self._begun)
         return own, inside
 
     def _count_door(self, reading: Observation) -> None:
@@ -427,10 +419,8 @@ class Ledger:
         abandoned = self.abandoned(now)
         base = self.page.base if told else None
         if base is not None and base.waiting > fresh and self.page.credible(now):
-            # It queues, so it ran all it could. Each sent since joined its queue, each that ended took one out; if more
-            # began than ended, it can run so many more.
-            waiting = base.waiting - fresh + abandoned + self._sent - self._ended - self._begun_most
-            return max(0.0, waiting)
+            # It queues, so it ran all it could: each sent since joined its queue, each that ended took one out.
+            return max(0.0, base.waiting - fresh + abandoned + self._sent - self._ended)
         unbegun = self.reserved - self.pending
         if not unbegun and not abandoned:
             return 0.0
