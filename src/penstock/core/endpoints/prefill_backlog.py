@@ -104,9 +104,9 @@ class PrefillBacklog:
         """Returns how many tokens are still to be computed, as far as the time since the last prompt ended shows."""
         if not self.leases:
             return 0.0
-        first = self._first
-        computed = max(0.0, min(first.prompt_tokens, (now - self._begun_s(first)) * self.speed.rate))
-        return self.outstanding_tokens + first.computed_tokens - computed
+        first = next(iter(self.leases.values()))
+        computed = (now - max(first.dispatched_s, self._free_s)) * self.speed.rate
+        return self.outstanding_tokens + first.computed_tokens - max(0.0, min(first.prompt_tokens, computed))
 
     @property
     def overdue_s(self) -> float:

@@ -33,6 +33,7 @@ from penstock.core.values.settings import Limits
 MINUTE_S = 60.0
 DAY_S = 86_400.0
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
+FOUND_MAX = 4096  # sets of accounts, whose records are kept
 
 Accounts = tuple[str, ...]  # of one request: its tenant's or part's, then those of its key and model
 
@@ -119,6 +120,7 @@ class _Account:
         "queued",
         "queued_bytes",
         "queued_tokens",
+        "rated",
         "requests",
         "running",
         "token_buckets",
@@ -138,6 +140,7 @@ class _Account:
         self.tokens = _bucket(limits.tokens_per_minute, MINUTE_S)
         self.tokens_day = _bucket(limits.tokens_per_day, DAY_S)
         self.token_buckets = [bucket for bucket in (self.tokens, self.tokens_day) if bucket is not None]
+        self.rated = self.requests is not None or bool(self.token_buckets)
 
     def take_over(self, before: _Account, now: float) -> None:
         """Start with the remainder under earlier limits: debts stay, and nothing is refilled."""
@@ -156,6 +159,7 @@ class Quotas:
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
         self._accounts = {name: _Account(name, its) for name, its in limits.items() if its != Limits()}
+        self._found: dict[Accounts, list[_Account]] = {}  # asked for before
         self.capped = _capped(limits)  # tenants with a limit of running requests
 
     # --- rates: refused on arrival, settled at the end ------------------------------------------------------
@@ -233,6 +237,7 @@ class Quotas:
             self._accounts,
             {name: _Account(name, its) for name, its in limits.items() if its != Limits()},
         )
+        self._found.clear()
         self.capped = _capped(limits)
         for name, account in self._accounts.items():
             old = before.get(name)
@@ -341,6 +346,8 @@ class Quotas:
 
     def allowance(self, accounts: Accounts, now: float) -> Allowance | None:
         """Returns the least remainder of each rate over the accounts, if any has rates."""
+        if not any([account.rated for account in self._held(accounts)]):
+            return None
         found: list[Left | None] = []
         for buckets in zip(*[(a.requests, a.tokens, a.tokens_day) for a in self._held(accounts)], strict=True):
             lefts = [bucket.allowance(now) for bucket in buckets if bucket is not None]
@@ -349,8 +356,13 @@ class Quotas:
 
     def _held(self, accounts: Accounts) -> list[_Account]:
         """Returns those of the accounts that have limits."""
-        known = self._accounts
-        return [known[name] for name in accounts if name in known] if known else []
+        held = self._found.get(accounts)
+        if held is None:
+            held = [self._accounts[name] for name in accounts if name in self._accounts]
+            if len(self._found) >= FOUND_MAX:
+                self._found.clear()
+            self._found[accounts] = held
+        return held
 
     # --- shared with other gateways that decide ---------------------------------------------------------------
 

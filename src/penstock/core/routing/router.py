@@ -155,7 +155,10 @@ class Router:
         one more endpoint idle than now; the part that others cause counts by this flow's backlog). Changes nothing.
         """
         located = self._located(entry, now)
-        context = self._context(entry, located, self._sought(entry.request, located, now), now)
+        sought = self._sought(entry.request, located, now)
+        if sought is None and not located.most:
+            return (), 0.0
+        context = self._context(entry, located, sought, now)
         if not context.matched:
             return (), 0.0
         matched, model, under_way, busy = context.matched, entry.model, 0, 0
@@ -326,7 +329,7 @@ class Router:
 
     def _sought(self, request: Request, located: Located, now: float) -> Sought | None:
         """Returns the last endpoint of a similar prompt and its likely part, if none is known to hold as much."""
-        if not self._policy.weighs_load or located.told or now < self.sources.off_until_s:
+        if not request.prefix or not self._policy.weighs_load or located.told or now < self.sources.off_until_s:
             return None
         last = self._last_sent.last(request.prefix, beyond=located.levels[-1][1] if located.levels else 0)
         if last is None or last.endpoint in self._doubted:

@@ -35,7 +35,12 @@ class Decaying:
 
     def add(self, amount: float, now: float) -> None:
         """Add `amount` to the remainder."""
-        self.set(self.at(now) + amount, now)
+        if now != self._asked_s:
+            amount += self._value * math.exp((self.at_s - now) / self.window_s)
+        else:
+            amount += self._asked
+        self._value = self._asked = amount
+        self.at_s = self._asked_s = now
 
     def set(self, value: float, now: float) -> None:
         """Set the amount to `value` now."""

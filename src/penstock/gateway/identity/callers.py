@@ -124,19 +124,20 @@ class Callers:
         ]
         self._keys = {**{key.digest: key for key in made}, **self._listed}
 
-    def key(self, header: Header, repeats: Callable[[bytes], bool]) -> Key | Unauthorized | None:
+    def key(self, header: Header, repeats: Callable[[bytes], bool] | None) -> Key | Unauthorized | None:
         """Returns the known key in a head, if any, or a refusal.
 
         A credential that is given twice is refused: which one counts would be anybody's guess, and the other one might
-        be a key of ours that goes upstream. So is a name: a proxy may have added its own to its client's.
+        be a key of ours that goes upstream. So is a name: a proxy may have added its own to its client's. `repeats`:
+        None if no header is given twice.
         """
-        for name in self._names_once:
-            if repeats(name):
+        for name in self._names_once if repeats is not None else ():
+            if repeats is not None and repeats(name):
                 return Unauthorized(_TWICE.format(name.decode()), Reason.BAD_REQUEST)
         if not (self._keys or self._require_key or self._makes_keys or self._takes_tokens):
             return None
-        for name in KEY_HEADERS:
-            if repeats(name):
+        for name in KEY_HEADERS if repeats is not None else ():
+            if repeats is not None and repeats(name):
                 return Unauthorized(_TWICE.format(name.decode()))
         foreign = False
         for name in KEY_HEADERS:

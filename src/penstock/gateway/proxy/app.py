@@ -119,7 +119,8 @@ class App:
         elif exchange.method != "POST":
             self.refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
         else:
-            key = self._callers.key(exchange.lookup.get, exchange.repeats)
+            repeats = None if len(exchange.lookup) == len(exchange.headers) else exchange.repeats
+            key = self._callers.key(exchange.lookup.get, repeats)
             if isinstance(key, Unauthorized):
                 self.refusals.refuse(exchange, key.reason, key.message)
             elif found.bare and not self._served_bare():

@@ -111,14 +111,13 @@ def _dropped(credentials: bool, ranked: bool, inflated: bool, plain: bool) -> fr
 
 
 def _passing(headers: Headers, dropped: frozenset[bytes]) -> Headers:
-    kept: Headers = []
+    kept = [header for header in headers if header[0].lower() not in dropped]
+    if len(headers) - len(kept) == 0:
+        return kept
     named: set[bytes] = set()
-    for header in headers:
-        lower = header[0].lower()
-        if lower not in dropped:
-            kept.append(header)
-        elif lower == b"connection":
-            named.update(token.strip().lower() for token in header[1].split(b","))
-    if named <= dropped:  # usually: `keep-alive` or `close`
+    for name, value in headers:
+        if len(name) == 10 and name.lower() == b"connection":
+            named.update([token.strip().lower() for token in value.split(b",")])
+    if named <= dropped:  # usually: none, `keep-alive` or `close`
         return kept
     return [header for header in kept if header[0].lower() not in named]

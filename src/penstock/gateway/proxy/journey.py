@@ -65,10 +65,10 @@ class QueuedJourney(Relay):
         "_metrics",
         "_on_end",
         "_on_sent",
-        "_progress_at",
         "_queue_s",
         "_ranks_itself",
         "_remember",
+        "_report_at",
         "_targets",
         "_trace",
         "_usage",
@@ -131,7 +131,8 @@ class QueuedJourney(Relay):
         # None: its answer will not be a stream of events.
         self._heartbeats = means.heartbeats if request.streamed and route.events else None
         self._is_watched = False  # by these
-        self._progress_at = 1 + PROGRESS_TOKENS_PACED
+        self._report_at = 1 + PROGRESS_TOKENS_PACED
+        self.progress_at = self._report_at if remember is None else 0
         self.attempts = 0  #: how often it was dispatched
         self.rank: int | None = None  # among the requests in engines' queues
         self._lease: int | None = None
@@ -373,11 +374,11 @@ class QueuedJourney(Relay):
     def progressed(self) -> None:
         if self._remember is not None:
             self._remember_it()
-        tokens = self._answer.tokens
-        if tokens >= self._progress_at and self._lease is not None:
-            self._progress_at = tokens + (PROGRESS_TOKENS_PACED if self._driver.scheduler.paced else PROGRESS_TOKENS)
-            now = self._driver.now()
-            self._driver.tell(self._driver.scheduler.progressed(self._lease, tokens, now=now))
+        driver, tokens = self._driver, self._answer.tokens
+        if tokens >= self._report_at and self._lease is not None:
+            self._report_at = tokens + (PROGRESS_TOKENS_PACED if driver.scheduler.paced else PROGRESS_TOKENS)
+            driver.tell(driver.scheduler.progressed(self._lease, tokens, now=driver.now()))
+        self.progress_at = self._report_at if self._remember is None else 0
 
     def may_mend(self, status: int) -> bool:
         return mending.may_mend(self, status)

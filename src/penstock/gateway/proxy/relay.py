@@ -30,6 +30,7 @@ from penstock.http.server.server import Exchange
 KEY_REFUSED = frozenset({401, 403})
 ERROR_BODY_BYTES_MAX = 65536  # of an engine's error, kept in case the request can't go elsewhere
 WHOLE_BYTES_MAX = 65536  # a whole answer up to this size is held until complete, so that it can be retried
+NEVER = 1 << 62  # tokens
 _LINES = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
 _EVENTS_BEGIN = (b":", b"data:", b"event:", b"id:", b"retry:")
 _STREAM_HEADERS: Headers = [
@@ -79,6 +80,7 @@ class Relay:
         "body",
         "exchange",
         "model",
+        "progress_at",
     )
 
     def __init__(self, exchange: Exchange, body: Body, model: str) -> None:
@@ -103,6 +105,7 @@ class Relay:
         self._refuses_key = False  # the engine refused the credential it got, and that was not the caller's
         self._suspect = False  # the answer may not be an engine's: it is held back until that is clear
         self._asked_load = False
+        self.progress_at = NEVER  #: tokens of the answer at which `progressed` is called next
         self._target: Target | None = None
         self._answer = _NO_ANSWER
 
@@ -120,7 +123,7 @@ class Relay:
         """The answer begins: the first token of a stream, or the first byte of another answer."""
 
     def progressed(self) -> None:
-        """More of the body was passed on."""
+        """More of the body was passed on, and its tokens reached `progress_at`."""
 
     def suspects(self, status: int) -> bool:  # noqa: ARG002
         """True if an answer of this status, 300 or more, may not be an engine's."""
@@ -225,8 +228,13 @@ class Relay:
             if answer.idle:
                 return True
             target.moved = True
-            self.progressed()
+            if answer.tokens >= self.progress_at:
+                self.progressed()
             return False
+        return self._before_commit(target, data)
+
+    def _before_commit(self, target: Target, data: bytes) -> bool:
+        """Take the next bytes while nothing was promised to the client. Returns what `on_data` does."""
         if not (self._sse or self._lines or self._opaque):
             self._may_be_events(data)
         if self._error_body is not None:

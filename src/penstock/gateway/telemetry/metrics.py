@@ -54,6 +54,9 @@ class _AnswerSeries(NamedTuple):
     ttft: HistogramSeries
     request_time: HistogramSeries
     pace: HistogramSeries
+    prompt: Count  # tokens
+    cached: Count
+    completion: Count
 
 
 class Metrics:
@@ -189,7 +192,7 @@ class Metrics:
             self._stack.arrived(model)
 
     def dispatched(self, journey: QueuedJourney, action: Dispatch) -> None:
-        self._admissions.inc()
+        self._admissions.value += 1.0
         if self._with_stack:
             self._stack.sent(action.endpoint)
         self._dispatches.labels(action.endpoint).inc()
@@ -235,7 +238,7 @@ class Metrics:
     def ended(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
         line, waited_s = self._line(journey), journey.waited_s()
         if outcome is Outcome.COMPLETED:
-            line.completed.inc()
+            line.completed.value += 1.0
             line.wait.observe(waited_s)
             line.request_time.observe(journey.elapsed_s())
         else:
@@ -272,22 +275,18 @@ class Metrics:
 
     def used(self, journey: QueuedJourney, usage: Usage | None, tokens_seen: int) -> None:
         """An answer is complete. `usage`: as the engine reported; else only the tokens seen are known."""
-        model = self.model_label(journey.request.model)
-        prompt, cached, completion = 0, 0, tokens_seen
+        line, prompt, cached, completion = self._line(journey), 0, 0, tokens_seen
         if usage is not None:
             prompt, cached, completion = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
-        if prompt:
-            self._tokens.labels(model, "prompt").inc(prompt)
-        if cached:
-            self._tokens.labels(model, "cached_prompt").inc(cached)
-        if completion:
-            self._tokens.labels(model, "completion").inc(completion)
-        self._tenants.served(journey.caller.tenant_label, model, usage, tokens_seen)
+        line.prompt.value += prompt
+        line.cached.value += cached
+        line.completion.value += completion
+        self._tenants.served(journey.caller.tenant_label, self.model_label(journey.request.model), usage, tokens_seen)
         if self._with_stack:
             self._stack.used(journey.endpoint, prompt, cached)
         if journey.request.streamed and journey.first_s is not None and completion > 1:
             pace_s = (journey.started_s + journey.elapsed_s() - journey.first_s) / (completion - 1)
-            self._line(journey).pace.observe(pace_s)
+            line.pace.observe(pace_s)
 
     def _line(self, journey: QueuedJourney) -> _AnswerSeries:
         key = (self.model_label(journey.request.model), journey.band)
@@ -300,6 +299,7 @@ class Metrics:
             self._ttft.labels(model, band),
             self._request_time.labels(model, band),
             self._pace.labels(model, band),
+            *[self._tokens.labels(model, kind) for kind in ("prompt", "cached_prompt", "completion")],
         )
         return line
 
@@ -316,8 +316,6 @@ class Metrics:
     def _start_at_zero(self, model: str) -> None:
         for band in self._bands:
             self._line_of(model, band)
-        for kind in ("prompt", "cached_prompt", "completion"):
-            self._tokens.labels(model, kind)
 
     def model_label(self, model: str) -> str:
         return model if model in self._models else OTHER

@@ -60,6 +60,7 @@ class UpstreamConnection:
         "_parser",
         "_phase",
         "_pieces",
+        "_poll",
         "_pool",
         "_quiet_since",
         "_response",
@@ -96,6 +97,7 @@ class UpstreamConnection:
         self.on_body = self._pieces.append  # the parser's callback for payload, without a Python frame
         self._unsent: list[memoryview] = []  # of a large body, the last piece first
         self._write_paused = False
+        self._poll: select.poll | None = None  # of the socket
         self._phase = _HEAD
         self._status = self._overhead_bytes = 0
         self._fresh_head = self._keep_alive = self._until_close = False
@@ -321,9 +323,10 @@ class UpstreamConnection:
         """True if an idle connection was closed by the engine, even if the event loop has yet to report that."""
         if self.transport.is_closing():
             return True
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
-        return bool(poll.poll(0))
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+        return bool(self._poll.poll(0))
 
     @property
     def has_begun(self) -> bool:

@@ -138,8 +138,8 @@ def _objects(name: re.Pattern[bytes], data: bytes, kind: type[T], *, first: bool
     return objects
 
 
-def _sensible(*numbers: float) -> bool:
-    return all(0 <= n < TOKENS_MAX for n in numbers)
+def _sensible(prompt: float, completion: float, cached: float) -> bool:
+    return 0 <= prompt < TOKENS_MAX and 0 <= completion < TOKENS_MAX and 0 <= cached < TOKENS_MAX
 
 
 def _sglang(told: SglangMeta) -> Usage | None:
