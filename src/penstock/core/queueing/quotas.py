@@ -159,7 +159,7 @@ class Quotas:
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
         self._accounts = {name: _Account(name, its) for name, its in limits.items() if its != Limits()}
-        self._found: dict[Accounts, list[_Account]] = {}  # asked for before
+        self._found: dict[Accounts, tuple[list[_Account], list[_Account]]] = {}  # by `_held` and `_rated`
         self.capped = _capped(limits)  # tenants with a limit of running requests
 
     # --- rates: refused on arrival, settled at the end ------------------------------------------------------
@@ -169,7 +169,7 @@ class Quotas:
 
         If either is too much in any account, nothing is charged, and the limit that takes longest is returned.
         """
-        held = self._held(accounts)
+        held = self._rated(accounts)
         if not held:
             return None
         waits = [
@@ -200,7 +200,7 @@ class Quotas:
 
     def settle(self, accounts: Accounts, *, reserved: int, used: int, now: float) -> None:
         """Replace the `reserved` tokens of an admitted request by those `used`, which may be more. Once per request."""
-        for account in self._held(accounts):
+        for account in self._rated(accounts):
             for bucket in account.token_buckets:
                 bucket.take(used - reserved, now)
 
@@ -346,23 +346,29 @@ class Quotas:
 
     def allowance(self, accounts: Accounts, now: float) -> Allowance | None:
         """Returns the least remainder of each rate over the accounts, if any has rates."""
-        if not any([account.rated for account in self._held(accounts)]):
+        held = self._rated(accounts)
+        if not held:
             return None
         found: list[Left | None] = []
-        for buckets in zip(*[(a.requests, a.tokens, a.tokens_day) for a in self._held(accounts)], strict=True):
+        for buckets in zip(*[(a.requests, a.tokens, a.tokens_day) for a in held], strict=True):
             lefts = [bucket.allowance(now) for bucket in buckets if bucket is not None]
             found.append(min(lefts, key=lambda left: left.remaining) if lefts else None)
         return Allowance(*found) if any(left is not None for left in found) else None
 
     def _held(self, accounts: Accounts) -> list[_Account]:
         """Returns those of the accounts that have limits."""
-        held = self._found.get(accounts)
-        if held is None:
-            held = [self._accounts[name] for name in accounts if name in self._accounts]
-            if len(self._found) >= FOUND_MAX:
-                self._found.clear()
-            self._found[accounts] = held
-        return held
+        return (self._found.get(accounts) or self._find(accounts))[0]
+
+    def _rated(self, accounts: Accounts) -> list[_Account]:
+        """Returns those of them that limit a rate."""
+        return (self._found.get(accounts) or self._find(accounts))[1]
+
+    def _find(self, accounts: Accounts) -> tuple[list[_Account], list[_Account]]:
+        if len(self._found) >= FOUND_MAX:
+            self._found.clear()
+        held = [self._accounts[name] for name in accounts if name in self._accounts]
+        found = self._found[accounts] = held, [account for account in held if account.rated]
+        return found
 
     # --- shared with other gateways that decide ---------------------------------------------------------------
 
