@@ -92,7 +92,7 @@ async def test_without_file_descriptors_newcomers_wait_and_a_warning_is_logged()
             while b"listening" not in await process.stderr.readline():
                 pass
             with many_sockets(port, 100):
-                while b"new connections wait" not in await process.stderr.readline():
+                while b"new connections must wait" not in await process.stderr.readline():
                     pass
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(request("GET", "/health"))
