@@ -58,3 +58,24 @@ async def test_a_keys_holder_sees_its_requests_limits_and_use(world: World, wind
     await window.says("Incorrect API key")
     assert await page.locator("#usage").is_hidden()
     running.hang_up()
+
+
+async def test_the_operators_page_shows_who_used_what(world: World, window: Window, tmp_path: Path) -> None:
+    await world.engine()
+    prices = {"sim": {"completion": 250_000}}
+    tenants = [{"name": "team", "keys": [key_hash("pk-ci")]}]
+    await world.gateway(tenants=tenants, batch={"data": str(tmp_path)}, usage={"prices": prices})
+    for _ in range(2):
+        await world.chat_with(CI, tokens=6)
+    await window.open(world)
+    await window.page.wait_for_selector("#usage td")
+    cells = await window.page.locator("#usage td").all_text_contents()
+    assert (cells[:4], cells[5:7], cells[9]) == (["team", "sim", "2", "0"], ["0", "12"], "3.00")
+
+
+async def test_without_a_ledger_the_page_has_no_such_table(world: World, window: Window) -> None:
+    await world.engine()
+    await world.gateway()
+    await window.open(world)
+    await window.says("Idle")
+    assert await window.page.locator("#usage").is_hidden()

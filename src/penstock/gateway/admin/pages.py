@@ -14,7 +14,7 @@ from penstock.core.values.catalogue import Cause, EndpointState
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.http.server.server import Exchange, Header
 
-_SCRIPTS = ("page", "columns", "curves", "legend", "link", "seen", "tables", "verbs", "words")
+_SCRIPTS = ("page", "columns", "curves", "legend", "link", "seen", "tables", "usage", "verbs", "words")
 _SCRIPT = b"text/javascript; charset=utf-8"
 _FILES = {
     "/admin/": ("index.html", b"text/html; charset=utf-8"),

@@ -7,6 +7,7 @@ import { MEANS, legend } from "./legend.js";
 import { listenForever } from "./link.js";
 import { $, matches, put, seen } from "./seen.js";
 import { count, percent, seconds, text, whole } from "./tables.js";
+import "./usage.js";
 import "./verbs.js";
 import { ORDERS, TONES, WRONG } from "./words.js";
 

@@ -1,0 +1,43 @@
+// Who used what in the last 24 hours: a section of its own, which asks the ledger twice a minute. Hidden without a ledger.
+
+import { headers } from "./link.js";
+import { Table, count, seconds, text } from "./tables.js";
+
+const EVERY_MS = 30_000;
+const section = document.createElement("section");
+section.id = "usage";
+section.hidden = true;
+const heading = document.createElement("h2");
+heading.textContent = "Used";
+const about = document.createElement("span");
+about.className = "dim";
+about.textContent = "last 24 hours by the hour, most tokens first; more: penstock usage";
+section.append(heading, " ", about);
+document.querySelector("main").append(section);
+
+const table = new Table(section, [
+  { title: "tenant", name: true, value: (u) => text(u.tenant) },
+  { title: "model", name: true, value: (u) => text(u.model || "none") },
+  { title: "requests", num: true, value: (u) => count(u.requests) },
+  { title: "not answered", num: true, low: true, value: (u) => count(u.requests - u.answered), hint: "refused, failed or hung up" },
+  { title: "prompt", num: true, value: (u) => count(u.prompt_tokens), hint: "tokens, as engines reported" },
+  { title: "of these cached", num: true, low: true, value: (u) => count(u.cached_tokens) },
+  { title: "completion", num: true, value: (u) => count(u.completion_tokens + u.estimated_tokens), hint: "tokens, estimated ones included" },
+  { title: "at engines", num: true, low: true, value: (u) => seconds(u.lease_s) },
+  { title: "in the queue", num: true, low: true, value: (u) => seconds(u.wait_s) },
+  { title: "cost", num: true, value: (u) => (u.cost === null ? "–" : u.cost.toFixed(2)), hint: "at usage.prices" },
+], { key: (u) => `${u.tenant}\n${u.model}`, limit: 12, empty: "Nothing was used." });
+
+async function look() {
+  if (document.hidden) return;
+  try {
+    const answer = await fetch("usage?from=24h&by=tenant,model", { headers: headers(), cache: "no-store" });
+    section.hidden = !answer.ok;
+    if (answer.ok) table.update((await answer.json()).rows);
+  } catch { /* the pill in the header says that the gateway is away */ }
+}
+
+look();
+setInterval(look, EVERY_MS);
+document.addEventListener("visibilitychange", look);
+document.getElementById("token").addEventListener("change", () => setTimeout(look));
