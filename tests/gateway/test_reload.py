@@ -605,8 +605,10 @@ def kept(gate: Gateway) -> dict[str, object]:
         "tokens",
         "_unnamed",
         "objectives",
+        "own_accounts",
     )
     found |= plain("unnamed", callers._unnamed, "seen", "_names", "_places") | {"unnamed": callers._unnamed.seen.limit}
+    found |= {"own accounts": (callers.own_accounts._known, callers.own_accounts._divided)}
     found |= {"objectives": (callers.objectives._bands, callers.objectives._numbers)}
     verifier = callers.tokens._verifier
     found |= {"issuer": None if verifier is None else verifier.keys.settings}

@@ -26,7 +26,7 @@ from penstock.gateway.identity.callers import KEY_CHARACTERS_MAX, key_hash, new_
 EXIT_OK, EXIT_WRONG = 0, 2
 _LIST = "/admin/keys"
 _KEY = re.compile(rf"[!-~]{{1,{KEY_CHARACTERS_MAX}}}", re.ASCII)
-_RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires")
+_RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires", "limits")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--max-prompt-tokens", metavar="N", help="longest prompt")
     new.add_argument("--max-output-tokens", metavar="N", help="longest answer")
     new.add_argument("--expires", metavar="WHEN", help="2027-01-31 (the end of that day, UTC) or 2027-01-31T18:00:00Z")
+    new.add_argument("--limits", metavar="NAME=N,…", help="its own limits: running, queued, requests_per_minute …")
     new.set_defaults(keys=_new)
     listing = commands.add_parser(
         "ls",
@@ -81,6 +82,9 @@ def _rights(args: argparse.Namespace) -> dict[str, object]:
     rights: dict[str, object] = {right: getattr(args, right) for right in _RIGHTS if getattr(args, right) is not None}
     if args.models is not None:
         rights["models"] = [name.strip() for name in args.models.split(",")]
+    if args.limits is not None:
+        pairs = [pair.partition("=") for pair in args.limits.split(",")]
+        rights["limits"] = {name.strip(): number.strip() for name, _, number in pairs}
     return rights
 
 
@@ -151,6 +155,8 @@ def _line(key: dict[str, Any]) -> str:
     for bound, words in (("max_prompt_tokens", "prompts of"), ("max_output_tokens", "answers of")):
         if key[bound] is not None:
             said.append(f"{words} {key[bound]:,} tokens")
+    if key["limits"]:
+        said.append(f"limits {' '.join([f'{views.plain(name)}={most:,}' for name, most in key['limits'].items()])}")
     if key["expires_at"] is not None:
         said.append(f"until {values.write_moment(key['expires_at'])}")
     return ", ".join(said)

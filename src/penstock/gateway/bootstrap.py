@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from penstock import clock
 from penstock.batch.api.dispatch import GatewayPort
 from penstock.batch.api.wiring import BatchService, batch_service, store_thread
 from penstock.batch.store.thread import StoreThread
+from penstock.batch.values import MadeKey
 from penstock.config.model import Settings
 from penstock.core.scheduler import Scheduler
 from penstock.gateway import settings_map
@@ -96,7 +97,7 @@ class Parts:
             self.usage = UsageBook(self.store, metrics.usage, clock.wall)
             metrics.add_sources([self.usage])
         if self.store is not None and settings.identity.made_keys:
-            self.book = KeyBook(self.store, callers.made)
+            self.book = KeyBook(self.store, self._keys_made)
         self.reporting = Reporting(metrics.dropped_lines)
         several = settings.share.enabled or settings_map.workers(settings) > 1
         self.app = app = App(
@@ -169,7 +170,7 @@ class Parts:
         reads_requests = (
             *(callers, affinities, heartbeats, catalog),
             *(settings_map.ToServer(self.server), settings_map.ToServer(operators, for_operators=True)),
-            *(auth, self.own_token, own_paths),
+            *(auth, self.own_token),
         )
         reports = (
             *(self.operators_app, origins, admin_origins, metrics, self.reporting, app, self.autoscale),
@@ -192,6 +193,13 @@ class Parts:
         usage = UsageReport(self.usage, lambda: self.reload.settings, clock.wall)
         for verbs in (Pages(), self.watch, *steering, ReloadVerb(self.reload), usage):
             verbs.add_to(routes)
+
+    def _keys_made(self, keys: Sequence[MadeKey]) -> None:
+        """These keys are issued now: know them, and hold them to their limits."""
+        self.callers.made(keys)
+        if self.orders.made_keys(keys):
+            driver = self.driver
+            driver.tell(driver.scheduler.tenants_limited(self.orders.limits(), now=driver.now()))
 
     def _facts(self, requests: RequestVerbs) -> GatewayFacts:
         """What the page shows beside the scheduler's snapshot."""

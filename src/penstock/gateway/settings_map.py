@@ -25,7 +25,7 @@ from penstock.core.values.settings import (
 )
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.identity.clients import Networks
-from penstock.gateway.identity.own_limits import all_limits, divided
+from penstock.gateway.identity.own_limits import all_limits
 from penstock.gateway.process import usable_cpus
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.model_profiles import profiles
@@ -121,7 +121,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         tenant_weights={
             PART_OF.format(ANONYMOUS): settings.anonymous.weight,
             **{tenant.name: tenant.weight for tenant in settings.tenants},
-            **{PART_OF.format(name): weight for name, weight in divided(settings).items()},
+            **{PART_OF.format(tenant.name): tenant.weight for tenant in settings.tenants},  # of keys with limits
         },
         model_weights={name: profile.weight for name, profile in profiles(settings).items()},
         routing=settings.routing.policy,

@@ -92,6 +92,7 @@ async def test_keys_are_issued_listed_and_revoked_at_run_time(world: World, tmp_
         "models": ["sim"],
         "max_prompt_tokens": None,
         "max_output_tokens": 7,
+        "limits": {},
         "created_at": None,
         "expires_at": 4_102_531_200.0,
     }
@@ -414,3 +415,21 @@ async def test_a_key_for_the_settings_may_have_bounds(tmp_path: Path, capsys: py
     assert (key.models, key.max_output_tokens, key.expires) == (("a$b", "c"), 9, 4_102_531_200.0)
     assert main(["keys", "new", "team", "--max-output-tokens", "none"]) == 2
     assert "max_output_tokens: `none` is not a whole number" in capsys.readouterr().err
+
+
+async def test_an_issued_key_may_have_limits_of_its_own(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    made = await make(world, "ci", limits={"requests_per_minute": 1})
+    plain = await make(world, "dev")
+    assert (await asked(world, made["key"])).status == 200
+    refused = await asked(world, made["key"])
+    assert (refused.status, refused.header("x-penstock-limit")) == (429, "keys.requests_per_minute")
+    assert (await asked(world, plain["key"])).status == 200
+    assert (await listed(world))["ci"]["limits"] == {"requests_per_minute": 1}
+    await world.end_gateway()
+    await gateway(world, tmp_path)
+    await works(world, made["key"])
+    assert (await asked(world, made["key"])).status == 429, "the limit is kept with the key"
+    wrong = await make(world, "bad", limits={"requests": 1}, status=400)
+    assert "limits.requests" in wrong["message"]

@@ -6,15 +6,16 @@ gets the result, so it knows no difference; operators see both. Nothing is store
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from penstock.batch.values import MadeKey
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import OwnLimits
 from penstock.core.values.settings import Limits
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.identity.own_limits import all_limits
+from penstock.gateway.identity.own_limits import all_limits, made_limits
 
 ORDERED_MAX = 1_000  # tenants with orders
 PAUSED = "paused"
@@ -38,6 +39,7 @@ class TenantOrders:
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._orders: dict[str, dict[str, Order]] = {}
+        self._made: dict[str, Limits] = {}  # limits of issued keys, by account
         self.file: dict[str, Limits] = {}  #: limits of the settings, by account
 
     def follow(self, settings: Settings) -> None:
@@ -47,6 +49,11 @@ class TenantOrders:
         for name, key in ended:
             self._forget(name, key)
             self._events.note("operator", f"tenant {name}: the order for `{key}` ended with the reload")
+
+    def made_keys(self, keys: Iterable[MadeKey]) -> bool:
+        """Go by the limits of these issued keys. Returns True if any changed."""
+        before, self._made = self._made, made_limits(keys)
+        return self._made != before
 
     def of(self, name: str) -> Mapping[str, Order]:
         return self._orders.get(name, {})
@@ -71,7 +78,7 @@ class TenantOrders:
 
     def limits(self) -> dict[str, Limits]:
         """The limits in force of each tenant that has any: the order's if there is one, else the settings'."""
-        found = dict(self.file)
+        found = {**self._made, **self.file}
         for name in self._orders:
             found[name] = self.limits_of(name)
         return found

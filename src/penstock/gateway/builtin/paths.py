@@ -16,7 +16,6 @@ from urllib.parse import unquote
 import msgspec
 
 import penstock
-from penstock.config.model import Settings
 from penstock.core.endpoints.roles import Role, one_sided
 from penstock.core.explain.snapshot import ALL, Snapshot
 from penstock.core.values.catalogue import AWAY, Reason
@@ -24,7 +23,6 @@ from penstock.gateway.builtin.queue import own_queue
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
-from penstock.gateway.identity.own_limits import OwnAccounts
 from penstock.gateway.openai import errors
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.queueing import Queueing
@@ -84,7 +82,6 @@ class OwnPaths:
         self._request_id = request_id
         self._queueing = queueing
         self._used_today = used_today
-        self._own_accounts = OwnAccounts()
         self._queue_page = QueuePage()
         self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
         self._root_page = _ROOT + (_ROOT_OPERATORS if operators_here else b"")
@@ -100,10 +97,6 @@ class OwnPaths:
             "/queue": self._queue,
             "/v1/models": self._models,
         }
-
-    def follow(self, settings: Settings) -> None:
-        """Show the limits of these settings."""
-        self._own_accounts.follow(settings)
 
     def owns(self, path: str) -> bool:
         """Whether a path is one of these."""
@@ -163,7 +156,7 @@ class OwnPaths:
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
         elif exchange.query != "usage=today" or self._used_today is None:
-            self._json(exchange, 200, own_queue(self._driver, caller, self._own_accounts), no_store=True)
+            self._json(exchange, 200, own_queue(self._driver, caller, self._callers.own_accounts), no_store=True)
         else:
             task = asyncio.get_running_loop().create_task(self._queue_and_use(exchange, caller, self._used_today))
             self._tasks.add(task)
@@ -171,7 +164,7 @@ class OwnPaths:
 
     async def _queue_and_use(self, exchange: Exchange, caller: Caller, used_today: UsedToday) -> None:
         use = await used_today(caller)
-        told = own_queue(self._driver, caller, self._own_accounts)
+        told = own_queue(self._driver, caller, self._callers.own_accounts)
         self._json(exchange, 200, {**told, "usage": use}, no_store=True)
 
     def _metrics_page(self, exchange: Exchange) -> None:

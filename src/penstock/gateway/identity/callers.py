@@ -25,12 +25,13 @@ from penstock import clock
 from penstock.batch.values import MadeKey
 from penstock.config import values
 from penstock.config.model import Settings
-from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant, TenantKey, TenantLimits
+from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant, TenantLimits
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Caller, Claims, Key, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
 from penstock.gateway.identity.objectives import Objectives
 from penstock.gateway.identity.origins import within
+from penstock.gateway.identity.own_limits import OwnAccounts, name_of
 from penstock.gateway.identity.rights import Rights, read, rights_of
 from penstock.gateway.identity.tokens.accepted import AcceptedTokens
 from penstock.gateway.identity.unnamed import PREFIX as CLIENT_PREFIX
@@ -75,6 +76,7 @@ class Callers:
         self._unnamed = UnnamedCallers()
         self._makes_keys = False
         self._made: Sequence[MadeKey] | None = None  # None: not read yet
+        self.own_accounts = OwnAccounts()  #: of keys and models with limits
 
     def follow(self, settings: Settings) -> None:
         """Go by these settings from now on. Names that count as themselves go on doing so."""
@@ -101,11 +103,12 @@ class Callers:
         self._part_weight = anonymous.weight if self._part else 1.0
         self._tenants = {tenant.name: self._known(tenant, identity.max_dynamic) for tenant in settings.tenants}
         known = [
-            _key(key.hash, self._tenants[tenant.name], named(key), rights_of(key), key.expires)
+            _key(key.hash, self._tenants[tenant.name], name_of(key), rights_of(key), key.expires)
             for tenant in settings.tenants
             for key in tenant.keys
         ]
         self._listed = {key.digest: key for key in known}
+        self.own_accounts.follow(settings)
         self._look_keys_up()
         self._takes_tokens = identity.jwt is not None
         self.tokens.follow(identity.jwt, lambda name: name in self._tenants)
@@ -113,6 +116,7 @@ class Callers:
     def made(self, keys: Sequence[MadeKey]) -> None:
         """Set the keys issued at runtime and not revoked. Those of tenants that are gone wait."""
         self._made = keys
+        self.own_accounts.made(keys)
         self._look_keys_up()
 
     def _look_keys_up(self) -> None:
@@ -423,11 +427,6 @@ def key_hash(key: str) -> str:
 def digest(its_hash: str) -> bytes:
     """The digest that a hash of the settings writes."""
     return bytes.fromhex(its_hash.removeprefix(HASH_PREFIX))
-
-
-def named(key: TenantKey) -> str:
-    """Returns the name of a key of the settings: its own, or the beginning of its hash."""
-    return key.name or key.hash.removeprefix(HASH_PREFIX)[:12]
 
 
 def _key(its_hash: str, owner: TenantProfile, name: str, rights: Rights | None, expires_at: float | None) -> Key:

@@ -6,21 +6,14 @@ tenant's, so that it can be held without holding the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
+from penstock.batch.values import MadeKey
 from penstock.config.model import Settings
-from penstock.config.sections.tenancy import ANONYMOUS, OwnLimits, TenantLimits
+from penstock.config.sections.tenancy import ANONYMOUS, OwnLimits, TenantKey, TenantLimits
 from penstock.core.queueing.quotas import own_account, whose
 from penstock.core.values.settings import Limits
-from penstock.gateway.identity.callers import named
-
-NONE = Limits()
-
-
-def core_limits(limits: OwnLimits) -> Limits | None:
-    """Returns the limits as the scheduler knows them; None for none at all."""
-    found = Limits(**limits.model_dump(exclude={"models"}))
-    return None if found == NONE else found
+from penstock.gateway.identity.rights import core_limits, read
 
 
 def all_limits(settings: Settings) -> dict[str, Limits]:
@@ -29,7 +22,7 @@ def all_limits(settings: Settings) -> dict[str, Limits]:
     sections[ANONYMOUS] = settings.anonymous.limits
     for tenant in settings.tenants:
         for key in tenant.keys:
-            sections[own_account(tenant.name, "key", named(key))] = key.limits
+            sections[own_account(tenant.name, "key", name_of(key))] = key.limits
     for name, limits in list(sections.items()):
         if isinstance(limits, TenantLimits):
             for model, own in limits.models.items():
@@ -37,16 +30,42 @@ def all_limits(settings: Settings) -> dict[str, Limits]:
     return {name: found for name, its in sections.items() if (found := core_limits(its)) is not None}
 
 
+def name_of(key: TenantKey) -> str:
+    """Returns the name of a key of the settings: its own, or the beginning of its hash."""
+    return key.name or key.hash.removeprefix("sha256:")[:12]
+
+
+def made_limits(keys: Iterable[MadeKey]) -> dict[str, Limits]:
+    """Returns the limits of issued keys, by account."""
+    found: dict[str, Limits] = {}
+    for key in keys:
+        rights = read(key.rights)
+        if rights is not None and rights.limits is not None:
+            found[own_account(key.tenant, "key", key.name)] = rights.limits
+    return found
+
+
 class OwnAccounts:
     """Finds the accounts of requests beside their tenant's."""
 
     def __init__(self) -> None:
+        self._file: frozenset[str] = frozenset()
+        self._made: frozenset[str] = frozenset()
         self._known: frozenset[str] = frozenset()
         self._divided: frozenset[str] = frozenset()  # tenants of which a key or a model has limits
 
     def follow(self, settings: Settings) -> None:
         """Go by the limits of these settings."""
-        self._known = frozenset([name for name in all_limits(settings) if "\n" in name])
+        self._file = frozenset([name for name in all_limits(settings) if "\n" in name])
+        self._look()
+
+    def made(self, keys: Iterable[MadeKey]) -> None:
+        """Go by the limits of these issued keys."""
+        self._made = frozenset(made_limits(keys))
+        self._look()
+
+    def _look(self) -> None:
+        self._known = self._file | self._made
         self._divided = frozenset([name.partition("\n")[0] for name in self._known])
 
     def also(self, account: str, key: str, model: str) -> tuple[str, ...] | None:
@@ -67,9 +86,3 @@ class OwnAccounts:
 def own_flow(also: tuple[str, ...]) -> str:
     """Returns the name of a flow whose requests have these accounts beside their tenant's; "": of all others."""
     return " ".join([" ".join(whose(name)[1:]) for name in also])
-
-
-def divided(settings: Settings) -> Mapping[str, float]:
-    """Returns the weights of the tenants whose keys or models have limits."""
-    names = {name.partition("\n")[0] for name in all_limits(settings) if "\n" in name}
-    return {tenant.name: tenant.weight for tenant in settings.tenants if tenant.name in names}

@@ -6,7 +6,8 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from penstock.config.sections.tenancy import TenantKey
+from penstock.config.sections.tenancy import OwnLimits, TenantKey
+from penstock.core.values.settings import Limits
 
 
 class Rights(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -15,6 +16,7 @@ class Rights(msgspec.Struct, frozen=True, omit_defaults=True):
     models: tuple[str, ...] = ()  #: as clients name them, with `*` as wildcard; empty: all
     max_prompt_tokens: int | None = None
     max_output_tokens: int | None = None
+    limits: Limits | None = None  #: of an issued key; those of the settings' keys are found there
 
     def allows(self, model: str) -> bool:
         """Whether the key may use a model of this name. An alias is a separate name."""
@@ -27,6 +29,17 @@ NONE = Rights()
 def rights_of(key: TenantKey) -> Rights | None:
     """Returns the bounds of a key of the settings; None: it has none."""
     return known(Rights(key.models, key.max_prompt_tokens, key.max_output_tokens))
+
+
+def rights_to_keep(key: TenantKey) -> Rights | None:
+    """Returns the bounds of an issued key, with its limits."""
+    return known(Rights(key.models, key.max_prompt_tokens, key.max_output_tokens, core_limits(key.limits)))
+
+
+def core_limits(limits: OwnLimits) -> Limits | None:
+    """Returns limits as the scheduler knows them; None for none at all."""
+    found = Limits(**limits.model_dump(exclude={"models"}))
+    return None if found == Limits() else found
 
 
 def known(rights: Rights) -> Rights | None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from itertools import islice
 from urllib.parse import parse_qs
 
+import msgspec
+
 from penstock.batch.store.port import NameTakenError, StoreError, TooManyKeysError
 from penstock.batch.values import MadeKey
 from penstock.config import values
@@ -30,7 +32,7 @@ logger = logging.getLogger(__name__)
 LIST = "/admin/keys"
 SHOWN_MAX = 1_000
 HASH_SHOWN = 12  # characters: enough to distinguish keys
-_RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires")
+_RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires", "limits")
 _OFF = "Keys are not issued here: set `identity.made_keys: true`, and `batch.data` or `batch.url` as their store."
 
 
@@ -65,7 +67,7 @@ class KeyVerbs:
         tenants = self._settings().tenants
         for tenant in tenants:
             for key in tenant.keys:
-                its = rights.written(rights.rights_of(key))
+                its = rights.written(rights.rights_to_keep(key))
                 yield self._row(MadeKey(_named(key), tenant.name, key.hash, its, 0.0, key.expires))
         names = {tenant.name for tenant in tenants}
         for made in self._made().values():
@@ -85,6 +87,7 @@ class KeyVerbs:
             "models": list(its.models),
             "max_prompt_tokens": its.max_prompt_tokens,
             "max_output_tokens": its.max_output_tokens,
+            "limits": _limits(its),
             "created_at": key.created_at or None,
             "expires_at": key.expires_at,
         }
@@ -101,7 +104,7 @@ class KeyVerbs:
         if its.expires is not None and its.expires <= now:
             message = f"expires: {values.write_moment(its.expires)} is in the past"
             raise AdminError(400, "bad_request", message, param="expires")
-        made = MadeKey(name, tenant, its.hash, rights.written(rights.rights_of(its)), now, its.expires)
+        made = MadeKey(name, tenant, its.hash, rights.written(rights.rights_to_keep(its)), now, its.expires)
 
         async def make() -> None:
             try:
@@ -197,6 +200,11 @@ class KeyVerbs:
 def _named(key: TenantKey) -> str:
     """Returns the listed name of a key of the settings."""
     return key.name or key.hash[: len(HASH_PREFIX) + HASH_SHOWN]
+
+
+def _limits(its: rights.Rights) -> dict[str, int]:
+    limits = {} if its.limits is None else msgspec.structs.asdict(its.limits)
+    return {name: most for name, most in limits.items() if most is not None}
 
 
 def _taken(name: str) -> AdminError:

@@ -21,7 +21,7 @@ from penstock.gateway.endpoints.splits import Split
 from penstock.gateway.endpoints.unnamed import Unnamed
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
-from penstock.gateway.identity.own_limits import OwnAccounts, own_flow
+from penstock.gateway.identity.own_limits import own_flow
 from penstock.gateway.identity.rights import Rights
 from penstock.gateway.kv_cache.locator import Locator
 from penstock.gateway.openai import body as bodies
@@ -86,7 +86,6 @@ class Intake:
         self._affinities = affinities
         self._reporting = reporting
         self._slices = Slices()
-        self._own_accounts = OwnAccounts()
         self._unnamed = Unnamed(means.driver, self._knows_models)
 
     def follow(self, settings: Settings) -> None:
@@ -97,7 +96,6 @@ class Intake:
         self._body_bytes_max = settings.limits.max_body
         self._profiles = profiles(settings)
         self._unnamed.follow(settings.queue)
-        self._own_accounts.follow(settings)
 
     def take(self, exchange: SocketExchange, route: Route) -> None:
         """Admit a request of a connection, whose body has arrived."""
@@ -345,7 +343,7 @@ class Intake:
     def _tied(self, arrival: Arrival, caller: Caller, locate_s: float) -> Request:
         """The request as the scheduler knows it, with its ties to endpoints."""
         exchange, route, peek = arrival.exchange, arrival.route, arrival.peek
-        also = self._own_accounts.also(caller.account, caller.key, arrival.model)
+        also = self._callers.own_accounts.also(caller.account, caller.key, arrival.model)
         own = None if also is None else own_flow(also)
         flow, weights = caller.flow(self._levels, arrival.named, arrival.profile.weight, own)
         session, prefix, home = self._affinities.ties(exchange, arrival.body, peek, arrival.model)
