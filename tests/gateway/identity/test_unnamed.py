@@ -21,8 +21,8 @@ def test_callers_without_a_tenant_are_told_apart_by_address_key_and_user() -> No
     assert name(who, "192.0.2.2") == "client:192.0.2.2"
     assert name(who, authorization="Bearer sk-one") == "client:192.0.2.1+key:456f1612bd25"
     assert name(who, x_api_key="sk-one") == "client:192.0.2.1+key:456f1612bd25"
-    assert name(who, user="ada") == name(who, x_user_id="ada") == "client:192.0.2.1+ada"
-    assert name(who, user="ada", x_api_key="sk-one") == "client:192.0.2.1+key:456f1612bd25+ada"
+    assert name(who, user="ada") == name(who, x_user_id="ada") == "client:192.0.2.1+user:ada"
+    assert name(who, user="ada", x_api_key="sk-one") == "client:192.0.2.1+key:456f1612bd25+user:ada"
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_callers_without_a_tenant_are_told_apart_by_address_key_and_user() -> No
     [
         (["address"], "client:192.0.2.1"),
         (["key"], "client:+key:456f1612bd25"),
-        (["user"], "client:+ada"),
+        (["user"], "client:+user:ada"),
         ([], "anonymous"),
     ],
 )
@@ -86,7 +86,7 @@ def test_beside_tenants_they_divide_the_common_part() -> None:
     who = callers(tenants=KEYED, identity={"anonymous": {"weight": 3, "limits": {"running": 5}}})
     served(who, body={"user": "ada"})
     caller = served(who, body={"user": "bob"})
-    assert caller.flow(("tenant",), "m") == ((" anonymous", "client:192.0.2.1+bob"), (3, 0.5))
+    assert caller.flow(("tenant",), "m") == ((" anonymous", "client:192.0.2.1+user:bob"), (3, 0.5))
     assert (caller.account, caller.tenant_label) == ("anonymous", "other")
 
 
@@ -128,3 +128,12 @@ def test_files_of_clients_without_a_tenant_stay_common() -> None:
 )
 def test_the_log_states_by_what_callers_are_told_apart(document: dict[str, object], told: str) -> None:
     assert told_apart(from_mapping(document)) == f"callers take turns {told}"
+
+
+def test_a_user_is_no_key_and_not_the_rest() -> None:
+    who = callers(tenants=[])
+    for n in range(64):
+        name(who, user=f"u{n}")
+    assert name(who, user="one more") == "client:192.0.2.1+other"
+    assert name(callers(tenants=[]), user="other") == "client:192.0.2.1+user:other"
+    assert name(callers(tenants=[]), user="key:456f1612bd25") != name(callers(tenants=[]), x_api_key="sk-one")

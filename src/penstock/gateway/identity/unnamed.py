@@ -22,7 +22,7 @@ from penstock.gateway.identity.name_quota import NameQuota
 
 PREFIX = "client:"  # a name in a header that begins so counts as none: nobody joins another client's flow
 NAMES_MAX = 64  # of one address; the rest share a name. More divide a share into crumbs
-ADDRESSES_MAX = 8192  # remembered; each with names costs some kilobytes
+ADDRESSES_MAX = 2048  # remembered; each costs up to 13 KB, with all its names
 LATELY_S = 60.0  # names that divide an address's share now: longer than most waits
 _NETWORK_BITS = 64  # of IPv6: one subscriber has them all
 _HASH_CHARACTERS = 12
@@ -46,13 +46,13 @@ class UnnamedCallers:
     def name(self, address: str, key: bytes, user: str, now: float) -> tuple[str, float]:
         """Returns a caller's name, and its weight among callers without a tenant.
 
-        `key`: the credential that it presents, "" for none. `user`: "" for none. Without a distinction it is
+        `key`: the credential that it presents, b"" for none. `user`: "" for none. Without a distinction it is
         `anonymous`, and so are those that come when there are too many.
         """
         place = self._place(address) if self._by_address else ""
         more = f"+key:{hashlib.sha256(key).hexdigest()[:_HASH_CHARACTERS]}" if self._by_key and key else ""
         if self._by_user and user:
-            more += f"+{user}"
+            more += f"+user:{user}"
         if not place and not more:
             return ANONYMOUS, 1.0
         names = self._names.renewed_or(place, _quota)
