@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from penstock import __version__
+from penstock.build import kind
 from tests.gateway.conftest import WORKERS, Answer, Client, World, chat, hurry, request
 from tests.patience import WAIT_S
 
@@ -87,6 +89,7 @@ async def serving(world: World, *arguments: str, **queue: str) -> AsyncIterator[
     process = await penstock("serve", "--listen", "127.0.0.1:0", *endpoints, *arguments, **settings)
     try:
         world.port = int((await process.line(b"listening on")).rpartition(b":")[2])
+        assert f" penstock {__version__} ({kind()})\n".encode() in process.log.partition(b"listening on")[0]
         if world.engines:
             assert (await world.chat(tokens=1)).status == 200
             world.engines[0].log.clear()

@@ -62,7 +62,6 @@ class Gateway(Parts):
 
     async def start(self) -> None:
         """Listen and observe. Engines that answer at once are known when this returns."""
-        logger.info("penstock %s (%s)", penstock.__version__, kind())
         settings = self.reload.settings
         host, port = settings.listen_address
         context = self.certificate.context(settings)
@@ -70,6 +69,7 @@ class Gateway(Parts):
             await self.server.bind(host, port, ssl=context)
         else:
             self.server.start_at(await self.cluster.bind(host, port, BACKLOG))
+        logger.info("penstock %s (%s)", penstock.__version__, kind())
         if self.operators is not None:
             await self._serve_operators(self.operators, context)
         _look_at_open_files(settings.limits)
