@@ -40,6 +40,21 @@ class Window:
             "([where, text]) => document.querySelector(where)?.textContent.includes(text)", arg=[where, text]
         )
 
+    async def change(self, row: str, verb: str) -> None:
+        """Choose a verb of a row's menu."""
+        await self.page.click(f"{row} button[data-menu]")
+        await self.page.click(f'#menu button[data-verb="{verb}"]')
+
+    async def open_groups(self) -> None:
+        """Open all groups of requests that are closed."""
+        while await self.page.locator('#listed button[aria-expanded="false"]').count():
+            await self.page.locator('#listed button[aria-expanded="false"]').first.click()
+
+    async def control(self, verb: str) -> None:
+        """Choose a verb of the page's controls."""
+        await self.page.click("#controls")
+        await self.page.click(f'#stops button[data-verb="{verb}"]')
+
 
 @pytest.fixture
 async def window(world: World) -> AsyncIterator[Window]:

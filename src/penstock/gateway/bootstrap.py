@@ -216,6 +216,7 @@ class Parts:
             share=lambda: None if cluster is None else cluster.group_now(),
             failures=self.metrics.failures,
             stops=requests.stops,
+            tenants=lambda: ((tenant.name, tenant.weight) for tenant in self.callers.profiles()),
         )
 
 

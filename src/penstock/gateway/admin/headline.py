@@ -64,13 +64,16 @@ def sentences(snapshot: Snapshot, around: Around | None = None) -> list[str]:
         more = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
         state.append(f"Paused by an operator: tenant {', '.join(map(short_name, tenants[:3]))}{more}.")
     if around.queueing:
-        state.append(f"Queueing: {around.queueing[0].lower()}{around.queueing[1:]}")
+        state.append(f"Queueing: {around.queueing[0].lower()}{around.queueing[1:].replace('`', '')}")
     workers = f"Away, and being started again: worker {', '.join(around.away)}." if around.away else ""
     alarm = _alarm(lately)
     refused = "" if alarm else _lately(lately, (Kind.REFUSED, Kind.EVICTED))
     parts = [around.group, around.strangers, *missing, workers, *_stores(around), *_stopped(snapshot, around)]
     late = slow(snapshot, lately)
-    state = [*state, *late] if snapshot.waiting else [*late, *state]
+    if snapshot.waiting:
+        state += late
+    elif late:
+        state = [*late, *[part.replace("Nothing waits,", "Nothing waits here,") for part in state]]
     parts += [_lately(lately, (Kind.BROKEN, Kind.FAILED)), alarm, *state, refused, _own_limits(lately)]
     parts += _those(snapshot, _ASIDE, around)
     return [part for part in parts if part]

@@ -10,11 +10,13 @@ from importlib import resources
 
 import msgspec
 
-from penstock.core.values.catalogue import Cause, EndpointState
+from penstock.core.values.catalogue import Cause, EndpointState, Reason
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.http.server.server import Exchange, Header
 
-_SCRIPTS = ("page", "columns", "curves", "legend", "link", "seen", "tables", "usage", "verbs", "words")
+_SCRIPTS = (
+    *("page", "columns", "curves", "fair", "groups", "legend", "link", "seen", "tables", "usage", "verbs", "words"),
+)
 _SCRIPT = b"text/javascript; charset=utf-8"
 _FILES = {
     "/admin/": ("index.html", b"text/html; charset=utf-8"),
@@ -56,7 +58,12 @@ class Pages:
 
 
 def _catalogue() -> bytes:
-    """The sentences of causes and the tones of states, as a module."""
+    """The sentences of causes and reasons and the tones of states, as a module."""
     causes = msgspec.json.encode({str(cause): cause.sentence for cause in Cause})
+    reasons = msgspec.json.encode({str(reason): reason.sentence for reason in Reason})
     states = msgspec.json.encode({str(state): state.tone for state in EndpointState})
-    return b"export const CAUSES = %b;\nexport const STATES = %b;\n" % (causes, states)
+    return b"export const CAUSES = %b;\nexport const REASONS = %b;\nexport const STATES = %b;\n" % (
+        causes,
+        reasons,
+        states,
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -27,6 +27,7 @@ from penstock.gateway.admin.failing.strangers import Strangers
 from penstock.gateway.admin.headline import Around, StoppedBy, is_by_operators, sentences, tone
 from penstock.gateway.admin.history import History, answering
 from penstock.gateway.admin.phrases import printable
+from penstock.gateway.admin.picture.drawn import TenantCurves, by_tenant, configured
 from penstock.gateway.admin.picture.steady import Steady
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.admin.why import cause_now, endpoint_why, model_why, within
@@ -67,6 +68,7 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     key_store: Callable[[], str | None] = lambda: None  #: why made keys can't be read
     share: Callable[[], ShownGroup | None] = lambda: None  #: how it stands among gateways that share; None: alone
     failures: Failures = msgspec.field(default_factory=Failures)
+    tenants: Callable[[], Iterable[tuple[str, float]]] = tuple  #: those of the settings, with their weights
     stops: Callable[[], Mapping[tuple[str, str], StoppedBy]] = dict  #: who paused and drained, by verb and model
 
 
@@ -82,6 +84,7 @@ class Watch:
         self._incidents = Incidents(events)
         self._strangers = Strangers()
         self._steady = Steady()
+        self._by_tenant = TenantCurves()
         self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
         self._started_s = driver.now()
         self._before: dict[str, EndpointState] = {}  # endpoints' states at the last tick
@@ -115,6 +118,7 @@ class Watch:
         """Look once."""
         snapshot, now = self._snapshot(), self._driver.now()
         self._history.add(snapshot, self._facts.failures, now, self._driver.scheduler.tokens_under_way())
+        self._by_tenant.add(snapshot, self._history.latest()["tokens_per_s"], now)
         self._note_changes(snapshot, now)
         self._incidents.look(self._last_minute.look(now), snapshot, now)
         self._look_for_strangers(snapshot, now)
@@ -128,7 +132,7 @@ class Watch:
         answer(exchange, self.state(self._snapshot()))
 
     def _curves(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        answer(exchange, self._history.curves())
+        answer(exchange, {**self._history.curves(), "tenants": self._by_tenant.shown(self._driver.now())})
 
     def _listen(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         if len(self._listeners) >= LISTENERS_MAX:
@@ -212,6 +216,8 @@ class Watch:
                 for flow in snapshot.flows
             ],
             "tenants_more": snapshot.flows_more,
+            "tenant_tokens": by_tenant(snapshot, self._history.latest().get("tokens_per_s", 0.0)),
+            "configured": configured(self._facts.tenants(), snapshot),
             "kv_usage_ceiling": snapshot.kv_usage_ceiling,
             "endpoints": [
                 {**_with_why(one, endpoint_why(one, snapshot)), "state_s": state_s.get(one.name)} for one in shown

@@ -1,5 +1,6 @@
 // The tables: which columns each has, and what stands in them.
 
+import { REASONS } from "./catalogue.js";
 import { MEANS } from "./legend.js";
 import { $, seen } from "./seen.js";
 import { Table, count, percent, seconds, text, whole } from "./tables.js";
@@ -52,11 +53,12 @@ export const tables = {
     { title: "oldest", value: oldest, num: true, by: (t) => (t.waiting ? t.oldest_wait_s : -1) },
     { title: "running", value: (t) => count(t.running), num: true, by: (t) => t.running },
     { title: "went wrong", hint: MEANS["went wrong"], value: (t) => wrong(t).map(([number, said]) => `${count(number)} ${said}`).join(", "), wide: true, by: (t) => wrong(t).reduce((sum, [number]) => sum + number, 0), tone: (t) => (t.went_wrong.broken || t.went_wrong.failed ? "bad" : "busy") },
-    { title: "share of tokens", hint: "of all tenants over the last minute, by price", value: (t) => percent(t.share_of_all), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
+    { title: "share of tokens", hint: "of all tenants over the last minute, by price", value: (t) => (t.idle ? "" : percent(t.share_of_all)), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
     { title: "within its band: got, fair", hint: "of its band over the last minute; fair by weight, among the tenants of the band", value: (t) => whole(t.within), wide: true, low: true },
     { title: "weight", value: (t) => String(t.weight), num: true, low: true, by: (t) => t.weight },
+    { title: "left of its limits", value: (t) => whole(t.left), wide: true },
     { title: "", verbs: tenantVerbs },
-  ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "No requests." }),
+  ], { key: (t) => `${t.band} ${t.tenant}`, limit: 15, empty: "No requests, and no tenants in the settings." }),
   endpoints: new Table($("endpoints"), [
     { title: "endpoint", value: (e) => text(e.name), name: true },
     { title: "state", value: stateOf, tone: (e) => badness(e.state) },
@@ -70,18 +72,18 @@ export const tables = {
     { title: "", verbs: (e) => [e.state === "draining" ? ["endpoint-resume", "Resume"] : ["endpoint-drain", "Drain"], ["endpoint-slots", "Slots"], ["endpoint-remove", "Remove"]] },
   ], { key: (e) => e.name, limit: 8, empty: "No endpoint is configured or discovered." }),
   requests: new Table($("listed"), [
-    { title: "id", value: (r) => text(r.id, 40), name: true },
+    { title: "requests", hint: "a group opens into its requests", value: (r) => (r.group ? `${count(r.count)} request${r.count === 1 ? "" : "s"}` : text(r.id, 40)), name: true, opens: (r) => r.group },
     { title: "tenant", value: (r) => text(r.tenant, 40), name: true },
     { title: "band", value: (r) => text(r.band), low: true },
-    { title: "model", value: (r) => text(r.model, 40), name: true, low: true },
+    { title: "model", value: (r) => (r.group && r.rows.some((one) => one.model !== r.model) ? "several" : text(r.model, 40)), name: true, low: true },
     { title: "state", value: (r) => (r === seen.eldest ? `${r.state}, oldest` : r.state), tone: (r) => (["rejected", "evicted", "failed"].includes(r.state) ? "bad" : "") },
-    { title: "waited", value: (r) => seconds(r.waited_s), num: true, by: (r) => r.waited_s },
-    { title: "age", hint: "since arrival, or from then to the end", value: (r) => seconds(r.age_s), num: true, low: true, by: (r) => r.age_s },
+    { title: "waited", hint: "of a group: the longest", value: (r) => seconds(r.waited_s), num: true, by: (r) => r.waited_s },
+    { title: "age", hint: "since arrival, or from then to the end; of a group: the longest", value: (r) => seconds(r.age_s), num: true, low: true, by: (r) => r.age_s },
     { title: "prompt tokens", hint: "estimated until it ends", value: (r) => count(r.prompt_tokens), num: true, low: true, by: (r) => r.prompt_tokens },
     { title: "answered", hint: "tokens so far", value: (r) => count(r.output_tokens), num: true, low: true, by: (r) => r.output_tokens },
-    { title: "why", value: (r) => (r.cause ? cause(r.cause) : r.reason ?? (r.endpoint ? `at ${text(r.endpoint, 40)}` : "")) + (r.requeues ? ` (requeued ${r.requeues}×)` : ""), wide: true },
-    { title: "", verbs: (r) => [["explain", "Explain"], ...(r.state === "waiting" ? [["bump", "Bump"]] : []), ...(["waiting", "running", "streaming"].includes(r.state) ? [["cancel", "Cancel"]] : [])] },
-  ], { key: (r) => r.id, limit: 20, empty: "None." }),
+    { title: "why", value: (r) => (r.cause ? cause(r.cause) : REASONS[r.reason] ?? r.reason ?? (r.endpoint ? `at ${text(r.endpoint, 40)}` : "")) + (r.requeues ? ` (requeued ${r.requeues}×)` : ""), wide: true },
+    { title: "", verbs: (r) => r.group ? [] : [["explain", "Explain"], ...(r.state === "waiting" ? [["bump", "Bump"]] : []), ...(["waiting", "running", "streaming"].includes(r.state) ? [["cancel", "Cancel"]] : [])] },
+  ], { key: (r) => r.group ?? r.id, limit: 20, empty: "None." }),
   batches: new Table($("batches"), [
     { title: "batch", value: (b) => text(b.id, 40), name: true },
     { title: "tenant", value: (b) => text(b.tenant, 40), name: true },
@@ -95,7 +97,7 @@ export const tables = {
   failures: new Table($("failures"), [
     { title: "requests", value: (f) => count(f.count), num: true, by: (f) => f.count },
     { title: "whose", value: (f) => text(f.tenant || "unknown", 40), name: true },
-    { title: "why", value: (f) => `${f.what} (${f.reason})`, wide: true, tone: (f) => (["broken", "failed"].includes(f.kind) ? "bad" : "") },
+    { title: "why", value: (f) => f.what, wide: true, tone: (f) => (["broken", "failed"].includes(f.kind) ? "bad" : "") },
     { title: "at", value: (f) => text(f.endpoint, 40), name: true },
   ], { key: (f) => `${f.kind} ${f.reason} ${f.endpoint} ${f.tenant}`, limit: 8, empty: "Nothing went wrong in the last minute." }),
   events: new Table($("events"), [

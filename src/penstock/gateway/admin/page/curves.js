@@ -9,6 +9,7 @@ const POINTS_MAX = 1000; // 600 of a second, 300 of ten, and what is thinned nex
 const LEFT = 42; // room for the numbers of the axis
 const BOTTOM = 13;
 const TOP = 6;
+const DASHES = [[], [3, 2], [1, 2], [6, 2], [6, 2, 1, 2]];
 
 // Axis ends that people count in: 1, 2, 5, 10, 20, 50 …
 function rounded(most) {
@@ -16,7 +17,7 @@ function rounded(most) {
   return [1, 2, 5, 10].map((step) => step * power).find((end) => end >= most * 0.999);
 }
 
-function ago(seconds) {
+export function ago(seconds) {
   if (seconds < 1) return "now";
   return seconds < 90 ? `−${Math.round(seconds)}\u00a0s` : `−${Math.round(seconds / 60)}\u00a0min`;
 }
@@ -78,11 +79,14 @@ export class Curve {
     const values = caption.appendChild(document.createElement("span"));
     const several = Object.keys(lines).length > 1;
     this.said = Object.keys(lines).map((_, which) => {
-      if (which) values.append(" · ");
+      const pair = values.appendChild(document.createElement("span"));
+      if (which) pair.append(" · ");
       // Of several lines each has a piece of itself before its value: that is their legend.
-      if (several) values.appendChild(document.createElement("i")).className = which ? "piece dashed" : "piece";
-      return values.appendChild(document.createElement("span"));
+      if (several) pair.appendChild(document.createElement("i")).className = `piece p${which}${bad ? " bad" : ""}`;
+      return pair.appendChild(document.createElement("span"));
     });
+    this.figure = figure;
+    if (bad) figure.hidden = true; // until something went wrong
     this.canvas = figure.appendChild(document.createElement("canvas"));
     this.canvas.setAttribute("role", "img");
     this.canvas.setAttribute("aria-label", label);
@@ -102,6 +106,7 @@ export class Curve {
     const width = canvas.clientWidth;
     const height = canvas.clientHeight;
     const since = this.since();
+    if (this.bad) this.figure.hidden = !this.lines.some((line) => line.points.some(([when, value]) => value > 0 && when >= now - range));
     if (!width || since == null) return 0;
     if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
       canvas.width = Math.round(width * scale);
@@ -120,8 +125,8 @@ export class Curve {
     this.axes(context, colours, { inner, tall, height, width, span, top, y });
     // Points further apart than the next one could be have nothing between them.
     const gap = Math.max(3, (inner / span) * (span > RANGES["1 min"] * 5 ? 2.2 * STEP_S : 2.2));
-    const first = !this.bad ? colours.first : largest > 0 ? colours.bad : colours.dim; // where nothing went wrong nothing is red
-    drawn.forEach((columns, which) => this.line(context, columns, y, gap, which ? colours.second : first, which));
+    const shades = this.bad ? [colours.second, colours.dim, colours.bad, colours.ink, colours.first] : [colours.first, colours.second];
+    drawn.forEach((columns, which) => this.line(context, columns, y, gap, shades[which], which));
     const seen = at == null ? null : Math.round(at * (inner - 1));
     if (seen != null) {
       context.strokeStyle = colours.ink;
@@ -131,7 +136,10 @@ export class Curve {
       context.lineTo(LEFT + seen + 0.5, TOP + tall);
       context.stroke();
     }
-    this.tell(drawn.map((columns, which) => (seen == null ? this.lines[which].latest() : nearest(columns, seen, gap))), largest, seen == null ? null : span * (1 - at));
+    const each = drawn.map((columns) => Math.max(0, ...columns.filter((value) => value != null)));
+    // Of failures only the kinds that there were have a place in the caption.
+    if (this.bad) this.said.forEach((node, which) => { node.parentNode.hidden = each[which] === 0; });
+    this.tell(drawn.map((columns, which) => (seen == null ? this.lines[which].latest() : nearest(columns, seen, gap))), this.bad ? each : [largest], seen == null ? null : span * (1 - at));
     return span;
   }
 
@@ -160,7 +168,7 @@ export class Curve {
   line(context, columns, y, gap, colour, which) {
     context.strokeStyle = colour;
     context.lineWidth = which ? 1 : 1.5;
-    context.setLineDash(which ? [3, 2] : []);
+    context.setLineDash(DASHES[which]);
     context.beginPath();
     let last = null;
     columns.forEach((value, column) => {
@@ -176,14 +184,14 @@ export class Curve {
   }
 
   // The values, in the caption and for screen readers: of the moment under the pointer, else the present ones.
-  tell(values, largest, before) {
+  tell(values, most, before) {
     const parts = values.map((value, which) => {
       const called = this.lines[which].called;
-      return `${called ? `${called} ` : ""}${value == null ? "–" : this.format(value)}`;
+      const largest = before == null && most.length === values.length ? ` (max ${this.format(most[which])})` : ""; // of several the axis has to do
+      return `${called ? `${called} ` : ""}${value == null ? "–" : this.format(value)}${largest}`;
     });
-    const most = values.length > 1 ? "" : ` (max ${this.format(largest)})`; // of several the axis has to do
-    parts.push(parts.pop() + (before == null ? most : ` (${ago(before)})`));
-    const written = parts.join(" · ");
+    if (before != null) parts.push(`${parts.pop()} (${ago(before)})`);
+    const written = parts.filter((_, which) => !this.bad || most[which] > 0).join(" · ");
     if (written === this.written) return;
     this.written = written;
     this.said.forEach((node, which) => { node.textContent = parts[which]; });

@@ -13,7 +13,7 @@ export function headers(more = {}) {
 // Without a token set the gateway shows itself to this machine, on loopback; to change something takes its own token.
 // Buttons that change something are there only for those who may (`body.writes`).
 export function access(asked) {
-  $("login").hidden = !token && !asked;
+  $("login").hidden = !asked;
   $("open").hidden = Boolean(token) || document.body.classList.contains("locked");
 }
 
@@ -22,6 +22,7 @@ function lock() {
   seen.frame = null;
   put($("lead"), "…");
   put($("rest"), "");
+  put($("who"), "");
   document.body.classList.remove("writes");
   document.body.classList.add("locked");
 }
@@ -43,7 +44,7 @@ export async function message(answer) {
 
 async function listen() {
   const allowed = await fetch("access", { headers: headers(), cache: "no-store", signal: stop.signal });
-  const writes = allowed.ok && (await allowed.json()).writes;
+  const { writes = false, name = "" } = allowed.ok ? await allowed.json() : {};
   const answer = await fetch("events", { headers: headers(), cache: "no-store", signal: stop.signal });
   if (!answer.ok) {
     const said = await message(answer);
@@ -53,12 +54,13 @@ async function listen() {
   }
   const history = await fetch("history", { headers: headers(), cache: "no-store" });
   if (history.ok) {
-    const { coarse_s, coarse, fine } = await history.json();
-    const now = Date.now() / 1000;
-    loads = (at) => told.curves(coarse, coarse_s, fine, at ?? now);
+    const past = await history.json();
+    loads = (at) => told.curves(past, at);
   }
   linked(true, "live");
   document.body.classList.toggle("writes", writes);
+  put($("who"), name ? `as ${name}` : "");
+  $("door").hidden = true;
   document.body.classList.remove("locked");
   access(!writes);
   notice("");
@@ -104,6 +106,7 @@ export async function listenForever(frame, curves) {
         lock();
         linked(false, "no access");
         access(true);
+        $("door").hidden = false;
         notice(error.message);
         wait = 5000;
       } else if (error.name !== "AbortError") {

@@ -3,6 +3,8 @@
 
 import { tables } from "./columns.js";
 import { Curve, RANGES, within as place } from "./curves.js";
+import { addTenants, drawStack, loadTenants, showBars } from "./fair.js";
+import { grouped, matching, openGroups } from "./groups.js";
 import { MEANS, legend } from "./legend.js";
 import { listenForever } from "./link.js";
 import { $, matches, put, seen } from "./seen.js";
@@ -17,18 +19,15 @@ const amount = (value) => (value > 0 && value < 10 ? String(Math.round(value * 1
 const drawn = $("curves");
 const curve = (label, lines, format, more = {}) => new Curve(drawn, label, lines, format, { ...more, means: MEANS[label] });
 const charts = [
-  curve("waiting", { waiting: "" }, amount),
+  curve("waiting here", { waiting: "" }, amount),
+  curve("waiting inside engines", { inside: "" }, amount),
   curve("oldest wait", { oldest_s: "" }, seconds),
   curve("running", { running: "", slots: "slots" }, amount),
-  curve("first token", { first_token_p50_s: "p50", first_token_p99_s: "p99" }, seconds),
+  curve("first token, streams only", { first_token_p50_s: "p50", first_token_p99_s: "p99" }, seconds),
   curve("sent to engines / s", { sent_per_s: "" }, amount),
   curve("tokens / s", { tokens_per_s: "" }, amount),
   curve("fullest KV memory", { kv_max: "" }, percent, { top: 1 }),
-  curve("refused / s", { refused_per_s: "" }, amount, { bad: true }),
-  curve("evicted / s", { evicted_per_s: "" }, amount, { bad: true }),
-  curve("broken streams / s", { broken_per_s: "" }, amount, { bad: true }),
-  curve("failed / s", { failed_per_s: "" }, amount, { bad: true }),
-  curve("retried / s", { retried_per_s: "" }, amount, { bad: true }),
+  curve("went wrong / s", { refused_per_s: "refused", evicted_per_s: "evicted", broken_per_s: "broken", failed_per_s: "failed", retried_per_s: "retried" }, amount, { bad: true }),
 ];
 legend($("legend"));
 const lines = charts.flatMap((chart) => chart.lines);
@@ -42,6 +41,7 @@ function drawCurves() {
   const { at } = seen.frame;
   let span = 0;
   for (const chart of charts) span = chart.draw(at, { first, second, bad, line, dim, ink }, range, pointed) || span;
+  drawStack(range);
   const there = Math.min(span, at - (charts[0].since() ?? at)); // the axes have ten seconds from the first moment on
   const since = new Date((at - there) * 1000).toLocaleTimeString("en-GB");
   put($("span"), span && there < range * 0.99 ? `there is only ${seconds(there)} of it yet, since ${since}` : "");
@@ -79,8 +79,7 @@ drawn.addEventListener("keydown", (event) => {
 // --- a frame ------------------------------------------------------------------------------------------------------
 
 // `entries`: [name, value, the word that explains it where that is not the name]
-function numbers(entries) {
-  const list = $("numbers");
+function numbers(entries, list = $("numbers")) {
   entries.forEach(([name, value, word], at) => {
     let pair = list.children[at];
     if (!pair) {
@@ -91,6 +90,39 @@ function numbers(entries) {
     if (MEANS[word ?? name]) pair.title = MEANS[word ?? name];
     put(pair.lastChild, value);
   });
+}
+
+// The numbers that are read from across the room, five at most.
+function showFive(s) {
+  const { lately } = s;
+  const wrong = WRONG.reduce((sum, kind) => sum + lately[kind], 0);
+  numbers([
+    ["waiting here", count(s.waiting), "waiting here"],
+    ["waiting inside engines", count(s.inside), "waiting inside engines"],
+    ["first token p99, streams", seconds(lately.first_token_p99_s), "first token, streams only"],
+    ["tokens in and out / s", count(s.now.tokens_per_s ?? 0), "tokens / s"],
+    [`went wrong, of ${count(lately.ended)} in a minute`, count(wrong), "went wrong"],
+  ], $("five"));
+  const marks = [s.waiting, s.inside > 4 * s.endpoints.length, lately.first_token_p99_s >= 10, 0, wrong];
+  [...$("five").children].forEach((pair, at) => pair.classList.toggle("marked", Boolean(marks[at])));
+}
+
+// Screen readers hear the first sentence when its words change, not each of its numbers every second.
+let spoken = "";
+function speak(lead) {
+  const words = lead.replace(/[\d.,]+\s?(ms|s|min|h)?/g, "");
+  if (words === spoken) return;
+  spoken = words;
+  put($("spoken"), lead);
+}
+
+// Tenants of the settings have a row without requests, too: for what is left of their limits.
+function tenantRows(s) {
+  const left = new Map(s.configured.map((t) => [t.tenant, t]));
+  const rows = s.tenants.map((t) => ({ ...t, left: left.get(text(t.tenant, 60))?.left ?? "" }));
+  const busy = new Set(s.tenants.map((t) => text(t.tenant, 60)));
+  const idle = s.configured.filter((t) => !busy.has(t.tenant));
+  return [...rows, ...idle.map((t) => ({ ...t, idle: true, band: "", waiting: 0, running: 0, oldest_wait_s: 0, went_wrong: {}, share_of_all: 0, within: "" }))];
 }
 
 // What stands between backticks is what somebody types.
@@ -122,26 +154,26 @@ function show() {
   const said = whole(text(s.headline, 900));
   put($("lead"), said.slice(0, s.lead.length));
   put($("rest"), said.slice(s.lead.length));
+  speak(said.slice(0, s.lead.length));
   coded($("advice"), s.advice ? whole(`→ ${text(s.advice, 400)}`) : "");
   $("headline").title = s.queueing ? `Queueing: ${text(s.queueing.why, 600)}` : "";
   const tone = s.by_operators ? "hand" : s.tone;
   put($("tone"), TONES[tone] ?? tone);
   $("tone").className = tone;
-  $("stops").querySelector("[data-verb=resume]").classList.toggle("wanted", s.paused.length + s.drained.length > 0);
+  $("resume").hidden = s.paused.length + s.drained.length === 0;
   document.title = s.waiting ? `${s.waiting} wait – Penstock` : "Penstock";
+  showFive(s);
+  showBars();
   const { lately } = s;
   numbers([
-    ["waiting", s.waiting_max == null ? count(s.waiting) : `${count(s.waiting)} of at most ${count(s.waiting_max)}`],
     ["running", count(s.running)], ["slots taken", `${count(s.slots_taken)} of ${count(s.slots)}`],
     ["oldest wait", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent to engines / s", (s.now.sent_per_s ?? 0).toFixed(1)],
-    ["tokens in and out / s (10 s)", count(s.now.tokens_per_s ?? 0), "tokens / s"],
-    ["first token (10 s)", lately.first_token_p50_s == null ? "–" : `p50 ${seconds(lately.first_token_p50_s)}, p99 ${seconds(lately.first_token_p99_s)}`, "first token"],
     ["last minute", `${count(lately.ended)} requests ended, of them ${WRONG.map((kind) => `${count(lately[kind])} ${kind}`).join(", ")}; ${count(lately.retried)} retried`],
   ]);
   tables.failures.update(lately.rows.filter((f) => matches(f.tenant, f.endpoint, f.what, f.reason)), seen.filter ? 0 : lately.rows_more);
   tables.models.update(s.models.filter((m) => matches(m.name, m.cause)), seen.filter ? 0 : s.models_more);
   tables.bands.update(s.bands);
-  tables.tenants.update(s.tenants.filter((t) => matches(t.tenant, t.band)), seen.filter ? 0 : s.tenants_more);
+  tables.tenants.update(tenantRows(s).filter((t) => matches(t.tenant, t.band)), seen.filter ? 0 : s.tenants_more);
   tables.endpoints.update(s.endpoints.filter((e) => matches(e.name, e.state, e.closed)), seen.filter ? 0 : s.endpoints_more);
   showRequests();
   $("batches").hidden = !s.batches?.length;
@@ -166,12 +198,13 @@ function showRequests() {
   }
   seen.eldest = requests.waiting.reduce((most, r) => (r.waited_s > (most?.waited_s ?? -1) ? r : most), null);
   put($("order"), ORDERS[chosen]);
-  const rows = requests[chosen].filter((r) => matches(r.id, r.tenant, r.model, r.band, r.cause, r.reason, r.endpoint));
+  const rows = grouped(chosen, matching(requests[chosen]));
   const at = rows.indexOf(seen.eldest);
   const last = tables.requests.limit - 1;
   if (at > last) rows.splice(last, 0, ...rows.splice(at, 1)); // it is what people ask for
   const total = totals[chosen];
-  tables.requests.update(rows, total == null || seen.filter ? 0 : Math.max(0, total - requests[chosen].length));
+  const counted = rows.reduce((sum, row) => sum + (row.count ?? 0), 0) + rows.filter((row) => !row.group && !rows.some((group) => group.rows?.includes(row))).length;
+  tables.requests.update(rows, total == null || seen.filter ? 0 : Math.max(0, total - counted));
 }
 
 $("filter").addEventListener("input", () => {
@@ -197,10 +230,23 @@ function theme(name) {
 $("theme").addEventListener("click", () => theme(THEMES[(THEMES.indexOf(localStorage.getItem("penstock-theme") ?? "") + 1) % 3]));
 theme(localStorage.getItem("penstock-theme") ?? "");
 
+$("stops").addEventListener("toggle", (event) => { if (event.newState === "open") document.body.classList.add("controls"); }); // on phones the filter comes with it
+openGroups(() => showRequests());
+const wall = () => {
+  document.body.classList.toggle("wall", location.hash === "#wall");
+  if (seen.frame) drawCurves();
+};
+window.addEventListener("hashchange", wall);
+wall();
+
 listenForever(
   (frame) => {
+    addTenants(frame.at, frame.tenant_tokens);
     for (const line of lines) if (line.name in frame.now) line.add(frame.at, frame.now[line.name]);
     if (!document.hidden) show();
   },
-  (coarse, step, fine, at) => { for (const line of lines) line.load(coarse[line.name], step, fine[line.name], at); },
+  ({ coarse, coarse_s: step, fine, tenants }, at) => {
+    for (const line of lines) line.load(coarse[line.name], step, fine[line.name], at);
+    loadTenants(tenants, at);
+  },
 );

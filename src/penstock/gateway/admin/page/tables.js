@@ -119,18 +119,22 @@ export class Table {
       const cell = element.insertCell();
       cell.className = this.classes(column);
       if (column.name) cell.dir = "auto";
+      cell.dataset.label = column.title; // for cards, on phones
       return cell;
     });
     return { element, cells, row: null, verbs: "" };
   }
 
   fill(line, row) {
-    line.element.dataset.key = this.key(row);
+    const key = this.key(row);
+    if (line.element.dataset.key !== key) line.element.dataset.key = key;
+    line.element.classList.toggle("group", Boolean(row.group));
     this.columns.forEach((column, at) => {
       const cell = line.cells[at];
-      if (column.verbs) return this.fillVerbs(line, cell, column.verbs(row));
+      if (column.verbs) return this.fillVerbs(line, cell, column.verbs(row), key);
       const value = column.value(row);
-      put(cell, value);
+      if (column.opens?.(row)) opening(cell, row, value);
+      else put(cell, value);
       const classes = [this.classes(column), column.name && "name", column.wide && "wide", column.tone?.(row)];
       if (column.name && cell.title !== value) cell.title = value;
       if (column.part) {
@@ -146,15 +150,36 @@ export class Table {
     });
   }
 
-  fillVerbs(line, cell, verbs) {
+  // The first verb that only looks has a button, the others stand in a menu (verbs.js).
+  fillVerbs(line, cell, verbs, key) {
     const wanted = verbs.map((verb) => verb.join()).join(";");
     if (line.verbs === wanted) return;
     line.verbs = wanted;
-    cell.replaceChildren(...verbs.map(([verb, label]) => {
+    const looks = verbs.filter(([verb]) => verb === "explain");
+    const changes = verbs.filter(([verb]) => verb !== "explain");
+    cell.replaceChildren(...looks.map(([verb, label]) => {
       const button = document.createElement("button");
       button.dataset.verb = verb;
       button.textContent = label;
       return button;
     }));
+    if (!changes.length) return;
+    const more = cell.appendChild(document.createElement("button"));
+    more.dataset.menu = JSON.stringify(changes);
+    more.textContent = "⋯";
+    more.setAttribute("aria-haspopup", "menu");
+    more.setAttribute("aria-label", `change ${text(key)}`);
   }
+}
+
+// A row that opens into others.
+function opening(cell, row, value) {
+  let button = cell.querySelector("button");
+  if (!button) {
+    cell.replaceChildren();
+    button = cell.appendChild(document.createElement("button"));
+  }
+  if (button.dataset.group !== row.group) button.dataset.group = row.group;
+  put(button, `${row.open ? "▾" : "▸"} ${value}`);
+  button.setAttribute("aria-expanded", String(row.open));
 }

@@ -91,9 +91,46 @@ const VERBS = {
   },
 };
 
+// --- the menu of a row: everything that changes something -------------------------------------------------------------
+
+const menu = $("menu");
+let opener = null;
+
+function open(button) {
+  opener = button;
+  const { key } = button.closest("tr").dataset;
+  menu.replaceChildren(...JSON.parse(button.dataset.menu).map(([verb, label]) => {
+    const item = document.createElement("button");
+    item.dataset.verb = verb;
+    item.dataset.key = key;
+    item.setAttribute("role", "menuitem");
+    item.textContent = label;
+    return item;
+  }));
+  menu.setAttribute("aria-label", button.getAttribute("aria-label"));
+  menu.showPopover();
+  const box = button.getBoundingClientRect();
+  menu.style.top = `${Math.min(box.bottom, innerHeight - menu.offsetHeight - 4)}px`;
+  menu.style.left = `${Math.max(4, Math.min(box.left, innerWidth - menu.offsetWidth - 4))}px`;
+  menu.firstChild.focus();
+}
+
+menu.addEventListener("keydown", (event) => {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const items = [...menu.children];
+  items[(items.indexOf(document.activeElement) + step + items.length) % items.length].focus();
+});
+menu.addEventListener("toggle", (event) => { if (event.newState === "closed") opener?.focus(); });
+
 document.addEventListener("click", (event) => {
+  const more = event.target.closest("button[data-menu]");
+  if (more) open(more);
   const button = event.target.closest("button[data-verb]");
-  if (button) VERBS[button.dataset.verb](button.closest("tr")?.dataset.key);
+  if (!button) return;
+  if (button.closest("[popover]")) button.closest("[popover]").hidePopover();
+  VERBS[button.dataset.verb](button.dataset.key ?? button.closest("tr")?.dataset.key);
 });
 $("find").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -5,13 +5,14 @@ import { CAUSES, STATES } from "./catalogue.js";
 import { seen } from "./seen.js";
 import { percent, seconds, whole } from "./tables.js";
 
-export const cause = (word, why) => (word ? whole(`${word}: ${why ?? CAUSES[word]}`) : "");
+// In words: the codes stand in the API, in metrics and in `penstock explain`.
+export const cause = (word, why) => (word ? whole(why ?? CAUSES[word] ?? word) : "");
 
 // Kinds of failures in a frame.
 export const WRONG = ["refused", "evicted", "broken", "failed"];
 export const TONES = { ok: "● ok", busy: "▲ busy", bad: "■ attention", hand: "◆ stopped" };
 export const ORDERS = {
-  waiting: "Highest band first, oldest first in a band; between tenants turns decide. A heading sorts.",
+  waiting: "Highest band first, oldest first in a band; between tenants turns decide. A group opens; a heading sorts.",
   running: "First sent first. A heading sorts.",
   ended: "Latest first. A heading sorts.",
 };
