@@ -99,7 +99,7 @@ def _table(told: dict[str, Any]) -> Table:
         table.add_column(name)
     for head in amounts.values():
         table.add_column(head, justify="right")
-    rows = [([views.plain(row[name], 40) for name in by], row) for row in told["rows"]]
+    rows = [([views.plain(row[name], 40) or "–" for name in by], row) for row in told["rows"]]
     if by:
         rows.append((["total", *[""] * (len(by) - 1)], total))
     else:

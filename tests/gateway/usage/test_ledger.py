@@ -88,6 +88,26 @@ async def test_what_the_store_did_not_confirm_is_added_once(fails: str) -> None:
     await thread.close()
 
 
+async def test_the_end_of_a_gateway_adds_what_is_left_also_after_an_interrupted_addition() -> None:
+    store, ledger = Flaky(), a_ledger()
+
+    def opening() -> Store:
+        return store
+
+    thread = StoreThread(opening)
+    book = UsageBook(thread, ledger, lambda: T)
+    refuse(ledger, 2)
+    store.fails = "after"
+    with pytest.raises(StoreError):
+        await book.asked(ALL)
+    store.fails = ""
+    refuse(ledger)
+    book.start()
+    await book.close()
+    assert [row.requests for row in await book.asked(ALL)] == [3]
+    await thread.close()
+
+
 async def test_rows_are_kept_as_long_as_the_settings_say() -> None:
     store, ledger, at_s = SqliteStore(None), a_ledger(), [T]
 

@@ -67,7 +67,9 @@ class TokenPrices(Section):
 class UsageSection(Section):
     """The ledger of use (docs/usage.md), kept in the store of `batch`."""
 
-    keep: values.Duration = setting(90 * 86_400.0, "How long its rows are kept, by the hour. 0: no ledger.", ge=0)
+    keep: values.Duration = setting(
+        90 * 86_400.0, "How long its rows are kept, by the hour. 0: no ledger; earlier rows stay.", ge=0
+    )
     prices: Annotated[dict[values.ModelName, TokenPrices], BeforeValidator(values.items(0, PRICED_MAX))] = setting(
         {}, ""
     )

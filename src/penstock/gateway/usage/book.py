@@ -57,12 +57,11 @@ class UsageBook:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Add what is left, once."""
+        """Add what is left."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            await self._try()
-            if self._unconfirmed:
+            for _ in range(2):  # an addition that was interrupted, and the rows since
                 await self._try()
 
     def lines(self) -> Iterator[str]:
@@ -125,7 +124,7 @@ class UsageBook:
 
     async def _purge(self) -> None:
         now = self._wall()
-        if now < self._purge_s:
+        if now < self._purge_s or not self._keep_s:  # without a ledger, rows of earlier times stay
             return
         before = int((now - self._keep_s) // HOUR_S)
         if not await self._store.do(lambda store: store.purge_usage(before, now)):
