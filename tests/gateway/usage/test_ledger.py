@@ -104,7 +104,7 @@ async def test_the_end_of_a_gateway_adds_what_is_left_also_after_an_interrupted_
     refuse(ledger)
     book.start()
     await book.close()
-    assert [row.requests for row in await book.asked(ALL)] == [3]
+    assert [row.requests for row in await thread.do(lambda its: its.usage(ALL))] == [3]
     await thread.close()
 
 
