@@ -84,7 +84,7 @@ def _rights(args: argparse.Namespace) -> dict[str, object]:
         rights["models"] = [name.strip() for name in args.models.split(",")]
     if args.limits is not None:
         pairs = [pair.partition("=") for pair in args.limits.split(",")]
-        rights["limits"] = {name.strip(): number.strip() for name, _, number in pairs}
+        rights["limits"] = {name.strip(): int(most) if most.strip().isdecimal() else most for name, _, most in pairs}
     return rights
 
 

@@ -110,4 +110,6 @@ def _table(told: dict[str, Any]) -> Table:
 
 
 def _figure(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if 0 < value < 1 else f"{value:,.2f}"
