@@ -40,6 +40,8 @@ class Router:
         self._sessions = SessionTable()
         self._hot = HotPrefixes()
         self._last_sent = LastSent()
+        # The last comparison in this moment, for the choice that follows it: of a request, by what was located.
+        self._compared: tuple[Entry, float, Located, Sought | None, Context] | None = None
         self._doubted: dict[int, Endpoint] = {}  # did not answer, and may be other processes by now
         self._choose_policy(policy, settings)
 
@@ -73,8 +75,12 @@ class Router:
         if policy.uses_prefix:
             located = self._located(entry, now)
             entry.route.located = located
-            sought = self._sought(request, located, now)
-            choice = self._chosen(entry, located, sought, endpoints, now)
+            compared, self._compared, context = self._compared, None, None
+            if compared is not None and compared[:3] == (entry, now, located):
+                _, _, _, sought, context = compared
+            else:
+                sought = self._sought(request, located, now)
+            choice = self._chosen(entry, located, sought, endpoints, now, context=context)
             chosen = choice.endpoint
             entry.route.believe(located.tokens(chosen.index), entry.estimate.prompt_tokens)
             entry.route.source = located.said.get(chosen.index, Source.HISTORY) if located.said else Source.HISTORY
@@ -100,7 +106,14 @@ class Router:
         return choice
 
     def _chosen(
-        self, entry: Entry, located: Located, sought: Sought | None, endpoints: Sequence[Endpoint], now: float
+        self,
+        entry: Entry,
+        located: Located,
+        sought: Sought | None,
+        endpoints: Sequence[Endpoint],
+        now: float,
+        *,
+        context: Context | None = None,
     ) -> Choice:
         """Returns the policy's choice; a single endpoint, usual in a full pool, needs none."""
         if self._pool.priced and len(endpoints) > 1:
@@ -109,7 +122,7 @@ class Router:
             endpoints = _fast_enough(endpoints, entry.request.time_per_output_token_s_max, now)
         if len(endpoints) == 1 and not self._policy.takes_turns:
             return Choice(endpoints[0])
-        return self._policy.choose(endpoints, self._context(entry, located, sought, now))
+        return self._policy.choose(endpoints, context or self._context(entry, located, sought, now))
 
     def took_over(self, entry: Entry, endpoint: Endpoint) -> None:
         """Record the endpoint of a request that another scheduler sent."""
@@ -159,6 +172,7 @@ class Router:
         if sought is None and not located.most:
             return (), 0.0
         context = self._context(entry, located, sought, now)
+        self._compared = entry, now, located, sought, context
         if not context.matched:
             return (), 0.0
         matched, model, under_way, busy = context.matched, entry.model, 0, 0
@@ -227,6 +241,7 @@ class Router:
             return
         if lease.epoch != endpoint.ledger.epoch:
             return
+        self._compared = None
         if lease.sought is not None:
             self._last_sent.learn(lease.sought, usage.cached_tokens)
         predicted = lease.cached_tokens
@@ -252,6 +267,7 @@ class Router:
         request = entry.request
         if endpoint is None or not self._policy.uses_prefix or not request.prefix:
             return
+        self._compared = None
         self._last_sent.failed(request.prefix, endpoint.index)
         located = Located(self._history.bits)
         located.measured(request, entry.estimate.prompt_tokens)
