@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         print(wrong, file=sys.stderr)
         return 1
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] in (["serve"], ["vllm-router"]):
+    if words[:1] in (["serve"], ["epp"], ["vllm-router"]):
         from penstock.gateway import early_signals
 
         with early_signals.held():
@@ -147,6 +147,14 @@ _COMMANDS = {
         group=RUN,
         examples="serve --endpoint http://gpu-0:8000 --endpoint http://gpu-1:8000; serve penstock.yaml; "
         "serve penstock.yaml --host 0.0.0.0 --port 9000",
+    ),
+    "epp": _Command(
+        "run the gateway as an endpoint picker of Envoy",
+        "cli.epp",
+        "Run the gateway, and pick endpoints for Envoy and the gateways made of it on `epp.listen` (default :9002): "
+        "they carry the bytes. Flags and settings are those of `serve`.",
+        group=RUN,
+        examples="epp -c penstock.yaml; epp --endpoint http://10.0.0.7:8000 --listen :8080",
     ),
     "vllm-router": _Command("run the gateway by the flags of production-stack's router", "", group=RUN),
     "check": _Command(

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", metavar="LEVEL", default="info", choices=levels, help="default: info")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve with the settings of `args`; returns the exit code."""
+def run(args: argparse.Namespace, adapted: Callable[[Settings], Settings] = lambda settings: settings) -> int:
+    """Serve with the settings of `args`, as `adapted`; returns the exit code."""
     if wrong := _wrong_file(args.file, args.config):
         print(f"penstock serve: {wrong}", file=sys.stderr)
         return 2
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     def read() -> Settings:
         settings = load(args.file or args.config or os.environ.get("PENSTOCK_CONFIG"), os.environ, flags)
         require_endpoints(settings)
-        return settings
+        return adapted(settings)
 
     try:
         settings = read()

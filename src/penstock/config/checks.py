@@ -44,6 +44,7 @@ from penstock.config.problems import (
 from penstock.config.sections.batch import BatchSection, batch_checks
 from penstock.config.sections.clients import ANY_ORIGIN, CorsSection
 from penstock.config.sections.discovery_checks import discovery_checks, tls_checks
+from penstock.config.sections.epp import epp_checks
 from penstock.config.sections.locality import locality_checks
 from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
 from penstock.config.sections.operation import Admin, Tracing, tracing_problem
@@ -423,5 +424,5 @@ def _longer(document: Document, section: str, key: str, limit: str, parts: Secti
 
 _CHECKS = (
     *(_tls, _endpoints, discovery_checks, _models, _bands, _min_shares, _fairness, _identity, _extras, _tenants),
-    *(_routing, _intervals, locality_checks, batch_checks, share_checks, _admin, _cors, _beyond_others),
+    *(_routing, _intervals, locality_checks, batch_checks, share_checks, _admin, _cors, _beyond_others, epp_checks),
 )

@@ -17,6 +17,7 @@ from penstock.config.sections.batch import BatchSection
 from penstock.config.sections.clients import ClientAddress, CorsSection
 from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
 from penstock.config.sections.endpoint_tls import EndpointTls
+from penstock.config.sections.epp import EppSection
 from penstock.config.sections.locality import Instance, KvEvents
 from penstock.config.sections.models import ModelSection
 from penstock.config.sections.operation import Admin, AutoscaleSection, Log, Tracing, UsageSection
@@ -341,6 +342,7 @@ class Settings(Section):
         "shared. `auto`: one per CPU. See docs/scale.md.",
     )
     share: ShareSection = ShareSection()
+    epp: EppSection = EppSection()
     tls: Tls = Tls()
     endpoints: Annotated[tuple[EndpointSection, ...], BeforeValidator(values.items(0, ENDPOINTS_MAX))] = ()
     discovery: Annotated[tuple[SourceSection, ...], BeforeValidator(values.items(0, SOURCES_MAX))] = ()

@@ -61,6 +61,7 @@ from penstock.http.server.server import Handler, HttpServer
 
 if TYPE_CHECKING:
     from penstock.gateway.cluster.cluster import GatewayCluster
+    from penstock.gateway.epp.server import PickerServer  # needs an extra
 
 
 class Parts:
@@ -71,6 +72,7 @@ class Parts:
     book: KeyBook | None = None  #: None: no keys are issued
     usage: UsageBook | None = None  #: None: no ledger of use
     store: StoreThread | None = None  #: of batches, issued keys and the ledger
+    picker: PickerServer | None = None  #: None: no proxy asks here; workers have their own
 
     def __init__(self, settings: Settings, read: Callable[[], Settings] | None = None) -> None:  # noqa: PLR0915  (a list)
         """Call on a running event loop. `read` gives the settings again, for a reload; without it they stay."""
@@ -166,6 +168,18 @@ class Parts:
             HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall) for handler in handlers
         )
         self.operators = None if own_address is None else operators  #: the server at `admin.listen`
+        if settings.epp.listen and not several:
+            from penstock.gateway.epp.server import picker_server  # noqa: PLC0415 - needs an extra
+
+            self.picker = picker_server(
+                settings,
+                app=app,
+                driver=driver,
+                targets=endpoints.targets,
+                catalog=catalog,
+                hold=self.server.hold,
+                ready=lambda: bool(endpoints.targets),
+            )
         self.certificate = Certificate()
         reads_requests = (
             *(callers, affinities, heartbeats, catalog),
@@ -180,7 +194,7 @@ class Parts:
         self.reload = Reload(
             settings,
             read or (lambda: settings),
-            (*reads_requests, *reports, *decides, *(part for part in (self.cluster, self.usage) if part is not None)),
+            (*reads_requests, *reports, *decides, *(it for it in (self.cluster, self.usage, self.picker) if it)),
             certificate=self.certificate,
             discovery=SettingsSources(self.discovery, os.environ, rules),
             metrics=metrics,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import ssl
 
     from penstock.gateway.cluster.cluster import GatewayCluster
+    from penstock.gateway.epp.server import PickerServer
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ class Gateway(Parts):
             await self._start_cluster(self.cluster)
         else:
             self.server.accept()
+        if self.picker is not None:
+            await self._start_picker(self.picker)
         if self.operators is not None:
             self.operators.accept()
         logger.info("listening on %s", _url(host, self.port, secure=context is not None))
@@ -123,6 +126,14 @@ class Gateway(Parts):
         except OSError as error:
             await self.close()
             raise StartError(error.strerror or str(error)) from None
+
+    async def _start_picker(self, picker: PickerServer) -> None:
+        assert self.reload.settings.epp.listen is not None
+        try:
+            await picker.start(self.reload.settings.epp.listen)
+        except OSError as error:
+            await self.close()
+            raise StartError(str(error)) from None
 
     def listen_to_signals(self) -> None:
         """SIGTERM and SIGINT stop, SIGHUP reloads. Signals held back so far arrive now."""
@@ -181,6 +192,8 @@ class Gateway(Parts):
             await self.book.close()
         if self.batch is not None:
             await self.batch.close()
+        if self.picker is not None:
+            await self.picker.close(CLOSE_TIMEOUT_S)
         if self.cluster is not None:
             await self.cluster.close(CLOSE_TIMEOUT_S)
         self.callers.tokens.close()

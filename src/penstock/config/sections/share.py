@@ -36,7 +36,7 @@ from penstock.config.sections.section import Section, setting
 SECRET_CHARACTERS_MIN = 16  # an eavesdropper on the handshake can guess offline
 ALONE_AFTER_S_MAX = 600.0
 #: Settings that may differ between gateways of one group.
-OWN = frozenset({"listen", "root_path", "workers", "tls", "state_dir", "log", "tracing", "share"})
+OWN = frozenset({"listen", "root_path", "workers", "tls", "state_dir", "log", "tracing", "share", "epp"})
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 

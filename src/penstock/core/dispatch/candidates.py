@@ -135,7 +135,7 @@ class CandidateFilter:
         prompt_tokens = entry.estimate.prompt_tokens
         tokens = prompt_tokens + entry.estimate.output_tokens
         cached = entry.route.cached_tokens > 0
-        avoid = bool(entry.retry.excluded)
+        avoid = bool(entry.retry.excluded or entry.request.only)
         fitting: list[Endpoint] = []
         over_share = self._under_share.is_over_share(entry, now)
         if self._pool.roles.any:

@@ -325,10 +325,14 @@ class Entry:
         return self.retry
 
     def excludes(self, endpoint: str, now: float) -> bool:
-        """True if the endpoint refused or failed the request, and it is too soon to try it again."""
-        retry = self.retry
+        """True if the endpoint may not get the request, or refused or failed it and it is too soon to try again."""
+        retry, only = self.retry, self.request.only
+        if only and endpoint not in only:
+            return True
         return retry is not NO_RETRY and retry.excluded.get(endpoint, -math.inf) > now
 
     def excluded_until_s(self, endpoint: str) -> float:
         """Returns until when an endpoint is excluded for the request; minus infinity if it is not."""
+        if self.request.only and endpoint not in self.request.only:
+            return math.inf
         return self.retry.excluded.get(endpoint, -math.inf)

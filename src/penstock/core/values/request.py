@@ -82,6 +82,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     also: tuple[str, ...] = ()  #: further names for limits: those of its key and of its model within the tenant
     prefix_grows: bool = False  #: its later keys stand for several chunks each, as in `PREFIX_ENDS`
     time_per_output_token_s_max: float | None = None  #: endpoints that are slower now are used if no others are open
+    only: tuple[str, ...] = ()  #: the endpoints that it may go to; empty: all
 
     @property
     def accounts(self) -> tuple[str, ...]:

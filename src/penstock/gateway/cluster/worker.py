@@ -19,6 +19,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -76,6 +77,9 @@ from penstock.share.messages import (
     Welcome,
     WhoDecides,
 )
+
+if TYPE_CHECKING:
+    from penstock.gateway.epp.server import PickerServer  # needs an extra
 
 logger = logging.getLogger(__name__)
 
@@ -146,9 +150,23 @@ class Worker:
         app.serve(WorkerPaths(relay, app.refusals.refuse, app.refusals.request_id), guarded=True)
         self.server = HttpServer(app, settings_map.server_limits(settings), wall_clock=clock.wall)
         self._certificate = Certificate()
+        self._picker: PickerServer | None = None
+        if settings.epp.listen:
+            from penstock.gateway.epp.server import picker_server  # noqa: PLC0415 - needs an extra
+
+            self._picker = picker_server(
+                settings,
+                app=app,
+                driver=self.driver,
+                targets=self.targets.targets,
+                catalog=catalog,
+                hold=self.server.hold,
+                ready=self._is_ready,
+            )
         self._followers: tuple[Follower, ...] = (
             *(callers, affinities, heartbeats, catalog, origins, self.metrics, reporting, app),
             *(settings_map.ToServer(self.server), settings_map.ToLog(), self.targets, self._certificate),
+            *(() if self._picker is None else (self._picker,)),
         )
         self._others = Heard(0.0, 0, 0)
         self._link_s = 0.0
@@ -169,6 +187,12 @@ class Worker:
     async def ready(self) -> None:
         """Wait a moment for the identity provider's keys."""
         await self._tokens.start()
+        if self._picker is not None and self._settings.epp.listen is not None:
+            await self._picker.start(self._settings.epp.listen)
+
+    def _is_ready(self) -> bool:
+        """True if requests can be picked for: there is a leader, and it named endpoints."""
+        return self._edge.is_linked and bool(self.targets.targets)
 
     def follow(self, settings: Settings) -> None:
         """Serve new requests by these settings."""
@@ -216,6 +240,8 @@ class Worker:
             if timer is not None:
                 timer.cancel()
         self._tokens.close()
+        if self._picker is not None:
+            await self._picker.close(CLOSE_TIMEOUT_S)
         await self.server.wait_closed(CLOSE_TIMEOUT_S)
         if self._leader_link is not None:
             await self._leader_link.close()

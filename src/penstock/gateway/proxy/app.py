@@ -17,7 +17,7 @@ from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.clients import Clients
 from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
-from penstock.gateway.openai.routes import route
+from penstock.gateway.openai.routes import Route, route
 from penstock.gateway.openai.wrong_paths import meant_instead, without_v1
 from penstock.gateway.proxy.arrival import Means
 from penstock.gateway.proxy.driver import Decides, Driver
@@ -116,18 +116,44 @@ class App:
             if part is not None:
                 return part.begin(exchange)
             self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, meant_instead(exchange.target_path, self._serves))
-        elif exchange.method != "POST":
+        else:
+            self._begin(exchange, found)
+        return None
+
+    def _begin(self, exchange: Exchange, found: Route) -> None:
+        """Refuse a request to engines' paths by its method, its key or a path that no engine has."""
+        if exchange.method != "POST":
             self.refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
+            return
+        key = self._callers.key(exchange.lookup.get, exchange.repeats)
+        if isinstance(key, Unauthorized):
+            self.refusals.refuse(exchange, key.reason, key.message)
+        elif found.bare and not self._served_bare():
+            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, without_v1(exchange.target_path))
+        else:
+            exchange.note = key
+
+    # --- a proxy's hooks (`gateway/epp`): it carries the bytes --------------------------------------------------
+
+    def begin_pick(self, exchange: Exchange) -> Route | None:
+        """Refuse what the head alone shows not to be served. Returns the route; None: no path of engines."""
+        if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
+            exchange.target_path = exchange.target_path[len(self._root_path) :]
+        if self._clients.looks:
+            exchange.client = self._clients.address(exchange)
+        found = route(exchange.target_path)
+        if found is not None:
+            self._begin(exchange, found)
         else:
             repeats = None if len(exchange.lookup) == len(exchange.headers) else exchange.repeats
             key = self._callers.key(exchange.lookup.get, repeats)
             if isinstance(key, Unauthorized):
                 self.refusals.refuse(exchange, key.reason, key.message)
-            elif found.bare and not self._served_bare():
-                self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, without_v1(exchange.target_path))
-            else:
-                exchange.note = key
-        return None
+        return found
+
+    def complete_pick(self, exchange: Exchange, found: Route, journey: type[QueuedJourney]) -> None:
+        """Queue a request whose body has arrived; `journey` hands it over to the endpoint that is picked."""
+        self._intake.take(exchange, found, journey)
 
     def _foreign(self, exchange: Exchange) -> str | None:
         """Why a page of another site, or another host name, is not served. A request with a key is not a page's."""

@@ -37,7 +37,7 @@ from penstock.gateway.openai.splice import Spliced
 from penstock.gateway.proxy.arrival import Arrival, Fallback, Means
 from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.disagg import sequential
-from penstock.gateway.proxy.journey import QueuedJourney
+from penstock.gateway.proxy.journey import AskInstead, QueuedJourney
 from penstock.gateway.proxy.model_profiles import PLAIN, profiles
 from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.slices import Slices
@@ -46,7 +46,7 @@ from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.inflate import TAKEN as PACKINGS
 from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, UnknownPacking, coding_of, inflate
-from penstock.http.server.server import Exchange, SocketExchange
+from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
     from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
@@ -97,8 +97,8 @@ class Intake:
         self._profiles = profiles(settings)
         self._unnamed.follow(settings.queue)
 
-    def take(self, exchange: SocketExchange, route: Route) -> None:
-        """Admit a request of a connection, whose body has arrived."""
+    def take(self, exchange: Exchange, route: Route, journey: type[QueuedJourney] = QueuedJourney) -> None:
+        """Admit a request whose body has arrived."""
         coding, encoding = "", exchange.lookup.get(b"content-encoding")
         if encoding is not None:
             if exchange.repeats(b"content-encoding"):  # several headers are one list
@@ -110,21 +110,24 @@ class Intake:
                 self._refusals.refuse(exchange, Reason.UNSUPPORTED_ENCODING, str(unknown), extra=extra)
                 return
         if coding:
-            self._inflate(exchange, route, coding, exchange.body)
+            self._inflate(exchange, route, coding, exchange.body, journey)
         else:
-            self._parse(Arrival(exchange, route, self._refusals.request_id(exchange)), exchange.body)
+            self._parse(Arrival(exchange, route, self._refusals.request_id(exchange)), exchange.body, journey)
 
     def submit(self, exchange: Exchange, route: Route, caller: Caller, journey: type[QueuedJourney]) -> None:
         """Admit a request made inside, as `caller`."""
         arrival = Arrival(exchange, route, self._refusals.request_id(exchange), caller)
         self._parse(arrival, exchange.body, journey)
 
-    def _inflate(self, exchange: SocketExchange, route: Route, coding: str, packed: bytes) -> None:
+    def _inflate(
+        self, exchange: Exchange, route: Route, coding: str, packed: bytes, journey: type[QueuedJourney]
+    ) -> None:
         """Unpack a body, and go on with it."""
         exchange.body = b""
 
         def done(body: bytes) -> None:
-            self._parse(Arrival(exchange, route, self._refusals.request_id(exchange), inflated=True), body)
+            arrival = Arrival(exchange, route, self._refusals.request_id(exchange), inflated=True)
+            self._parse(arrival, body, journey)
 
         def failed(failure: Exception) -> None:
             if isinstance(failure, BadPacking):
@@ -142,7 +145,7 @@ class Intake:
 
     # --- parse ------------------------------------------------------------------------------------------------
 
-    def _parse(self, arrival: Arrival, body: bytes, journey: type[QueuedJourney] = QueuedJourney) -> None:
+    def _parse(self, arrival: Arrival, body: bytes, journey: type[QueuedJourney]) -> None:
         """Read what scheduling needs from a body: a small one at once, a large one in slices."""
         exchange, pooled = arrival.exchange, arrival.route.pooled
         content_type = exchange.lookup.get(b"content-type")
@@ -284,7 +287,10 @@ class Intake:
         if names and arrival.pinned is None:
             arrival.fallback = Fallback(arrival.named, names, arrival.body)
 
-    def _ask_instead(self, arrival: Arrival, name: str) -> None:
+    def _asking(self, journey: type[QueuedJourney]) -> AskInstead:
+        return lambda arrival, name: self._ask_instead(arrival, name, journey)
+
+    def _ask_instead(self, arrival: Arrival, name: str, journey: type[QueuedJourney]) -> None:
         """Begin again with another model: the same request, except for the name in its body."""
         fallback = arrival.fallback
         assert fallback is not None
@@ -301,7 +307,7 @@ class Intake:
         logger.debug(
             "%s: falling back to %s after %s: %s", arrival.request_id.decode(), arrival.model, before, fallback.why
         )
-        self._admit(arrival, QueuedJourney)
+        self._admit(arrival, journey)
 
     def _served(self, route: Route, model: str) -> str:
         """The name that endpoints list a model by: for Ollama, one without a tag is its latest."""
@@ -335,7 +341,7 @@ class Intake:
             trace=None if tracer is None else _traced(tracer, exchange, request),
             on_end=self._reporting.on_end,
             on_sent=self._reporting.on_sent,
-            ask_instead=self._ask_instead,
+            ask_instead=None if arrival.fallback is None else self._asking(journey),
         ).begin()
         if locator is not None and search is not None:
             locator.begin(request.id, search)

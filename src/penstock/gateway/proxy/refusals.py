@@ -12,7 +12,7 @@ from penstock.gateway.openai import errors
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.telemetry.metrics import Metrics
-from penstock.http.server.server import Exchange, Header, Refusal, SocketExchange
+from penstock.http.server.server import Exchange, Header, Refusal
 
 REQUEST_ID_BYTES_MAX = 128
 
@@ -69,9 +69,7 @@ class Refusals:
         )
         exchange.respond(status, [*headers, (b"x-request-id", self.request_id(exchange)), *extra], body)
 
-    def refused(
-        self, exchange: SocketExchange | None, refusal: Refusal, detail: str
-    ) -> tuple[int, Sequence[Header], bytes]:
+    def refused(self, exchange: Exchange | None, refusal: Refusal, detail: str) -> tuple[int, Sequence[Header], bytes]:
         """Returns the response to a request that is not valid HTTP."""
         reason = _REFUSALS[refusal]
         api = api_of(exchange.target_path) if exchange is not None else errors.Api.OPENAI

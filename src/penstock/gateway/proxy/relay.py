@@ -167,8 +167,8 @@ class Relay:
         self._suspect = self._refuses_key = False
         self._packed = self._opening = None
         self._target = target
-        self._call = call = target.upstream.send(
-            self.exchange.method,
+        self._call = call = self.exchange.forward(
+            target.upstream,
             self._request_target,
             headers,
             body.pieces() if isinstance(body, Spliced) else body,
@@ -391,6 +391,27 @@ class Relay:
             self.succeeded(status)
         else:
             self.failed(Failure.BROKEN, "a stream that did not end well")
+
+    def on_head_alone(self, status: int, headers: Headers) -> None:
+        """Take the head of an answer whose body goes another way: only its end is reported (`on_end_alone`)."""
+        self.on_response(status, headers)
+        if self._is_failure(status) or self._refuses_key:
+            self._ended_in_error(status, self._error_body or bytearray())
+            return
+        self.first_byte()
+        self._committed = True
+        self.body, self._error_body = b"", None
+        self.exchange.let_go()
+        self._answer = AnswerReader(streamed=False, hides_usage=False)
+        assert self._head is not None
+        self._start(*self._head)
+
+    def on_end_alone(self) -> None:
+        """Settle an answer whose body went another way."""
+        self._call = None
+        assert self._head is not None
+        self.exchange.end()
+        self.succeeded(self._head[0])
 
     def _begins_at_end(self, status: int) -> bool:
         """Pass on an answer that ended before it was committed. Returns False if it is a stream without a token."""

@@ -93,6 +93,11 @@ class Upstream:
         """The endpoint's host and port."""
         return self._address.host, self._address.port
 
+    @property
+    def prefix(self) -> str:
+        """The path prefix of its URL, or an empty text."""
+        return self._address.prefix
+
     def retime(self, timeouts: UpstreamTimeouts) -> None:
         """Use these `timeouts` from now on, also for calls under way."""
         self.timeouts = timeouts

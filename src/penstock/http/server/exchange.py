@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.http.client.call import Call, Payload, Sink
+    from penstock.http.client.pool import Upstream
+
 Header = tuple[bytes, bytes]
 
 
@@ -67,6 +70,14 @@ class Exchange(ABC):
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, or None; `name` in lower case."""
         return self.lookup.get(name)
+
+    def forward(self, upstream: Upstream, target: str, headers: Sequence[Header], body: Payload, sink: Sink) -> Call:
+        """Send the request on to an engine; the answer goes to `sink`. Returns the handle to abort or pause it."""
+        return upstream.send(self.method, target, headers, body, sink)
+
+    def hold(self, body_bytes: int) -> bool:  # noqa: ARG002
+        """Count `body_bytes` that are kept of the request's body. Returns False if all bodies are too large now."""
+        return True
 
     @property
     @abstractmethod

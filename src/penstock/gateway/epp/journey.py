@@ -1,0 +1,115 @@
+"""The journey of a request that a proxy sends: as every other one's, except that it is sent once.
+
+A proxy can't take a request back, so a failure is final here, and no lease is recalled. What we can't do through a
+proxy is left out: heartbeats before the answer, and a prompt computed elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.core.values.actions import Dispatch, Requeue
+from penstock.core.values.catalogue import Failure, Outcome
+from penstock.core.values.request import Request, Usage
+from penstock.core.values.retry import final_reason
+from penstock.gateway.epp import unseen
+from penstock.gateway.epp.pick import Pick
+from penstock.gateway.openai import errors
+from penstock.gateway.openai.body import AskUsage
+from penstock.gateway.proxy.arrival import Arrival, Means
+from penstock.gateway.proxy.journey import AskInstead, OnEnd, OnSent, QueuedJourney
+
+if TYPE_CHECKING:
+    from penstock.gateway.telemetry.tracing import RequestTrace  # needs an extra
+
+
+class PickedJourney(QueuedJourney):
+    """A request that is queued, and sent by a proxy."""
+
+    __slots__ = ("_failure", "_is_stream", "_unseen")
+
+    def __init__(
+        self,
+        arrival: Arrival,
+        request: Request,
+        means: Means,
+        *,
+        band: str,
+        asks_usage: AskUsage | None,
+        remember: Callable[[bytes, str], bool] | None = None,
+        trace: RequestTrace | None = None,
+        on_end: OnEnd | None = None,
+        on_sent: OnSent | None = None,
+        ask_instead: AskInstead | None = None,
+    ) -> None:
+        pick = arrival.exchange
+        assert isinstance(pick, Pick)
+        self._failure: Failure | None = None
+        self._is_stream = request.streamed
+        self._unseen = pick.unseen
+        if pick.unseen or pick.only or request.divisible:
+            # Without bodies the first token is not seen: as of an answer that does not stream.
+            request = msgspec.structs.replace(
+                request, streamed=request.streamed and not pick.unseen, divisible=False, only=pick.only
+            )
+        super().__init__(
+            arrival,
+            request,
+            means,
+            band=band,
+            asks_usage=None if pick.unseen else asks_usage,
+            remember=None if pick.unseen else remember,
+            trace=trace,
+            on_end=on_end,
+            on_sent=on_sent,
+            ask_instead=ask_instead,
+        )
+        self._heartbeats = None
+
+    def dispatched(self, action: Dispatch, /) -> None:
+        super().dispatched(action)
+        if self._lease == action.lease:  # it can't be called back any more
+            self._driver.tell(self._driver.scheduler.passed_on(action.lease, now=self._driver.now()))
+
+    def may_mend(self, status: int) -> bool:  # noqa: ARG002
+        return False  # it can't be sent again
+
+    def failed(self, failure: Failure, detail: str) -> None:
+        self._failure = failure
+        super().failed(failure, detail)
+
+    def requeued(self, action: Requeue, /) -> None:  # noqa: ARG002
+        """It failed, and the scheduler would send it again: through a proxy it is over."""
+        if self._lease is not None:  # its endpoint is gone
+            self._lease = None
+            self.hang_up()
+            self.no_answer()
+        reason = final_reason(self._failure or Failure.RESET)
+        extra = [(b"x-penstock-reason", reason.encode())]
+        if self._committed:
+            self.break_off(self.api, reason)
+        elif not self.engine_error(extra):
+            message = errors.key_refused(self.endpoint) if self._refuses_key else reason.message
+            self.refuse(self.api, reason, message, param=None, retry_after_s=1.0 if reason.retryable else None)
+        self._leave(Outcome.FAILED, reason)
+        self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
+
+    def succeeded(self, status: int) -> None:
+        if self._unseen:
+            self._unseen_length(status)
+        elif status < 300 and self._is_stream and self.first_s is not None and self._answer.tokens > 1:
+            unseen.paces.learn(self.endpoint, self._driver.now() - self.first_s, self._answer.tokens)
+        super().succeeded(status)
+
+    def _unseen_length(self, status: int) -> None:
+        """Estimate the tokens of a stream that was not seen, by the time it took."""
+        if status < 300 and self._is_stream and self.first_s is not None:
+            tokens = unseen.paces.tokens(self.endpoint, self._driver.now() - self.first_s)
+            if tokens is not None:
+                self._answer.tokens = tokens
+
+    def _own_usage(self) -> Usage | None:
+        return None if self._unseen else super()._own_usage()

@@ -1,0 +1,177 @@
+"""A request of which a proxy shows us the head and the body, and which it sends itself to the endpoint that we pick.
+
+The journey sees an exchange and an engine's answer as always. Behind it `forward` becomes a pick, and what the journey
+writes becomes a change of what the proxy has: headers that differ, and the body's pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.gateway.proxy.relay import Relay
+from penstock.http.client.call import Call, Payload, Sink
+from penstock.http.client.pool import Headers, Upstream
+from penstock.http.server.server import Exchange, Header
+
+_PROXYS_OWN = frozenset({b"content-length", b"host", b"connection", b"transfer-encoding", b"te", b"expect"})
+
+
+class Picks(Protocol):
+    """The proxy's side of a pick: each verb is sent once at most, in this order."""
+
+    def picked(
+        self, upstream: Upstream, target: str, added: Headers, removed: list[bytes], body: Payload | None
+    ) -> None: ...
+    def refused(self, status: int, headers: Sequence[Header], body: bytes) -> None: ...
+    def head(self, status: int | None, added: Headers, removed: list[bytes]) -> None: ...
+    def piece(self, data: bytes) -> None: ...
+    def last(self, data: bytes) -> None: ...
+    def broken(self) -> None: ...
+
+
+class Pick(Exchange):
+    """One request of a proxy."""
+
+    __slots__ = ("_bytes", "_call", "_engine_head", "_hold", "_out", "_over", "_started", "_status", "only", "unseen")
+
+    def __init__(self, peer: tuple[str, int], out: Picks, hold: Callable[[int], bool]) -> None:
+        super().__init__(peer)
+        self.only: tuple[str, ...] = ()  #: endpoints that the proxy allows; empty: all
+        self.unseen = False  #: the bodies of answers do not come
+        self._out = out
+        self._hold = hold
+        self._bytes = 0  # of its body, in the server's sum
+        self._over = False
+        self._started = False
+        self._call: Call | None = None
+        self._status = 0  # the engine's
+        self._engine_head: Headers = []
+
+    # --- from the journey -----------------------------------------------------------------------------------------
+
+    def forward(self, upstream: Upstream, target: str, headers: Sequence[Header], body: Payload, sink: Sink) -> Call:
+        """Tell the proxy where to send the request, and how its head and body change."""
+        call = self._call = Call(b"", b"", sink, is_head_request=False)
+        removed = _missing(self.headers, headers)
+        self._out.picked(upstream, target, list(headers[len(self.headers) - len(removed) :]), _named(removed), body)
+        return call
+
+    def hold(self, body_bytes: int) -> bool:
+        """Count `body_bytes` that are kept of the request's body. Returns False if all bodies are too large now."""
+        self._bytes += body_bytes
+        return self._hold(body_bytes)
+
+    def let_go(self) -> None:
+        """Stop counting the request's body: nothing of it is kept any more."""
+        if self._bytes:
+            self._hold(-self._bytes)
+            self._bytes = 0
+
+    @property
+    def over(self) -> bool:
+        return self._over
+
+    def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        if self._over:
+            return
+        if self.unseen and self._status == status:  # the engine's own answer: its body passes
+            self.start(status, headers, length=None)
+            self.end()
+            return
+        self.status = status
+        if not self._started and (not self._status or status >= 300):
+            self._finish()
+            self._out.refused(status, headers, body)
+            return
+        self.start(status, headers, length=len(body))
+        self._finish()
+        self._out.last(body)
+
+    def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:
+        if self._over:
+            return
+        self._started = True
+        self.status = status
+        removed = _missing(self._engine_head, headers)
+        added = list(headers[len(self._engine_head) - len(removed) :])
+        if length is not None:
+            added.append((b"content-length", b"%d" % length))
+        names = _named(removed)
+        if length is None and not self.unseen and any(name.lower() == b"content-length" for name, _ in removed):
+            names.append(b"content-length")
+        self._out.head(None if status == self._status else status, added, names)
+
+    def write(self, data: bytes) -> None:
+        if data and not self._over:
+            self._out.piece(data)
+
+    def end(self) -> None:
+        if not self._over:
+            self._finish()
+            if not self.unseen:
+                self._out.last(b"")
+
+    def abort(self) -> None:
+        if not self._over:
+            self._finish()
+            self._out.broken()
+
+    def _finish(self) -> None:
+        self._over = True
+        self._call = None
+        self.let_go()
+        self.on_disconnect = self.on_pause = self.on_resume = None
+
+    # --- from the proxy -------------------------------------------------------------------------------------------
+
+    @property
+    def sent(self) -> bool:
+        """True from the pick to the end of the answer."""
+        return self._call is not None
+
+    def answered(self, status: int, headers: Headers) -> None:
+        """The head of the engine's answer."""
+        self._status, self._engine_head = status, headers
+        if self._call is not None:
+            self._call.sink.on_response(status, list(headers))
+
+    def answered_alone(self, status: int, headers: Headers) -> None:
+        """The head of the engine's answer, whose body does not come."""
+        self._status, self._engine_head = status, headers
+        if self._call is not None and isinstance(relay := self._call.sink, Relay):
+            relay.on_head_alone(status, list(headers))
+
+    def ended_alone(self) -> None:
+        """The end of an answer whose body did not come."""
+        if self._call is not None and isinstance(relay := self._call.sink, Relay):
+            relay.on_end_alone()
+
+    @property
+    def sink(self) -> Sink | None:
+        """The receiver of the engine's answer."""
+        return None if self._call is None else self._call.sink
+
+    def gone(self) -> None:
+        """The proxy's stream is over before the answer's end."""
+        hang_up = self.on_disconnect
+        self._finish()
+        if hang_up is not None:
+            hang_up()
+
+
+def _missing(before: Headers, after: Sequence[Header]) -> Headers:
+    """Returns the headers of `before` that are not at the beginning of `after`, which keeps their order."""
+    missing: Headers = []
+    at, size = 0, len(after)
+    for header in before:
+        if at < size and after[at] is header:
+            at += 1
+        else:
+            missing.append(header)
+    return missing
+
+
+def _named(headers: Headers) -> list[bytes]:
+    """Returns the headers' names, without those that are the proxy's own."""
+    return [name for name, _ in headers if name.lower() not in _PROXYS_OWN]

@@ -1,0 +1,145 @@
+"""The parts that all streams share: the way in, endpoints' addresses, bounds of bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.config.model import Settings
+from penstock.core.values.catalogue import Reason
+from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.epp.filters import Filters
+from penstock.gateway.epp.pick import Pick, Picks
+from penstock.gateway.proxy.app import App
+from penstock.gateway.proxy.driver import Decides, Driver
+from penstock.gateway.proxy.target import Target
+from penstock.http.client.pool import Upstream
+
+RESOLVE_S = 30.0  # an address is looked up again so often
+LOOK_S = 1.0  # for endpoints whose host name is new
+
+
+class Picker:
+    """What streams need of the gateway."""
+
+    def __init__(
+        self,
+        app: App,
+        driver: Driver[Decides],
+        targets: Mapping[str, Target],
+        catalog: Catalog,
+        hold: Callable[[int], bool],
+    ) -> None:
+        self.app = app
+        self.driver = driver
+        self.places = Places(targets)
+        self.filters = Filters()
+        self._catalog = catalog
+        self._targets = targets
+        self._hold = hold
+        self._peers: dict[str, tuple[str, int]] = {}
+
+    def follow(self, settings: Settings) -> None:
+        """Take new requests by these bounds."""
+        self.body_bytes_max = settings.limits.max_body
+        self.body_timeout_s = settings.timeouts.client_body
+
+    def pick(self, peer: str, out: Picks, headers: Sequence[Any]) -> Pick:
+        """Returns the exchange of a request with these headers."""
+        pick = Pick(self._peer(peer), out, self._hold)
+        lookup = pick.lookup
+        given = pick.headers
+        for header in headers:
+            key, value = header.key, header.raw_value or header.value.encode()
+            if key[:1] == ":":
+                if key == ":method":
+                    pick.method = value.decode("latin-1")
+                elif key == ":path":
+                    path, _, pick.query = value.decode("latin-1").partition("?")
+                    pick.target_path = path
+            else:
+                name = key.encode("latin-1", "replace")
+                given.append((name, value))
+                lookup.setdefault(name, value)
+        return pick
+
+    def _peer(self, peer: str) -> tuple[str, int]:
+        """The address of a proxy, which gRPC writes as `ipv4:1.2.3.4:5`."""
+        known = self._peers.get(peer)
+        if known is None:
+            if len(self._peers) >= 1_000:
+                self._peers.clear()
+            host, _, port = peer.partition(":")[2].replace("%5B", "").replace("%5D", "").rpartition(":")
+            known = self._peers[peer] = (host.strip("[]"), int(port) if port.isdigit() else 0)
+        return known
+
+    def any_upstream(self, pick: Pick) -> Upstream | None:
+        """Returns an endpoint for a request without a model; None: none is ready, and it was refused."""
+        scheduler, now = self.driver.scheduler, self.driver.now()
+        names = {str(entry["id"]) for entry in self._catalog.entries()}
+        for model in sorted(names):
+            endpoint = scheduler.least_loaded(model, now=now)
+            if endpoint is not None and (not pick.only or endpoint in pick.only):
+                target = self._targets.get(endpoint)
+                if target is not None:
+                    return target.upstream
+        self.app.refusals.refuse(pick, Reason.NO_ENDPOINT)
+        return None
+
+
+class Places:
+    """Endpoints' addresses: proxies want them as `ip:port`."""
+
+    def __init__(self, targets: Mapping[str, Target]) -> None:
+        self._targets = targets
+        self._found: dict[str, tuple[str, float]] = {}  # by host name: its address, and when it was looked up
+
+    def address(self, upstream: Upstream) -> str | None:
+        """Returns an endpoint's `ip:port`; None: its host name has no address."""
+        host, port = upstream.place
+        found = self._found.get(host)
+        if found is None:
+            if (literal := _literal(host)) is None:
+                return None
+            found = self._found[host] = (literal, float("inf"))
+        return f"{found[0]}:{port}"
+
+    def named(self, places: Iterable[str]) -> tuple[str, ...]:
+        """Returns the endpoints at these `ip:port`."""
+        wanted = set(places)
+        return tuple(name for name, target in self._targets.items() if self.address(target.upstream) in wanted)
+
+    async def run(self) -> None:
+        """Look names up, new ones within a second. Never returns."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Look up the names that are new or old, and forget those that no endpoint has."""
+        loop = asyncio.get_running_loop()
+        hosts = {target.upstream.place[0] for target in self._targets.values()}
+        for host in [host for host in self._found if host not in hosts]:
+            del self._found[host]
+        for host in hosts:
+            found = self._found.get(host)
+            if _literal(host) is not None or (found is not None and loop.time() - found[1] < RESOLVE_S):
+                continue
+            try:
+                lines = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            except OSError:
+                continue  # the last address stays
+            address = min(lines, key=lambda line: line[0] != socket.AF_INET)[4][0]  # IPv4 first
+            self._found[host] = (_literal(str(address)) or str(address), loop.time())
+
+
+def _literal(host: str) -> str | None:
+    """Returns a host as it stands before `:port`, if it is an IP address."""
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
+    return f"[{address}]" if address.version == 6 else str(address)

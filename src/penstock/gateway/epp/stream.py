@@ -1,0 +1,450 @@
+"""One ext_proc stream: one HTTP request of a proxy, from its head to the end of its answer.
+
+Messages of the proxy become events of a `Pick`, and its verbs become messages. All is done in the turn of the loop in
+which a message came; what is to be sent is written by one coroutine at a time, in order. The stream's end is the
+answer's end: a proxy closes it when the answer is over, or when its client hung up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+from google.protobuf import struct_pb2
+
+from penstock.core.values.catalogue import Reason
+from penstock.gateway.epp.filters import Modes
+from penstock.gateway.epp.journey import PickedJourney
+from penstock.gateway.epp.pick import Pick
+from penstock.gateway.epp.picker import Picker
+from penstock.gateway.openai.routes import Route
+from penstock.http.client.call import Payload
+from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamErrorKind
+from penstock.http.server.server import Header, Refusal
+
+Request, Response = ext_proc.ProcessingRequest, ext_proc.ProcessingResponse
+PIECE_BYTES_MAX = 62_000  # of a body in one message: protocol 004
+DESTINATION = "x-gateway-destination-endpoint"
+SERVED = "x-gateway-destination-endpoint-served"
+SUBSET_SPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
+_PROXYS_ERRORS = frozenset({503, 504})
+_OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+_APPEND = base_pb2.HeaderValueOption.APPEND_IF_EXISTS_OR_ADD
+
+
+class OutOfOrder(Exception):  # noqa: N818
+    """A message that can't come now. The text says which."""
+
+
+class Stream:
+    """One stream."""
+
+    def __init__(self, picker: Picker, context: Any) -> None:
+        self._picker = picker
+        self._context = context
+        self._out: list[Any] = []
+        self._writing = False
+        self._closing = False  # nothing follows what is in `_out`
+        self._broken = False
+        self._modes = Modes()
+        self._pick: Pick | None = None
+        self._route: Route | None = None
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._whole = False  # the request has come
+        self._through = False  # it is none for engines' paths: everything passes
+        self._turn = False  # a message is being processed
+        self._head_s = 0.0
+        self._task = asyncio.current_task()
+        self._answering = False  # the head of the answer came
+        self._ended = False  # the answer's end came
+        self._served_by = ""  # the address of the endpoint that answered, as the proxy reports it
+        self._events = False  # it is a stream of events
+        self._due_trailers: Any = None
+        self._rest: bytes | None = None  # the last piece of the answer, until its end comes
+        self._timer: asyncio.TimerHandle | None = None
+        self._woken: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Serve the stream to its end."""
+        context = self._context
+        try:
+            while not self._closing:
+                message = await context.read()
+                if message is grpc.aio.EOF:
+                    break
+                self._turn = True
+                self._take(message)
+                self._turn = False
+                if self._out and not self._writing:
+                    await self._write()
+        except OutOfOrder as problem:
+            self._end()
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+        except asyncio.CancelledError:
+            if not self._broken:  # the proxy reset the stream
+                raise
+        finally:
+            self._turn = True
+            self._end()
+        if self._broken:
+            await context.abort(grpc.StatusCode.ABORTED, "the answer broke off")
+
+    async def _write(self) -> None:
+        self._writing = True
+        try:
+            while self._out:
+                out, self._out = self._out, []
+                for message in out:
+                    await self._context.write(message)
+        finally:
+            self._writing = False
+
+    def _wake(self) -> None:
+        """Write what a decision of another turn brought."""
+        if self._out and not (self._turn or self._writing) and self._woken is None:
+            self._woken = asyncio.get_running_loop().create_task(self._write_later())
+
+    async def _write_later(self) -> None:
+        try:
+            if not self._writing:
+                await self._write()
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+            self._out.clear()  # the proxy is gone: `run` sees it, too
+        finally:
+            self._woken = None
+
+    def _end(self) -> None:
+        """The stream is over, whatever the reason."""
+        if self._timer is not None:
+            self._timer.cancel()
+        pick, self._body = self._pick, []
+        if pick is None or pick.over:
+            return
+        if pick.unseen and self._answering and pick.sent:
+            self._picker.filters.ended(self._picker.driver.now() - self._head_s, streamed=self._events)
+            pick.ended_alone()
+        else:
+            pick.gone()
+
+    # --- from the proxy -------------------------------------------------------------------------------------------
+
+    def _take(self, message: Any) -> None:
+        kind = message.WhichOneof("request")
+        pick = self._pick
+        if kind == "response_body":
+            self._response_body(message.response_body)
+        elif kind == "request_headers":
+            self._request_headers(message)
+        elif kind == "request_body":
+            self._request_body(message.request_body)
+        elif kind == "response_headers":
+            self._response_headers(message)
+        elif kind == "response_trailers":
+            if not self._answering:
+                raise OutOfOrder("trailers of an answer that has not begun")
+            self._due_trailers = Response(response_trailers=ext_proc.TrailersResponse())
+            self._answer_ended()
+        elif kind == "request_trailers":
+            if pick is None:
+                raise OutOfOrder("trailers before the request's headers")
+            self._complete()
+            self._later(Response(request_trailers=ext_proc.TrailersResponse()))
+        else:
+            raise OutOfOrder("an empty message")
+
+    def _request_headers(self, message: Any) -> None:
+        if self._pick is not None:
+            raise OutOfOrder("request headers twice")
+        picker, head = self._picker, message.request_headers
+        if message.HasField("protocol_config"):
+            self._modes = Modes(message.protocol_config.request_body_mode, message.protocol_config.response_body_mode)
+        pick = self._pick = picker.pick(self._context.peer(), self, head.headers.headers)
+        pick.unseen = self._modes.unseen
+        if (problem := self._modes.problem) is not None:
+            picker.filters.found(problem)
+            picker.app.refusals.refuse(pick, Reason.UPSTREAM_ERROR, problem)
+            return
+        if SUBSET_SPACE in message.metadata_context.filter_metadata and not self._narrow(
+            message.metadata_context.filter_metadata[SUBSET_SPACE]
+        ):
+            picker.app.refusals.refuse(pick, Reason.NO_ENDPOINT, "No endpoint of the subset is served here.")
+            return
+        self._route = picker.app.begin_pick(pick)
+        if pick.over:
+            return
+        if self._route is None:
+            upstream = picker.any_upstream(pick)
+            if upstream is not None:
+                self._through = True
+                self.picked(upstream, pick.target_path, [], [], None)
+            return
+        if head.end_of_stream:
+            self._complete()
+            return
+        length = pick.lookup.get(b"content-length", b"")
+        if length.isdigit() and int(length[:12]) > picker.body_bytes_max:
+            self._refuse(Refusal.REQUEST_TOO_LARGE)
+            return
+        self._timer = asyncio.get_running_loop().call_later(picker.body_timeout_s, self._too_slow)
+        if self._modes.buffered:
+            self._out.append(Response(request_headers=ext_proc.HeadersResponse()))
+
+    def _narrow(self, hint: Any) -> bool:
+        """Keep to the endpoints of a subset. Returns False if there are none."""
+        assert self._pick is not None
+        value = hint.fields.get(SUBSET)
+        if value is None:
+            return True
+        given = [v.string_value for v in value.list_value.values] or value.string_value.split(",")
+        self._pick.only = self._picker.places.named([place.strip() for place in given])
+        return bool(self._pick.only)
+
+    def _request_body(self, body: Any) -> None:
+        pick = self._pick
+        if pick is None or self._whole:
+            raise OutOfOrder("a part of the request's body before its headers, or after its end")
+        if self._through:
+            self._out.append(
+                Response(request_body=ext_proc.BodyResponse())
+                if self._modes.buffered
+                else _request_piece(body.body, end=body.end_of_stream)
+            )
+            return
+        if pick.over:
+            return
+        self._body.append(body.body)
+        self._body_bytes += len(body.body)
+        if self._body_bytes > self._picker.body_bytes_max:
+            self._refuse(Refusal.REQUEST_TOO_LARGE)
+        elif not pick.hold(len(body.body)):
+            self._refuse(Refusal.TOO_MANY_BYTES)
+        elif body.end_of_stream:
+            self._complete()
+
+    def _complete(self) -> None:
+        pick = self._pick
+        if self._timer is not None:
+            self._timer.cancel()
+        if pick is None or pick.over or self._whole or self._route is None:
+            return
+        self._whole = True
+        pick.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._picker.app.complete_pick(pick, self._route, PickedJourney)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        assert self._pick is not None
+        self._body = []
+        detail = "The request's body is too large, or too slow."
+        self._pick.respond(*self._picker.app.refusals.refused(self._pick, refusal, detail))
+
+    def _too_slow(self) -> None:
+        if self._pick is not None and not self._pick.over:
+            self._refuse(Refusal.CLIENT_TIMEOUT)
+            self._wake()
+
+    def _response_headers(self, message: Any) -> None:
+        pick, head = self._pick, message.response_headers
+        if pick is None or self._answering:
+            raise OutOfOrder("the head of an answer before its request, or twice")
+        self._answering = True
+        status, headers = 200, []
+        for header in head.headers.headers:
+            value = header.raw_value or header.value.encode()
+            if header.key == ":status":
+                status = int(value) if value.isdigit() else 502
+            elif not header.key.startswith(":"):
+                headers.append((header.key.encode(), value))
+        if not pick.sent:
+            self._out.append(Response(response_headers=ext_proc.HeadersResponse()))  # an answer of the proxy's own
+            return
+        self._served(message)
+        if status in _PROXYS_ERRORS and _is_proxys(headers):
+            kind = UpstreamErrorKind.CONNECT if status == 503 else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
+            self._fail(UpstreamError(kind, f"the proxy got no answer: {status}"))
+            return
+        if self._modes.unseen:
+            self._head_s = self._picker.driver.now()
+            self._events = any(value.startswith(b"text/event-stream") for _, value in headers)
+            pick.answered_alone(status, headers)
+            return
+        pick.answered(status, headers)
+        if head.end_of_stream:
+            self._answer_ended()
+
+    def _served(self, message: Any) -> None:
+        """Note which endpoint served it, if not the one that was picked."""
+        metadata = message.metadata_context.filter_metadata
+        if "envoy.lb" in metadata:
+            served = metadata["envoy.lb"].fields.get(SERVED)
+            if served is not None and self._pick is not None:
+                self._served_by = served.string_value
+
+    def _response_body(self, body: Any) -> None:
+        pick = self._pick
+        if pick is None or not self._answering or self._ended:
+            raise OutOfOrder("a part of an answer that has not begun, or has ended")
+        sink = pick.sink
+        if sink is None:
+            self._out.append(_response_piece(body.body, end=body.end_of_stream))
+            return
+        if body.body:
+            sink.on_data(body.body)
+        if body.end_of_stream:
+            self._answer_ended()
+
+    def _answer_ended(self) -> None:
+        self._ended = True
+        pick = self._pick
+        if pick is not None and pick.sent:
+            if self._modes.unseen:
+                pick.ended_alone()
+            elif (sink := pick.sink) is not None:
+                sink.on_end()
+        if self._rest is not None:
+            rest, self._rest = self._rest, None
+            self.last(rest)
+        elif self._due_trailers is not None:
+            self._flush_trailers()
+
+    # --- from the pick --------------------------------------------------------------------------------------------
+
+    def picked(
+        self, upstream: Upstream, target: str, added: Headers, removed: list[bytes], body: Payload | None
+    ) -> None:
+        """Name the endpoint, with the changed head and the body."""
+        address = self._picker.places.address(upstream)
+        if address is None:  # its name has no address
+            pick = self._pick
+            assert pick is not None
+            loop = asyncio.get_running_loop()
+            error = UpstreamError(UpstreamErrorKind.CONNECT, "its host name has no address")
+            loop.call_soon(self._fail, error)
+            return
+        if upstream.prefix:
+            added = [*added, (b":path", upstream.prefix.encode() + target.encode())]
+        self._body = []
+        given: list[bytes | memoryview] = [] if body is None else [body] if isinstance(body, bytes) else [*body]
+        changes = _mutation(added, removed)
+        changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
+            base_pb2.HeaderValue(key=DESTINATION, raw_value=address.encode())
+        )
+        common = ext_proc.CommonResponse(header_mutation=changes, clear_route_cache=True)
+        lb = struct_pb2.Struct()
+        lb.fields["envoy.lb"].struct_value.fields[DESTINATION].string_value = address
+        if self._modes.buffered and self._whole:
+            data = b"".join(given)
+            changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
+                base_pb2.HeaderValue(key="content-length", raw_value=b"%d" % len(data))
+            )
+            common.body_mutation.body = data
+            answer = Response(request_body=ext_proc.BodyResponse(response=common), dynamic_metadata=lb)
+            self._later(answer)
+            return
+        if self._whole:
+            changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
+                base_pb2.HeaderValue(key="content-length", raw_value=b"%d" % sum(map(len, given)))
+            )
+        answer = Response(request_headers=ext_proc.HeadersResponse(response=common), dynamic_metadata=lb)
+        self._out.append(answer)
+        if self._whole:
+            self._pieces(given)
+        self._wake()
+
+    def _pieces(self, body: list[bytes | memoryview]) -> None:
+        """The request's body, in pieces that a message holds."""
+        pieces = [
+            piece[at : at + PIECE_BYTES_MAX] for piece in body for at in range(0, len(piece), PIECE_BYTES_MAX)
+        ] or [b""]
+        for piece in pieces[:-1]:
+            self._out.append(_request_piece(bytes(piece), end=False))
+        self._out.append(_request_piece(bytes(pieces[-1]), end=True))
+
+    def _fail(self, error: UpstreamError) -> None:
+        sink = None if self._pick is None else self._pick.sink
+        if sink is not None:
+            sink.on_error(error)
+            self._wake()
+
+    def refused(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        """Answer the request ourselves; nothing follows."""
+        answer = ext_proc.ImmediateResponse(headers=_mutation(headers, []), body=body, details="penstock")
+        answer.status.code = status
+        self._later(Response(immediate_response=answer))
+        self._closing = True
+
+    def head(self, status: int | None, added: Headers, removed: list[bytes]) -> None:
+        """Let the head of the answer pass, with these changes."""
+        changes = _mutation(added, removed)
+        if status is not None:
+            changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
+                base_pb2.HeaderValue(key=":status", raw_value=b"%d" % status)
+            )
+        common = ext_proc.CommonResponse(header_mutation=changes)
+        self._later(Response(response_headers=ext_proc.HeadersResponse(response=common)))
+
+    def piece(self, data: bytes) -> None:
+        """A part of the answer."""
+        self._later(_response_piece(data, end=False))
+
+    def last(self, data: bytes) -> None:
+        """The last part of the answer. It is held until the engine's answer has ended, too."""
+        if not self._ended:
+            self._rest = data
+            return
+        if self._due_trailers is None:
+            self._later(_response_piece(data, end=True))
+            return
+        if data:
+            self._later(_response_piece(data, end=False))
+        self._flush_trailers()
+
+    def _flush_trailers(self) -> None:
+        trailers, self._due_trailers = self._due_trailers, None
+        self._later(trailers)
+
+    def broken(self) -> None:
+        """Break the answer off: an error of the stream, on which the proxy resets its client."""
+        self._broken = self._closing = True
+        if not self._turn and self._task is not None:
+            self._task.cancel()
+
+    def _later(self, message: Any) -> None:
+        self._out.append(message)
+        self._wake()
+
+
+def _is_proxys(headers: Headers) -> bool:
+    """True if an error is the proxy's own: Envoy marks what came from an engine with the time that took."""
+    names = {name for name, _ in headers}
+    return b"x-envoy-upstream-service-time" not in names and (b"content-type", b"text/plain") in headers
+
+
+def _mutation(added: Sequence[Header], removed: list[bytes]) -> Any:
+    changes = ext_proc.HeaderMutation(remove_headers=[name.decode("latin-1") for name in removed])
+    seen: set[bytes] = set()
+    for name, value in added:
+        lower = name.lower()
+        option = changes.set_headers.add(append_action=_APPEND if lower in seen else _OVERWRITE)
+        option.header.key, option.header.raw_value = lower.decode("latin-1"), value
+        seen.add(lower)
+    return changes
+
+
+def _request_piece(data: bytes, *, end: bool) -> Any:
+    return Response(request_body=ext_proc.BodyResponse(response=_streamed(data, end=end)))
+
+
+def _response_piece(data: bytes, *, end: bool) -> Any:
+    return Response(response_body=ext_proc.BodyResponse(response=_streamed(data, end=end)))
+
+
+def _streamed(data: bytes, *, end: bool) -> Any:
+    common = ext_proc.CommonResponse()
+    streamed = common.body_mutation.streamed_response
+    streamed.body, streamed.end_of_stream = data, end
+    return common
