@@ -11,7 +11,7 @@ from typing import Protocol
 
 from penstock.gateway.proxy.relay import Relay
 from penstock.http.client.call import Call, Payload, Sink
-from penstock.http.client.pool import Headers, Upstream
+from penstock.http.client.pool import Headers, Upstream, UpstreamError
 from penstock.http.server.server import Exchange, Header
 
 _PROXYS_OWN = frozenset({b"content-length", b"host", b"connection", b"transfer-encoding", b"te", b"expect"})
@@ -119,7 +119,6 @@ class Pick(Exchange):
 
     def _finish(self) -> None:
         self._over = True
-        self._call = None
         self.let_go()
         self.on_disconnect = self.on_pause = self.on_resume = None
 
@@ -142,9 +141,14 @@ class Pick(Exchange):
         if self._call is not None and isinstance(relay := self._call.sink, Relay):
             relay.on_head_alone(status, list(headers))
 
-    def ended_alone(self) -> None:
-        """The end of an answer whose body did not come."""
-        if self._call is not None and isinstance(relay := self._call.sink, Relay):
+    def ended(self) -> None:
+        """The engine's answer has ended."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        if not self.unseen:
+            call.sink.on_end()
+        elif isinstance(relay := call.sink, Relay):
             relay.on_end_alone()
 
     @property
@@ -152,8 +156,17 @@ class Pick(Exchange):
         """The receiver of the engine's answer."""
         return None if self._call is None else self._call.sink
 
+    def failed(self, error: UpstreamError) -> None:
+        """There is no answer."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.sink.on_error(error)
+
     def gone(self) -> None:
         """The proxy's stream is over before the answer's end."""
+        if self._over:  # the client has all of the answer
+            self.ended()
+            return
         hang_up = self.on_disconnect
         self._finish()
         if hang_up is not None:

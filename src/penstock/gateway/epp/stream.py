@@ -123,11 +123,11 @@ class Stream:
         if self._timer is not None:
             self._timer.cancel()
         pick, self._body = self._pick, []
-        if pick is None or pick.over:
+        if pick is None:
             return
         if pick.unseen and self._answering and pick.sent:
             self._picker.filters.ended(self._picker.driver.now() - self._head_s, streamed=self._events)
-            pick.ended_alone()
+            pick.ended()
         else:
             pick.gone()
 
@@ -300,11 +300,8 @@ class Stream:
     def _answer_ended(self) -> None:
         self._ended = True
         pick = self._pick
-        if pick is not None and pick.sent:
-            if self._modes.unseen:
-                pick.ended_alone()
-            elif (sink := pick.sink) is not None:
-                sink.on_end()
+        if pick is not None:
+            pick.ended()
         if self._rest is not None:
             rest, self._rest = self._rest, None
             self.last(rest)
@@ -365,9 +362,8 @@ class Stream:
         self._out.append(_request_piece(bytes(pieces[-1]), end=True))
 
     def _fail(self, error: UpstreamError) -> None:
-        sink = None if self._pick is None else self._pick.sink
-        if sink is not None:
-            sink.on_error(error)
+        if self._pick is not None:
+            self._pick.failed(error)
             self._wake()
 
     def refused(self, status: int, headers: Sequence[Header], body: bytes) -> None:

@@ -1,0 +1,1 @@
+"""A picker behind real Envoy, and its messages."""
