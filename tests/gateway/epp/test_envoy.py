@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from typing import Any
 
 import openai
 import pytest
@@ -123,7 +124,7 @@ async def test_keys_stay_here_and_limits_hold(world: World, envoy: Envoy) -> Non
     assert [entry.headers.get("authorization") for entry in engine.log.entries] == [None]
 
 
-async def behind_with_key(world: World, envoy: Envoy, key: str, **settings: object) -> None:
+async def behind_with_key(world: World, envoy: Envoy, key: str, **settings: Any) -> None:
     await world.gateway(epp={"listen": f"127.0.0.1:{envoy.picker}"}, **settings)
     world.port = envoy.port
     while (await world.ask("GET", "/v1/models", headers={"authorization": f"Bearer {key}"})).status != 200:
