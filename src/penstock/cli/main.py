@@ -150,7 +150,7 @@ _COMMANDS = {
     ),
     "epp": _Command(
         "run the gateway as an endpoint picker of Envoy",
-        "cli.epp",
+        "cli.running",
         "Run the gateway, and pick endpoints for Envoy and the gateways made of it on `epp.listen` (default :9002): "
         "they carry the bytes. Flags and settings are those of `serve`.",
         group=RUN,

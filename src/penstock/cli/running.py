@@ -13,12 +13,14 @@ from pathlib import Path
 from penstock import logs
 from penstock.config.effect import effect_warnings, variable_warnings
 from penstock.config.load import ConfigError, Flags, Settings, load, require_endpoints
+from penstock.config.sections.epp import EppSection, epp_problem
 from penstock.config.sections.roles import role_warnings
 from penstock.config.source import FILE_BYTES_MAX
 from penstock.gateway.fitness import cannot_listen
 from penstock.gateway.process import event_loop
 from penstock.gateway.serve import Gateway, StartError
 
+EPP_LISTEN = ":9002"  # where gateways look for an endpoint picker
 LOOK_S = 2.0  # production-stack's router looks every ten seconds
 
 
@@ -48,10 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", metavar="LEVEL", default="info", choices=levels, help="default: info")
 
 
-def run(args: argparse.Namespace, adapted: Callable[[Settings], Settings] = lambda settings: settings) -> int:
-    """Serve with the settings of `args`, as `adapted`; returns the exit code."""
+def run(args: argparse.Namespace) -> int:
+    """Serve with the settings of `args`; returns the exit code."""
     if wrong := _wrong_file(args.file, args.config):
         print(f"penstock serve: {wrong}", file=sys.stderr)
+        return 2
+    if args.command == "epp" and (problem := epp_problem()) is not None:
+        print(f"penstock epp: {problem}", file=sys.stderr)
         return 2
     several = [url.strip() for urls in args.endpoints for url in urls.split(",") if url.strip()]
     flags = Flags(
@@ -69,7 +74,9 @@ def run(args: argparse.Namespace, adapted: Callable[[Settings], Settings] = lamb
     def read() -> Settings:
         settings = load(args.file or args.config or os.environ.get("PENSTOCK_CONFIG"), os.environ, flags)
         require_endpoints(settings)
-        return adapted(settings)
+        if args.command == "epp" and settings.epp.listen is None:
+            settings = settings.model_copy(update={"epp": EppSection(listen=EPP_LISTEN)})
+        return settings
 
     try:
         settings = read()

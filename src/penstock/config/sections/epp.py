@@ -17,11 +17,14 @@ class EppSection(Section):
     )
 
 
+def epp_problem() -> str | None:
+    """Returns why the picker can't run here."""
+    if find_spec("grpc") is None or find_spec("envoy") is None:
+        return "needs grpcio and xds-protos, not installed: pip install 'penstock-gateway[epp]'"
+    return None
+
+
 def epp_checks(document: Document) -> Found:
     """Yields what keeps the picker from listening on this machine."""
-    if mapping_of(document.get("epp")).get("listen") and (find_spec("grpc") is None or find_spec("envoy") is None):
-        yield problem(
-            ("epp", "listen"),
-            "needs grpcio and xds-protos, which are not installed",
-            "pip install 'penstock-gateway[epp]'",
-        )
+    if mapping_of(document.get("epp")).get("listen") and (missing := epp_problem()) is not None:
+        yield problem(("epp", "listen"), missing)

@@ -35,7 +35,7 @@ class Picker:
     ) -> None:
         self.app = app
         self.driver = driver
-        self.places = Places(targets)
+        self.places = Addresses(targets)
         self.filters = Filters()
         self._catalog = catalog
         self._targets = targets
@@ -90,7 +90,7 @@ class Picker:
         return None
 
 
-class Places:
+class Addresses:
     """Endpoints' addresses: proxies want them as `ip:port`."""
 
     def __init__(self, targets: Mapping[str, Target]) -> None:

@@ -16,7 +16,7 @@ from penstock.config.address import split_listen
 from penstock.config.model import Settings
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.epp.picker import Picker
-from penstock.gateway.epp.stream import Stream
+from penstock.gateway.epp.stream import ProxyStream
 from penstock.gateway.proxy.app import App
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.target import Target
@@ -108,7 +108,7 @@ class PickerServer:
         await self._server.stop(grace_s)
 
     async def _process(self, _: AsyncIterator[Any], context: Any) -> None:
-        await Stream(self._picker, context).run()
+        await ProxyStream(self._picker, context).run()
 
     # --- TLS ------------------------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class OutOfOrder(Exception):  # noqa: N818
     """A message that can't come now. The text says which."""
 
 
-class Stream:
+class ProxyStream:
     """One stream."""
 
     def __init__(self, picker: Picker, context: Any) -> None:
