@@ -13,7 +13,7 @@ from pathlib import Path
 from penstock import logs
 from penstock.config.effect import effect_warnings, variable_warnings
 from penstock.config.load import ConfigError, Flags, Settings, load, require_endpoints
-from penstock.config.sections.epp import EppSection, epp_problem
+from penstock.config.sections.clients import EppSection, epp_problem
 from penstock.config.sections.roles import role_warnings
 from penstock.config.source import FILE_BYTES_MAX
 from penstock.gateway.fitness import cannot_listen
@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if wrong := _wrong_file(args.file, args.config):
         print(f"penstock serve: {wrong}", file=sys.stderr)
         return 2
-    if args.command == "epp" and (problem := epp_problem()) is not None:
-        print(f"penstock epp: {problem}", file=sys.stderr)
+    if args.command == "epp" and (missing := epp_problem()) is not None:
+        print(f"penstock epp: {missing}", file=sys.stderr)
         return 2
     several = [url.strip() for urls in args.endpoints for url in urls.split(",") if url.strip()]
     flags = Flags(

@@ -42,9 +42,8 @@ from penstock.config.problems import (
     written_at,
 )
 from penstock.config.sections.batch import BatchSection, batch_checks
-from penstock.config.sections.clients import ANY_ORIGIN, CorsSection
+from penstock.config.sections.clients import ANY_ORIGIN, CorsSection, epp_checks
 from penstock.config.sections.discovery_checks import discovery_checks, tls_checks
-from penstock.config.sections.epp import epp_checks
 from penstock.config.sections.locality import locality_checks
 from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
 from penstock.config.sections.operation import Admin, Tracing, tracing_problem

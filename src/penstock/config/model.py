@@ -14,10 +14,9 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_
 from penstock.config import values
 from penstock.config.address import host_and_port, root_path, split_listen
 from penstock.config.sections.batch import BatchSection
-from penstock.config.sections.clients import ClientAddress, CorsSection
+from penstock.config.sections.clients import ClientAddress, CorsSection, EppSection
 from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
 from penstock.config.sections.endpoint_tls import EndpointTls
-from penstock.config.sections.epp import EppSection
 from penstock.config.sections.locality import Instance, KvEvents
 from penstock.config.sections.models import ModelSection
 from penstock.config.sections.operation import Admin, AutoscaleSection, Log, Tracing, UsageSection

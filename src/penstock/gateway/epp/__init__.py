@@ -4,5 +4,6 @@ An edge without bytes: a request whose head and body a proxy shows us takes the 
 bands, the queue, a lease). Only at its dispatch it is not sent: the proxy is told the endpoint, sends it, and shows us
 the answer. The protocol is 004 of the Gateway API inference extension. Reading order: `pick.py` (the exchange),
 `journey.py`,
-`stream.py` (one ext_proc stream), `picker.py` (what streams share), `server.py`, `filters.py` (wrong modes), `unseen.py`.
+`stream.py` (one ext_proc stream), `picker.py` (what streams share), `server.py`, `filters.py` (wrong modes),
+`unseen.py`.
 """
