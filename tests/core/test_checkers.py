@@ -73,8 +73,9 @@ def displaces_the_oldest(patch: pytest.MonkeyPatch) -> None:
 
     def broken(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> bool:
         lowest = state.queues.bands[-1]
-        if state.queues.over_bounds() and lowest.entries:
-            waiting.evict(state, next(iter(lowest.entries.values())), Reason.DISPLACED, now, actions)
+        others = [other for other in lowest.entries.values() if other is not entry]
+        if state.queues.over_bounds() and others:
+            waiting.evict(state, others[0], Reason.DISPLACED, now, actions)
         return make_room(state, entry, now, actions)
 
     patch.setattr(waiting, "make_room", broken)

@@ -75,7 +75,7 @@ async def test_a_page_that_is_listed_may_ask_and_read(world: World, workers: int
         await world.ask("GET", CHAT, headers={"origin": OTHER}),
     ):
         assert cors(answer) == {"allow-origin": OTHER, "expose-headers": ", ".join(EXPOSED)}, answer
-        assert answer.header("vary") == "origin"
+        assert "origin" in [value for name, value in answer.headers if name == "vary"]
 
 
 @pytest.mark.parametrize("path", ["/admin", "/admin/", "/admin/state", "/metrics", "/health", "/ready", "/autoscale"])

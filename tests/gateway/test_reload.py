@@ -384,6 +384,7 @@ EVERYTHING: list[dict[str, Any]] = [
             {
                 "name": "end",
                 "best_effort": True,
+                "preemptible": True,
                 "shed_target": 3,
                 "shed_interval": 4,
                 "fairness": {"policy": "weighted_tokens"},
@@ -400,6 +401,8 @@ EVERYTHING: list[dict[str, Any]] = [
             "max_time_per_output_token": 1,
             "reserved_slots": 0.2,
             "engine_priority": True,
+            "max_preemptions": 2,
+            "max_preempted_share": 0.1,
         },
         "routing": {
             "policy": "predicted_ttft",

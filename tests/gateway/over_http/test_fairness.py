@@ -249,9 +249,11 @@ async def test_batch_work_gets_all_idle_slots_and_gives_way_to_the_rest(world: W
     await world.until(lambda: world.picture().waiting == 8)
     standard = [world.soon(world.ask(body=chat(), headers={"x-request-id": f"standard-{n}"})) for n in range(6)]
     assert [answer.status for answer in await asyncio.gather(*batch, *standard)] == [200] * 18
-    assert engine.log.in_engine_max == 4
+    assert engine.log.in_engine_max <= 6, "an aborted request may still be there when the next one comes"
     order = [entry.id.partition("-")[0] for entry in engine.log.entries]
-    assert order == ["batch"] * 4 + ["standard"] * 6 + ["batch"] * 8
+    assert order[:10] == ["batch"] * 4 + ["standard"] * 6
+    preempted = int(await world.metric("penstock_requeues_total", reason="preempted"))
+    assert order[10:] == ["batch"] * (8 + preempted)
 
 
 async def test_batch_work_is_sent_only_while_the_engine_queue_is_empty(
