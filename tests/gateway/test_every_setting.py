@@ -217,6 +217,8 @@ HELD_BY: dict[str, str] = {
     "admin.listen": "operators_address::test_operators_paths_are_served_there_only",
     "admin.token": "admin::test_the_gateway_asks_for_the_token_before_it_reads_a_body",
     "admin.read_token": "admin::test_no_answer_of_admin_can_be_taken_for_a_page",
+    "admin.operators[].name": "operators::test_events_the_log_and_the_sentence_name_the_operator",
+    "admin.operators[].token": "operators::test_names_and_tokens_belong_to_one_operator_each",
     "batch.data": "batch::test_the_openai_client_runs_a_batch",
     "batch.serve": "made_keys::test_a_restart_keeps_issued_keys_and_no_revoked_ones",
     "batch.store": "kill::test_two_gateways_share_a_batch_on_postgres_and_one_is_killed",

@@ -86,6 +86,15 @@ def _admin(document: Document) -> Found:
     admin = _valid(Admin, document.get("admin") or {})
     if admin is not None and admin.read_token is not None and admin.read_token == admin.token:
         yield problem(("admin", "read_token"), "is the same as `admin.token`, so readers could change everything")
+    names: set[str] = set()
+    tokens = set() if admin is None else {admin.token, admin.read_token}
+    for at, operator in enumerate(() if admin is None else admin.operators):
+        if operator.name in names:
+            yield problem(("admin", "operators", at, "name"), f"{operator.name!r} is given twice")
+        if operator.token in tokens:
+            yield problem(("admin", "operators", at, "token"), "is another one's too, so nobody knows whose it is")
+        names.add(operator.name)
+        tokens.add(operator.token)
     if admin is not None and admin.listen is not None:
         host, port = split_listen(admin.listen)
         try:

@@ -469,6 +469,7 @@ OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), ValueKind(
 OptionalHost = Annotated[str | None, BeforeValidator(optional(host)), ValueKind("host name or IP address")]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), ValueKind("secret text")]
 OptionalAdminToken = Annotated[SecretStr | None, BeforeValidator(optional(admin_token)), ValueKind("secret text")]
+AdminToken = Annotated[SecretStr, BeforeValidator(admin_token), ValueKind("secret text")]
 Origin = Annotated[str, BeforeValidator(origin), ValueKind("origin")]
 CorsOrigin = Annotated[str, BeforeValidator(cors_origin), ValueKind("origin or `*`")]
 HostPattern = Annotated[str, BeforeValidator(host_pattern), ValueKind("host name or `*`")]

@@ -200,7 +200,7 @@ class Parts:
             metrics=metrics,
             events=events,
         )
-        requests = RequestVerbs(driver)
+        requests = RequestVerbs(driver, routes.who)
         self.watch = Watch(driver, events, self._facts(requests))
         keys = KeyVerbs(self.book, lambda: self.reload.settings, clock.wall)
         steering = (EndpointVerbs(endpoints, driver), requests, TenantVerbs(driver, callers, orders), keys)

@@ -137,7 +137,7 @@ async def test_who_may_only_look_is_told_so_before_a_button_is_shown(world: Worl
     await world.gateway(admin={"token": "all-of-it", "read_token": "only-look"}, tenants=TENANTS)
     for token, writes in (("all-of-it", True), ("only-look", False)):
         headers = {"authorization": f"Bearer {token}"}
-        assert (await world.ask("GET", "/admin/access", headers=headers)).json() == {"writes": writes}
+        assert (await world.ask("GET", "/admin/access", headers=headers)).json() == {"writes": writes, "name": ""}
         answer = await world.ask("POST", "/admin/tenants/open/pause", headers=headers)
         assert answer.status == (200 if writes else 403)
     assert (await world.ask("GET", "/admin/access", headers={"authorization": "Bearer wrong-one"})).status == 401

@@ -5,15 +5,23 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from penstock.config import values
 from penstock.config.address import endpoint_url
 from penstock.config.sections.section import Section, setting
 
 PRICED_MAX = 1_000
+OPERATORS_MAX = 100
 ANY_MODEL = "*"
 OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.ValueKind("URL")]
+
+
+class Operator(Section):
+    """Operators with tokens of their own, for all of `/admin`. Events and the log name them."""
+
+    name: values.TenantName = Field(description="The name in events and the log.")
+    token: values.AdminToken = Field(description="The operator's token, as strong as `admin.token`.")
 
 
 class Admin(Section):
@@ -36,11 +44,12 @@ class Admin(Section):
         "shown.",
     )
     read_token: values.OptionalAdminToken = setting(None, "A read-only token.")
+    operators: Annotated[tuple[Operator, ...], BeforeValidator(values.items(0, OPERATORS_MAX))] = ()
 
     @property
     def has_token(self) -> bool:
         """Whether any token is set."""
-        return self.token is not None or self.read_token is not None
+        return self.token is not None or self.read_token is not None or bool(self.operators)
 
 
 class AutoscaleSection(Section):

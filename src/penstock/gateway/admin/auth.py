@@ -1,6 +1,7 @@
 """Access to /admin: which callers may look, and which may change things (docs/decisions/0050).
 
-Two tokens: one for everything, one that only reads. With neither, the gateway makes its own, which is in a file
+Two tokens: one for everything, one that only reads; operators may have tokens of their own, for everything, which name
+them (docs/decisions/0096). With none of these, the gateway makes its own, which is in a file
 (`gateway/admin/own_token.py`). Without a token nobody changes anything; if none is set and the gateway listens on
 loopback, this machine may look (`identity/origins.py`).
 
@@ -69,12 +70,13 @@ class AdminAuth:
         self.is_set = admin.has_token
         self._token = _digest(None if admin.token is None else admin.token.get_secret_value())
         self._read_token = _digest(None if admin.read_token is None else admin.read_token.get_secret_value())
+        self._operators = [(_digest(one.token.get_secret_value()), one.name) for one in admin.operators]
 
     def denied(self, head: Head, *, writes: bool, public: bool = False) -> Denied | None:
         """Why the caller may not do this; None if it may. `public`: it shows nothing of the gateway."""
         given = _digest(_bearer(head))
-        # Both are always compared, so that timing leaks nothing.
-        is_full = _equal(given, self._token if self.is_set else self._own)
+        # All are always compared, so that timing leaks nothing.
+        is_full = self._is_full(given)
         is_reader = _equal(given, self._read_token)
         if is_full or (is_reader and not writes):
             return None
@@ -92,7 +94,18 @@ class AdminAuth:
 
     def may_change(self, head: Head) -> bool:
         """Whether the head has the token for everything. Notes nobody's failure."""
-        return _equal(_digest(_bearer(head)), self._token if self.is_set else self._own)
+        return self._is_full(_digest(_bearer(head)))
+
+    def operator(self, head: Head) -> str:
+        """Return the name of the operator whose token the head has; empty if it is no operator's own."""
+        return self._named(_digest(_bearer(head)))
+
+    def _is_full(self, given: bytes | None) -> bool:
+        named = self._named(given)
+        return _equal(given, self._token if self.is_set else self._own) or bool(named)
+
+    def _named(self, given: bytes | None) -> str:
+        return "".join([name for token, name in self._operators if _equal(given, token)])
 
     def _without_token(self, head: Head, *, writes: bool, public: bool) -> Denied | None:
         """Why a caller without a token may not do this, if none is set."""

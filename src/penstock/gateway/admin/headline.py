@@ -31,7 +31,7 @@ _ASIDE = tuple(state for state in EndpointState if state not in (*MISSING, *SERV
 class StoppedBy(msgspec.Struct, frozen=True):
     """Who paused or drained, and for how long it has held."""
 
-    by: str  #: an address
+    by: str  #: a name, if the token has one, and an address
     for_s: float
 
 

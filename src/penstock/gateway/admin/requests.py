@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from penstock.core.dispatch.operator_pauses import TooManyStoppedError
@@ -20,7 +20,8 @@ REQUEST = "/admin/requests/{id}"
 class RequestVerbs:
     """The verbs, as handlers of routes."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, who: Callable[[Exchange], str]) -> None:
+        self._who = who
         self._driver = driver
         self._scheduler = driver.scheduler
         self._stops: dict[tuple[str, str], tuple[str, float]] = {}  # by verb and model: the first operator, and when
@@ -74,7 +75,7 @@ class RequestVerbs:
             self._driver.tell(stop(model, now=now))
         except TooManyStoppedError as error:
             raise AdminError(409, "conflict", str(error)) from None
-        self._stops.setdefault((verb, ALL if model is None else model), (exchange.client, now))
+        self._stops.setdefault((verb, ALL if model is None else model), (self._who(exchange), now))
         self._answer(exchange)
 
     def _resume(self, exchange: Exchange, _: Mapping[str, str]) -> None:

@@ -26,7 +26,7 @@ LATE_MAX = 256  # refusals that are held back at a time, each a connection and i
 # Names in answers are callers' own: no browser shall take them for anything but text.
 _UNKEPT: list[Header] = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
-Audit = Callable[[str, str, str, Mapping[str, object], str | None], None]  # client, method, path, body, refusal
+Audit = Callable[[str, str, str, Mapping[str, object], str | None], None]  # operator, method, path, body, refusal
 Handler = Callable[[Exchange, Mapping[str, str]], None]
 
 
@@ -69,6 +69,11 @@ class AdminRoutes:
     def may_change(self, exchange: Exchange) -> bool:
         """Whether a caller may do more than look."""
         return self.auth.may_change(exchange)
+
+    def who(self, exchange: Exchange) -> str:
+        """Return the operator's name, if its token has one, and its address."""
+        name = self.auth.operator(exchange)
+        return f"{name}, {exchange.client}" if name else exchange.client
 
     @staticmethod
     def owns(path: str) -> bool:
@@ -128,7 +133,7 @@ class AdminRoutes:
             answer_error(exchange, error)
             refused = error.code
         if route.writes and self._audit is not None:
-            self._audit(exchange.client, exchange.method, unquote(exchange.target_path), _said(exchange), refused)
+            self._audit(self.who(exchange), exchange.method, unquote(exchange.target_path), _said(exchange), refused)
 
     def _find(self, method: str, path: str) -> tuple[_Route, dict[str, str]] | None:
         parts = _split(path)

@@ -98,7 +98,11 @@ class Watch:
         routes.add("GET", "/admin/events", self._listen)
         routes.add("GET", "/admin/history", self._curves)
         routes.add(
-            "GET", "/admin/access", lambda exchange, _: answer(exchange, {"writes": routes.may_change(exchange)})
+            "GET",
+            "/admin/access",
+            lambda exchange, _: answer(
+                exchange, {"writes": routes.may_change(exchange), "name": routes.auth.operator(exchange)}
+            ),
         )
 
     async def run(self) -> None:
