@@ -228,6 +228,7 @@ class Parts:
             key_store=lambda: None if book is None else book.trouble,
             edges=tuple if cluster is None else cluster.table.edges,
             share=lambda: None if cluster is None else cluster.group_now(),
+            proxies=str if self.picker is None else self.picker.problems,
             failures=self.metrics.failures,
             stops=requests.stops,
             tenants=lambda: ((tenant.name, tenant.weight) for tenant in self.callers.profiles()),

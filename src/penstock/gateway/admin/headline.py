@@ -43,6 +43,7 @@ class Around(msgspec.Struct, frozen=True):
     away: Sequence[str] = ()  #: workers that are being restarted
     batch_store: str | None = None  #: why files and batches are down
     key_store: str | None = None  #: why issued keys cannot be read
+    proxies: str = ""  #: a proxy's filter that does not show the picker what it needs
     group: str = ""  #: a fault among gateways that share. It comes first, because it may explain all else
     strangers: str = ""  #: load on the engines that is not ours
     state_s: Mapping[str, float] = {}  #: for how long endpoints have been in their states, by name
@@ -68,7 +69,8 @@ def sentences(snapshot: Snapshot, around: Around | None = None) -> list[str]:
     workers = f"Away, and being started again: worker {', '.join(around.away)}." if around.away else ""
     alarm = _alarm(lately)
     refused = "" if alarm else _lately(lately, (Kind.REFUSED, Kind.EVICTED))
-    parts = [around.group, around.strangers, *missing, workers, *_stores(around), *_stopped(snapshot, around)]
+    parts = [around.group, around.proxies, around.strangers, *missing, workers]
+    parts += [*_stores(around), *_stopped(snapshot, around)]
     late = slow(snapshot, lately)
     if snapshot.waiting:
         state += late
@@ -103,7 +105,8 @@ def _faulty(snapshot: Snapshot, around: Around) -> bool:
     """Whether something is wrong by itself: a store, an endpoint, many answers, a model without endpoints."""
     lately, endpoints = around.lately, snapshot.endpoints
     failing = lately is not None and (of_note(lately, (Kind.BROKEN, Kind.FAILED)) or of_alarm(lately))
-    if around.group or _stores(around) or failing or not endpoints or any(e.state in MISSING for e in endpoints):
+    missing = not endpoints or any(e.state in MISSING for e in endpoints)
+    if around.group or around.proxies or _stores(around) or failing or missing:
         return True
     dead = [model for model in snapshot.models if model.endpoints and not model.up]
     present = (*SERVING, EndpointState.DRAINING)

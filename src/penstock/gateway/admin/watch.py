@@ -67,6 +67,7 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     batch_store: Callable[[], str | None] = lambda: None  #: why the store of files and batches is down
     key_store: Callable[[], str | None] = lambda: None  #: why made keys can't be read
     share: Callable[[], ShownGroup | None] = lambda: None  #: how it stands among gateways that share; None: alone
+    proxies: Callable[[], str] = str  #: what is wrong with filters of proxies that ask the endpoint picker
     failures: Failures = msgspec.field(default_factory=Failures)
     tenants: Callable[[], Iterable[tuple[str, float]]] = tuple  #: those of the settings, with their weights
     stops: Callable[[], Mapping[tuple[str, str], StoppedBy]] = dict  #: who paused and drained, by verb and model
@@ -169,6 +170,7 @@ class Watch:
             away=[edge.name for edge in edges if edge.up_s is None],
             batch_store=(batch_store := self._facts.batch_store()),
             key_store=(key_store := self._facts.key_store()),
+            proxies=self._facts.proxies(),
             group=group,
             strangers="" if group else self._strangers.sentence(self._driver.now()),
             state_s=state_s,

@@ -80,6 +80,10 @@ class PickerServer:
         self._settings = settings
         self._picker.follow(settings)
 
+    def problems(self) -> str:
+        """Returns what is wrong with the filters of proxies, in sentences; empty: nothing."""
+        return " ".join(self._picker.filters.problems())
+
     async def start(self, listen: str) -> None:
         """Listen. Raises OSError if that is not possible."""
         self._picker.follow(self._settings)

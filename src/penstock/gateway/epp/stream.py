@@ -330,22 +330,17 @@ class ProxyStream:
         changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
             base_pb2.HeaderValue(key=DESTINATION, raw_value=address.encode())
         )
-        common = ext_proc.CommonResponse(header_mutation=changes, clear_route_cache=True)
-        lb = struct_pb2.Struct()
-        lb.fields["envoy.lb"].struct_value.fields[DESTINATION].string_value = address
-        if self._modes.buffered and self._whole:
-            data = b"".join(given)
-            changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
-                base_pb2.HeaderValue(key="content-length", raw_value=b"%d" % len(data))
-            )
-            common.body_mutation.body = data
-            answer = Response(request_body=ext_proc.BodyResponse(response=common), dynamic_metadata=lb)
-            self._later(answer)
-            return
         if self._whole:
             changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
                 base_pb2.HeaderValue(key="content-length", raw_value=b"%d" % sum(map(len, given)))
             )
+        common = ext_proc.CommonResponse(header_mutation=changes, clear_route_cache=True)
+        lb = struct_pb2.Struct()
+        lb.fields["envoy.lb"].struct_value.fields[DESTINATION].string_value = address
+        if self._modes.buffered and self._whole:
+            common.body_mutation.body = b"".join(given)
+            self._later(Response(request_body=ext_proc.BodyResponse(response=common), dynamic_metadata=lb))
+            return
         answer = Response(request_headers=ext_proc.HeadersResponse(response=common), dynamic_metadata=lb)
         self._out.append(answer)
         if self._whole:
