@@ -18,7 +18,7 @@ export PYTHONDONTWRITEBYTECODE =
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	touch $@
 
-demo: .venv/core.stamp
+demo: $(if $(findstring --envoy,$(ARGS)),.venv/dev.stamp,.venv/core.stamp)
 	$(BIN)/penstock demo $(ARGS)
 
 # On all cores, two processes for each, because tests wait for sockets and processes much of the time. `test`: the fast tests of every

