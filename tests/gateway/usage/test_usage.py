@@ -174,6 +174,14 @@ async def test_a_model_that_nobody_serves_is_no_row_of_its_own(world: World, tmp
     assert [(row["model"], row["reasons"]) for row in told["rows"]] == [("other", {"model_not_found": 3})]
 
 
+async def test_a_question_may_go_back_further_than_time(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    await world.chat_with(by_key("alpha"))
+    told = await until_used(world, 1, "from=999999d&by=")
+    assert (told["from"], told["rows"]) == ("1970-01-01T00:00:00Z", [{**told["total"]}])
+
+
 async def test_without_a_store_there_is_no_ledger_and_the_answer_says_what_is_missing(world: World) -> None:
     await world.engine()
     await world.gateway()

@@ -155,15 +155,15 @@ class OwnPaths:
         caller = self._callers.identify(key, header, exchange.peer[0], client=exchange.client, now=self._driver.now())
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
-        elif exchange.query != "usage=today" or self._used_today is None:
+        elif exchange.query != "usage=today":
             self._json(exchange, 200, own_queue(self._driver, caller, self._callers.own_accounts), no_store=True)
         else:
-            task = asyncio.get_running_loop().create_task(self._queue_and_use(exchange, caller, self._used_today))
+            task = asyncio.get_running_loop().create_task(self._queue_and_use(exchange, caller))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _queue_and_use(self, exchange: Exchange, caller: Caller, used_today: UsedToday) -> None:
-        use = await used_today(caller)
+    async def _queue_and_use(self, exchange: Exchange, caller: Caller) -> None:
+        use = None if self._used_today is None else await self._used_today(caller)
         told = own_queue(self._driver, caller, self._callers.own_accounts)
         self._json(exchange, 200, {**told, "usage": use}, no_store=True)
 

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl
 
+import msgspec
+
 from penstock.batch.store.port import USAGE_MAX, StoreError
 from penstock.batch.values import UsageAsked, UsageRow
 from penstock.config import values
@@ -67,7 +69,8 @@ class UsageReport:
     async def _answer(self, exchange: Exchange, book: UsageBook, asked: UsageAsked, prices: Prices) -> None:
         try:
             rows = await book.asked(asked)
-            answer(exchange, await asyncio.to_thread(summed, rows, asked, prices))
+            told = await asyncio.to_thread(lambda: msgspec.json.encode(summed(rows, asked, prices)))
+            answer(exchange, msgspec.Raw(told))
         except AdminError as error:
             answer_error(exchange, error)
         except StoreError as error:
@@ -109,7 +112,7 @@ def question(query: str, now: float) -> UsageAsked:
 def _bound(name: str, written: str, now: float) -> float:
     """Returns a moment as Unix time. Raises AdminError."""
     if ago := _AGO.fullmatch(written):
-        return now - int(ago[1]) * (HOUR_S if ago[2] == "h" else DAY_S)
+        return max(0.0, now - int(ago[1]) * (HOUR_S if ago[2] == "h" else DAY_S))
     try:
         moment = values.moment(written.replace(" ", "+") if "T" in written else written)  # a plus sign in a query
     except Refused as refused:
