@@ -92,7 +92,32 @@ class SglangRouterFlags(SglangCacheAware):
     SMALLEST_TREE = True
 
 
-class LlmdAffinity(Rival):
+class PredictsPrefill(Rival):
+    """Tracks the uncached prompt tokens at each engine, as predicted, until their first tokens."""
+
+    def __init__(self, nodes: Sequence[EngineNode]) -> None:
+        super().__init__(nodes)
+        self.prefill_tokens = [0] * len(nodes)
+        self._uncached: dict[str, int] = {}
+
+    def cached_tokens(self, job: Job, number: int) -> int:
+        """Returns the tokens of a prompt that an engine should have cached."""
+        raise NotImplementedError
+
+    def sent(self, job: Job, number: int) -> None:
+        self._uncached[job.id] = uncached = max(1, job.prompt_tokens - self.cached_tokens(job, number))
+        self.prefill_tokens[number] += uncached
+        super().sent(job, number)
+
+    def first_token(self, job: Job) -> None:
+        self.prefill_tokens[self._at[job.id]] -= self._uncached.pop(job.id, 0)
+
+    def ended(self, job: Job) -> None:
+        self.first_token(job)
+        super().ended(job)
+
+
+class LlmdAffinity(PredictsPrefill):
     """llm-d's prefix-cache-affinity filter: sticky where 80 % match, unless that costs 18 s more to the first token."""
 
     MATCH = 0.8
@@ -123,7 +148,7 @@ class LlmdAffinity(Rival):
         return min(self.prefill_tokens[number] for number in numbers) / self._tokens_per_s
 
 
-class DynamoCost(Rival):
+class DynamoCost(PredictsPrefill):
     """Dynamo's KV router: prefill blocks to compute plus blocks held by what is under way, the least sum.
 
     Overlap is what the engine really holds, as its KV events would say. Scales and weights are its defaults.
@@ -154,7 +179,7 @@ class DynamoCost(Rival):
         self._own[number] += _tail(job)
 
     def ended(self, job: Job) -> None:
-        number = self._at[job.id][0]
+        number = self._at[job.id]
         held = self._blocks[number]
         for block in job.blocks:
             held[block] -= 1

@@ -8,16 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.sim.engine.model import (
-    EngineConfig,
-    EngineFullError,
-    EngineGauges,
-    EngineModel,
-    EngineRequest,
-    Progress,
-    PromptTooLongError,
-)
-from penstock.sim.engine.profiles import PROFILES
+from penstock.sim.engine.model import EngineModel
+from penstock.sim.engine.profiles import PROFILES, EngineConfig
+from penstock.sim.engine.values import EngineFullError, EngineGauges, EngineRequest, Progress, PromptTooLongError
 
 STEP = EngineConfig(step_s=1.0)
 

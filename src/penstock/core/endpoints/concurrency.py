@@ -24,6 +24,7 @@ import math
 from typing import TYPE_CHECKING
 
 from penstock.core.endpoints.lease import Lease
+from penstock.core.endpoints.page import FEW
 from penstock.core.endpoints.speed import BASE_S
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ LATE_VETOED = 4.0  # while the page shows no queue
 VETO_SHARE = 0.75  # of ours that such a page shows running: the rest may be on its way
 LOOK_S_MAX = 0.5  # between two looks, which are two steps apart
 BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
-FEW = 4  # run at once in any engine
 SETTLES_S = 1.0  # answers not begun by then do not stream, or wait, which is checked separately
 SURPLUS_MIN = 2  # may wait inside it: as many as bands let wait there by default
 WHOLE_MIN = 12  # whole answers that a look needs, and half of those there: their lengths vary

@@ -20,7 +20,7 @@ MISSED = 2  # one reading that fails may be a busy loop, ours or the engine's
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 STILL_S = 3.0  # a page may be written every so many steps only: SGLang's every 40
 SHORT_SHARE = 0.5  # of ours that are surely there; a page that shows less is of another engine, or of another time
-OURS_MIN = 4  # requests that may come or go while the page is asked for
+FEW = 4  # requests that may come or go while the page is asked for, and run at once in any engine
 READINGS = 16  # a page may be so many readings late, and show ours that have ended
 TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
 TRY_S_MAX = 30.0
@@ -128,13 +128,13 @@ class EnginePage:
         assert base is not None
         shown = base.running + base.waiting
         self.own = own
-        self._short = inside >= OURS_MIN and shown < SHORT_SHARE * inside
+        self._short = inside >= FEW and shown < SHORT_SHARE * inside
         self._recent.append(float(own))
         # If we sometimes send more than fits, a late page shows ended ones of ours.
         self.others = max(0.0, shown - (max(self._recent) if tries_sizes else own))
         self.usual_others += 0.3 * (self.others - self.usual_others)
         full = base.kv_usage is not None and base.kv_usage >= 0.9
-        likely = abs(shown - own) <= max(OURS_MIN, 0.25 * own) and base.waiting <= OURS_MIN and not full
+        likely = abs(shown - own) <= max(FEW, 0.25 * own) and base.waiting <= FEW and not full
         self._agrees = self._agrees + 1 if likely else 0
         if self.contradicted and self._agrees >= AGREES:
             self.contradicted = False

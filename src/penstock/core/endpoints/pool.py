@@ -10,15 +10,13 @@ from collections.abc import Iterator, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.roles import Role, Roles
+from penstock.core.endpoints.roles import MODELS_MAX, Role, Roles
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.request import Request
 from penstock.core.values.settings import EndpointSpec, HealthSettings
 
-SLOTS_CACHED_MAX = 1_000
 OTHERS_STRAIN_MAX = 0.5  # of its patience: endpoints silent for longer may have stopped at the same moment
-GONE_MAX = 1_000  # remembered models without an endpoint
 
 
 class Pool:
@@ -34,7 +32,7 @@ class Pool:
         self._added = 0
         self._gateways = 1  # that decide, each for itself
         self._next_epoch = 0  # no lease of a removed endpoint has it, so none counts for a later one of that name
-        self._gone: BoundedMap[str, float] = BoundedMap(GONE_MAX)  # models without endpoints, and until when known
+        self._gone: BoundedMap[str, float] = BoundedMap(MODELS_MAX)  # models without endpoints, and until when known
         self._slots: dict[str, int] = {}  # per model, until something changes
         self._serving: dict[str, int] = {}  # likewise
         self.answered = 0  # good answers of all endpoints so far
@@ -107,9 +105,13 @@ class Pool:
         """Whether some endpoint has not reported its models yet."""
         return any(e.in_service and e.tells_models and e.models is None for e in self)
 
+    def _answering(self, model: str) -> list[Endpoint]:
+        """Returns the endpoints in service that answer for the model."""
+        return [e for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model)]
+
     def alive(self, model: str) -> bool:
         """True if an endpoint that answers for the model is in service."""
-        return any(e.in_service and e.role is not Role.PREFILL for e in self if e.serves(model))
+        return bool(self._answering(model))
 
     def unhealthy(self, endpoint: Endpoint, now: float) -> Cause | None:
         """Returns why nothing may go to the endpoint at all; None if something may."""
@@ -175,25 +177,22 @@ class Pool:
 
     def free_slots(self, model: str) -> int:
         """Returns how many slots in service for the model no lease holds."""
-        endpoints = [e for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model)]
-        return sum(max(0, e.slots - len(e.ledger.leases)) for e in endpoints)
+        return sum(max(0, e.slots - len(e.ledger.leases)) for e in self._answering(model))
 
     def slots(self, model: str) -> int:
         """Returns the slots of the endpoints that are in service and answer for the model."""
         slots = self._slots.get(model)
         if slots is None:
-            if len(self._slots) >= SLOTS_CACHED_MAX:
+            if len(self._slots) >= MODELS_MAX:
                 self._slots.clear()
-            slots = self._slots[model] = sum(
-                e.slots for e in self if e.in_service and e.role is not Role.PREFILL and e.serves(model)
-            )
+            slots = self._slots[model] = sum(e.slots for e in self._answering(model))
         return slots
 
     def serving(self, model: str) -> int:
         """Returns how many endpoints in service compute prompts for the model."""
         count = self._serving.get(model)
         if count is None:
-            if len(self._serving) >= SLOTS_CACHED_MAX:
+            if len(self._serving) >= MODELS_MAX:
                 self._serving.clear()
             count = self._serving[model] = sum(
                 e.in_service and e.serves(model) and self.roles.computes(e, model, whole=False) for e in self

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LABELS = ("role", "llm-d.ai/role")  # the second is llm-d's label
 BOOTSTRAP_LABEL = "bootstrap_port"
 PORT_MAX = 65_535
-STAGES_MAX = 1_000
+MODELS_MAX = 1_000  # remembered by name: callers may make names up
 
 
 class Role(StrEnum):
@@ -78,7 +78,7 @@ class Roles:
         """Returns the roles that endpoints in service play for the model."""
         stages = self._stages.get(model)
         if stages is None:
-            if len(self._stages) >= STAGES_MAX:
+            if len(self._stages) >= MODELS_MAX:
                 self._stages.clear()
             stages = frozenset(e.role for e in self._endpoints if e.in_service and e.serves(model))
             self._stages[model] = stages

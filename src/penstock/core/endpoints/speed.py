@@ -32,7 +32,7 @@ class Speed:
     """The speed of one engine."""
 
     __slots__ = (
-        "_first_until_s", "_learned_s", "_least_s", "_page_queued", "_page_s", "_page_sent", "_page_since",
+        "_first_until_s", "_least_s", "_page_queued", "_page_s", "_page_sent", "_page_since",
         "_page_until_s", "_samples", "_seconds", "_step_until_s", "_tokens", "between_s", "kept_until_s", "path_s",
         "rate", "step_s",
     )  # fmt: skip
@@ -47,10 +47,7 @@ class Speed:
         self._tokens = TOKENS_PER_S * GUESS_S
         self._seconds = GUESS_S
         self._samples = 0.0
-        self._first_until_s = (
-            self._step_until_s
-        ) = -math.inf  # until then our own streams count, for first tokens and steps
-        self._learned_s = -math.inf  # when one of our own streams last showed a step
+        self._first_until_s = self._step_until_s = -math.inf  # until then our own first tokens and steps count
         self._page_s, self._page_until_s = 0.0, -math.inf  # the page's own time per output token, and until when
         self._page_since: Observation | None = None  # the reading that the next one is counted from
         self._page_sent = self._page_queued = 0  # prompts since the last page, and tokens before and in each
@@ -91,11 +88,16 @@ class Speed:
         """True if an output token takes longer than `limit_s` now; `own`: requests of ours are there."""
         if now < self._page_until_s:
             return self._page_s > limit_s  # of all requests there, others' too
-        return own and now < self._learned_s + LIMIT_KEPT_S and self.step_s > limit_s
+        return own and now < self._own_until_s and self.step_s > limit_s
 
     def forgotten_s(self, now: float) -> float:
         """Returns when the current value is too old for a limit."""
-        return self._page_until_s if now < self._page_until_s else self._learned_s + LIMIT_KEPT_S
+        return self._page_until_s if now < self._page_until_s else self._own_until_s
+
+    @property
+    def _own_until_s(self) -> float:
+        """Until when our own streams' steps are held against a limit."""
+        return self._step_until_s - KEPT_S + LIMIT_KEPT_S
 
     def on_the_way_tokens(self) -> float:
         """Returns how many prompt tokens may be between here and an engine that computes none of them yet."""
@@ -142,7 +144,6 @@ class Speed:
             weight = 2.0 * LEARN * min(1.0, made / TOKENS_MIN)
             self.step_s += weight * (step_s - self.step_s)
             self.between_s += weight * (between_s - self.between_s)
-        self._learned_s = now
         self._step_until_s = self.kept_until_s = now + KEPT_S
         lease.progress_s, lease.progress_tokens, lease.progress_computed = now, tokens, computed
 
@@ -169,12 +170,8 @@ class Speed:
     def on_page(self, before: Observation, after: Observation) -> int:
         """Learn from the page's histograms. Returns how many first tokens they count that no stream of ours showed."""
         self._page_pace(before, after)
-        if before.first_token_s_total is None or after.first_token_s_total is None:
-            return 0
-        if before.first_tokens_total is None or after.first_tokens_total is None:
-            return 0
-        seconds = after.first_token_s_total - before.first_token_s_total
-        count = after.first_tokens_total - before.first_tokens_total
+        seconds = _grown(before.first_token_s_total, after.first_token_s_total)
+        count = _grown(before.first_tokens_total, after.first_tokens_total)
         if not (count >= 1.0 and 0.0 <= seconds < math.inf) or after.asked_s < self._first_until_s:
             return 0
         if self._page_sent:
@@ -184,11 +181,10 @@ class Speed:
 
     def _page_pace(self, before: Observation, after: Observation) -> None:
         since = self._page_since or before
-        if since.pace_s_total is None or after.pace_s_total is None:
+        seconds = _grown(since.pace_s_total, after.pace_s_total)
+        tokens = _grown(since.pace_tokens_total, after.pace_tokens_total)
+        if math.isnan(seconds) or math.isnan(tokens):
             return
-        if since.pace_tokens_total is None or after.pace_tokens_total is None:
-            return
-        seconds, tokens = after.pace_s_total - since.pace_s_total, after.pace_tokens_total - since.pace_tokens_total
         if 0.0 <= tokens < TOKENS_MIN and after.asked_s < since.asked_s + LIMIT_KEPT_S:
             self._page_since = since  # together with the next ones it may be enough
             return
@@ -212,3 +208,8 @@ class Speed:
         self._tokens = kept * self._tokens + weight * tokens
         self._seconds = kept * self._seconds + weight * elapsed_s
         self.rate = max(1.0, self._tokens / self._seconds)
+
+
+def _grown(before: float | None, after: float | None) -> float:
+    """By how much a counter has grown; NaN if a page lacks it."""
+    return after - before if before is not None and after is not None else math.nan

@@ -29,19 +29,6 @@ from penstock.sim.engine.values import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = [
-    "BlocksStored",
-    "EngineConfig",
-    "EngineFullError",
-    "EngineGauges",
-    "EngineModel",
-    "EngineRequest",
-    "EngineUsage",
-    "Progress",
-    "PromptTooLongError",
-]  # fmt: skip
-
-
 ARRIVED: Final = 0  # arrived during a step; not considered yet
 WAITING: Final = 1
 RUNNING: Final = 2

@@ -14,7 +14,7 @@ import msgspec
 from penstock.sim.fake_engine import text as engine_text
 
 if TYPE_CHECKING:
-    from penstock.sim.engine.model import EngineUsage
+    from penstock.sim.engine.values import EngineUsage
 
 encode = msgspec.json.encode
 _MARK = "\x01"  # the place of the word

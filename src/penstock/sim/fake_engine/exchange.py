@@ -16,7 +16,7 @@ from penstock.sim.fake_engine.calls import broken
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.sim.engine.model import Progress
+    from penstock.sim.engine.values import Progress
     from penstock.sim.fake_engine.calls import EngineCall
     from penstock.sim.fake_engine.http import EngineConnection
     from penstock.sim.fake_engine.log import Fault, LogEntry

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from penstock.sim.engine.model import BlocksStored
+    from penstock.sim.engine.values import BlocksStored
 
 QUEUED_MESSAGES_MAX = 100_000  # vLLM's default high-water mark
 REPLAYED_MESSAGES_MAX = 10_000  # vLLM's default too

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.sim.engine.model import EngineConfig, EngineGauges
+    from penstock.sim.engine.profiles import EngineConfig
+    from penstock.sim.engine.values import EngineGauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

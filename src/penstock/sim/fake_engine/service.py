@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.sim.engine.model import EngineConfig, EngineFullError, EngineModel, EngineRequest, PromptTooLongError
+from penstock.sim.engine.model import EngineModel
+from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.engine.values import EngineFullError, EngineRequest, PromptTooLongError
 from penstock.sim.fake_engine import text
 from penstock.sim.fake_engine.adapters import Adapters
 from penstock.sim.fake_engine.calls import CallError, CallReader, bad_request, broken, busy, no_kv
@@ -24,7 +26,7 @@ from penstock.sim.fake_engine.rooms import Rooms, fetch
 from penstock.sim.fake_engine.transfer import Transfers
 
 if TYPE_CHECKING:
-    from penstock.sim.engine.model import Progress
+    from penstock.sim.engine.values import Progress
     from penstock.sim.fake_engine.calls import EngineCall
     from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
     from penstock.sim.fake_engine.kv_events import KvPublisher

@@ -6,7 +6,6 @@ engines queue. Waits are unlimited, so all serve the same work.
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from penstock.sim.traces.trace import Trace
 from penstock.sim.traces.trace_source import TraceSource
 from penstock.sim.traces.trace_tenants import TenantFigures, TenantWatch
 from penstock.sim.world.passthrough import RIVALS, MakeRival, RoundRobinPassthrough
-from penstock.sim.world.report import percentile
+from penstock.sim.world.report import percentile, ratio
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldSettings
 
@@ -169,13 +168,13 @@ class _Watch(TenantWatch):
         asked, hit = counts = cached(world)
         curves, (asked_before, hit_before) = self._curves, self._counts
         curves.at_s.append(world.now)
-        curves.hit_rate.append(_ratio(hit - hit_before, asked - asked_before))
-        curves.imbalance.append(_ratio(self._fullest - self._bucket[0], self._mean - self._bucket[1]))
+        curves.hit_rate.append(ratio(hit - hit_before, asked - asked_before))
+        curves.imbalance.append(ratio(self._fullest - self._bucket[0], self._mean - self._bucket[1]))
         self._counts, self._bucket = counts, (self._fullest, self._mean)
 
     @property
     def imbalance(self) -> float:
-        return _ratio(self._fullest, self._mean)
+        return ratio(self._fullest, self._mean)
 
     def curves(self, ttft_s: array[float]) -> Curves:
         ordered = sorted(ttft_s)
@@ -201,10 +200,10 @@ def _figures(named: tuple[str, int], source: TraceSource, outcome: _Outcomes, wa
         ttft_p99_s=percentile(outcome.ttft_s, 0.99),
         tpot_mean_s=_mean(outcome.tpot_s),
         tpot_p99_s=percentile(outcome.tpot_s, 0.99),
-        token_hit_rate=_ratio(hit, asked),
+        token_hit_rate=ratio(hit, asked),
         imbalance=watch.imbalance,
         token_hit_rate_endless=source.repeated_share(),
-        queue_mean_s=_ratio(outcome.queue_s, len(outcome.ttft_s)),
+        queue_mean_s=ratio(outcome.queue_s, len(outcome.ttft_s)),
         requests=outcome.requests,
         completed=outcome.completed,
         end_s=world.now,
@@ -213,8 +212,4 @@ def _figures(named: tuple[str, int], source: TraceSource, outcome: _Outcomes, wa
 
 
 def _mean(values: array[float]) -> float:
-    return _ratio(sum(values), len(values))
-
-
-def _ratio(value: float, base: float) -> float:
-    return value / base if base else math.nan
+    return ratio(sum(values), len(values))

@@ -18,33 +18,22 @@ class Rival:
     def __init__(self, nodes: Sequence[EngineNode]) -> None:
         self.nodes = nodes
         self.requests = [0] * len(nodes)  # under way
-        self.prefill_tokens = [0] * len(nodes)  # uncached ones as predicted, until the first token
         self._turn = 0
-        self._at: dict[str, tuple[int, int]] = {}  # job -> number of its engine, its uncached tokens
+        self._at: dict[str, int] = {}  # job -> number of its engine
 
     def choose(self, job: Job) -> int:
         """Returns the number of the engine that `job` goes to."""
         raise NotImplementedError
 
-    def cached_tokens(self, job: Job, number: int) -> int:  # noqa: ARG002
-        """Returns the tokens of a prompt that an engine should have cached."""
-        return 0
-
     def sent(self, job: Job, number: int) -> None:
-        uncached = max(1, job.prompt_tokens - self.cached_tokens(job, number))
-        self._at[job.id] = (number, uncached)
+        self._at[job.id] = number
         self.requests[number] += 1
-        self.prefill_tokens[number] += uncached
 
     def first_token(self, job: Job) -> None:
-        number, uncached = self._at[job.id]
-        self._at[job.id] = (number, 0)
-        self.prefill_tokens[number] -= uncached
+        """Note that the prompt of `job` is computed."""
 
     def ended(self, job: Job) -> None:
-        number, uncached = self._at.pop(job.id)
-        self.requests[number] -= 1
-        self.prefill_tokens[number] -= uncached
+        self.requests[self._at.pop(job.id)] -= 1
 
     def least(self, numbers: Sequence[int], score: Callable[[int], float]) -> int:
         """The engine with the lowest score; equal ones take turns."""

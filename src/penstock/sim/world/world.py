@@ -22,9 +22,10 @@ from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Requeu
 from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
-from penstock.sim.engine.model import EngineFullError, EngineModel, EngineRequest, Progress, PromptTooLongError
+from penstock.sim.engine.model import EngineModel
 from penstock.sim.engine.pages import StrangePage
 from penstock.sim.engine.strange import PLAIN, value_at
+from penstock.sim.engine.values import EngineFullError, EngineRequest, Progress, PromptTooLongError
 from penstock.sim.world import translate
 from penstock.sim.world.passthrough import MakeRival, RoundRobinPassthrough
 from penstock.sim.world.workload import ArrivalSource, InFlight, Job
