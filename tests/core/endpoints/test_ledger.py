@@ -369,15 +369,6 @@ def test_whole_answers_to_who_asked_for_streams_say_nothing_of_how_fast_prompts_
     assert own.prefill.rate >= 4000.0
 
 
-def test_first_tokens_that_the_engine_counts_and_nobody_sees_are_of_the_oldest_prompts() -> None:
-    own = Ledger(ConcurrencyLimit(64), stale_after_s=5.0)
-    for serial in range(1, 4):
-        own.add(lease(serial, at=0.0, prompt=1_000))
-    for at, made in ((0.5, 0.0), (1.0, 2.0)):
-        own.observe(Observation(at, 3, 0, progress=at, first_token_s_total=made * 0.3, first_tokens_total=made))
-    assert list(own.prefill.leases) == [3]
-
-
 def test_while_the_engine_queues_every_dispatch_joins_its_queue_and_every_end_takes_one_out() -> None:
     own = ledger(a=0.0)
     own.observe(Observation(1.0, running=4, waiting=2, progress=1.0))

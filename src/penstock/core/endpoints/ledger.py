@@ -301,7 +301,7 @@ class Ledger:
         if restarted:
             self._new_epoch(previous_s)
         elif base is not None:
-            self.prefill.first_tokens_counted(self.speed.on_page(base, reading))
+            self.speed.on_page(base, reading)
         own, inside = self._count_from(reading.asked_s, previous_s)
         page.compare(own=own, inside=inside, tries_sizes=math.isfinite(self.limit.proven()))
         self._count_door(reading)

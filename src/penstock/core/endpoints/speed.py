@@ -167,17 +167,16 @@ class Speed:
 
     # --- the page -------------------------------------------------------------------------------------------------
 
-    def on_page(self, before: Observation, after: Observation) -> int:
-        """Learn from the page's histograms. Returns how many first tokens they count that no stream of ours showed."""
+    def on_page(self, before: Observation, after: Observation) -> None:
+        """Learn from the page's histograms."""
         self._page_pace(before, after)
         seconds = _grown(before.first_token_s_total, after.first_token_s_total)
         count = _grown(before.first_tokens_total, after.first_tokens_total)
         if not (count >= 1.0 and 0.0 <= seconds < math.inf) or after.asked_s < self._first_until_s:
-            return 0
+            return
         if self._page_sent:
             self._learn_slowly(self._page_queued / self._page_sent, seconds / count - BASE_S)
             self._page_sent = self._page_queued = 0
-        return int(min(count, 1e6))
 
     def _page_pace(self, before: Observation, after: Observation) -> None:
         since = self._page_since or before
