@@ -225,6 +225,20 @@ def test_with_a_pool_its_role_allows_to_watch_the_pools_objects(helm: Helm, name
     assert allowed["inference.networking.x-k8s.io", "inferencepoolimports"] == ["get"]
 
 
+def test_the_pickers_service_is_the_one_that_the_pool_beside_it_names(helm: Helm) -> None:
+    objects = helm.objects({**GOOD["a picker"], "fullnameOverride": "penstock"})
+    service = next(made for made in of_kind(objects, "Service") if made["metadata"]["name"].endswith("-epp"))
+    pools = yaml.safe_load_all(Path("deploy/gateways/pool.yaml").read_text())
+    named = next(made for made in pools if made["kind"] == "InferencePool")["spec"]["endpointPickerRef"]
+    (port,) = service["spec"]["ports"]
+    assert (service["metadata"]["name"], port["port"]) == (named["name"], named["port"]["number"])
+    ports = {each["name"]: each["containerPort"] for each in container(objects)["ports"]}
+    assert ports[port["targetPort"]] == 9002
+    assert yaml.safe_load(settings_file(objects))["epp"] == {"listen": ":9002"}
+    ingress = one(objects, "NetworkPolicy")["spec"]["ingress"]
+    assert any(each["port"] == 9002 for rule in ingress for each in rule["ports"])
+
+
 def test_without_sharing_its_role_allows_discovery_only(helm: Helm) -> None:
     page = re.findall(r"```yaml\n(.*?)```", Path("docs/discovery.md").read_text(), re.DOTALL)
     (said_there,) = [yaml.safe_load(block)["rules"] for block in page if "kind: Role" in block]

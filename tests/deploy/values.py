@@ -12,6 +12,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "engines by other labels": {"engines": {"selector": "app in (vllm,sglang)", "port": "http"}},
     "a pool": {"engines": {"pool": "qwen"}},
     "a pool of the settings": {"settings": {"discovery": [{"kubernetes": {"pool": "qwen", "model_label": "model"}}]}},
+    "a picker": {"engines": {"pool": "qwen"}, "epp": {"enabled": True}, "networkPolicy": {"enabled": True}},
     "admin token": {"existingSecrets": {"admin": {"name": "gate-admin"}}},
     "two admin tokens": {"existingSecrets": {"admin": {"name": "gate-admin", "readTokenKey": "read"}}},
     "keys": {
@@ -251,6 +252,9 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"settings": {"share": {}}}, "settings.share without share.enabled"),
     ({"existingSecrets": {"share": "s"}}, "existingSecrets.share does nothing"),
+    ({"epp": {"enabled": True, "port": 8080}}, "epp.port and containerPort are both 8080"),
+    ({"epp": {"enabled": True}, "settings": {"epp": {"listen": ":1"}}}, "settings.epp.listen would be overwritten"),
+    ({"settings": {"epp": {"listen": ":9002"}}}, "settings.epp without epp.enabled"),
     ({"ingress": {"enabled": True}}, "ingress.enabled without ingress.hosts"),
     ({"httpRoute": {"enabled": True}}, "httpRoute.enabled without httpRoute.parentRefs"),
     ({"metrics": {"serviceMonitor": True, "podMonitor": True}}, "scrape every gateway twice"),

@@ -80,6 +80,9 @@ labels: {{- include "penstock.labels" . | nindent 2 }}
 {{- $_ := set $settings "discovery" (list (dict "kubernetes" $pods)) }}
 {{- end }}
 {{- end }}
+{{- if .Values.epp.enabled }}
+{{- $_ := set $settings "epp" (merge (dict "listen" (printf ":%v" .Values.epp.port)) ($settings.epp | default dict)) }}
+{{- end }}
 {{- with .Values.existingSecrets }}
 {{- if .tls }}
 {{- $_ := set $settings "tls" (dict "cert" "/etc/penstock-tls/tls.crt" "key" "/etc/penstock-tls/tls.key") }}

@@ -25,6 +25,17 @@
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if and $v.epp.enabled (hasKey ($settings.epp | default dict) "listen") }}
+{{- $p = append $p "settings.epp.listen would be overwritten: take epp.port" }}
+{{- end }}
+{{- if and (hasKey $settings "epp") (not $v.epp.enabled) }}
+{{- $p = append $p "settings.epp without epp.enabled: no Service would lead to the picker" }}
+{{- end }}
+{{- range $key, $port := dict "containerPort" $v.containerPort "adminPort" $v.adminPort "share.port" (ternary $v.share.port 0 $v.share.enabled) }}
+{{- if and $v.epp.enabled (eq (int $v.epp.port) (int $port)) }}
+{{- $p = append $p (printf "epp.port and %s are both %v" $key $port) }}
+{{- end }}
+{{- end }}
 {{- if and $v.existingSecrets.admin.name (hasKey ($settings.admin | default dict) "token") }}
 {{- $p = append $p "settings.admin.token and existingSecrets.admin.name are two tokens for one thing: take the Secret" }}
 {{- end }}
