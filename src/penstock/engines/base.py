@@ -99,7 +99,7 @@ class Document(msgspec.Struct, frozen=True):
 class Engine(msgspec.Struct, frozen=True):
     """Everything that is particular to one engine."""
 
-    name: str  #: as in the settings
+    name: str  #: as in the settings: also in `EngineName`, `config/values.py`
     title: str
     # --- recognising it
     owned_by: Names = ()  #: in its model list

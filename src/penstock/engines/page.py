@@ -1,8 +1,8 @@
 """How are a few series read from a Prometheus page, without parsing the rest?
 
 An engine's page is 50 KB and may be read twice a second per endpoint; admission needs a dozen of its numbers. Each
-wanted name is searched at the beginning of lines; other lines are never parsed. A series that is missing, not a finite
-number, negative, or there twice with the same labels is unknown: `None`, never 0.
+wanted name is searched at the beginning of lines; other lines are never parsed. A series is unknown (`None`, never 0)
+if it is missing, negative, not a finite number, or there twice with the same labels.
 """
 
 from __future__ import annotations

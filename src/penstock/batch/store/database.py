@@ -121,7 +121,7 @@ def named_queries() -> dict[str, str]:
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """Returns the steps of the schema, the oldest first."""
+    """Returns the schema's migrations (SQL), the oldest first."""
     names = sorted(entry.name for entry in _folder().iterdir() if _MIGRATION.fullmatch(entry.name))
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1)), "numbered without a gap"
     return tuple(_read(name) for name in names)

@@ -1,7 +1,8 @@
 """May this endpoint take a request of this band now, and this very request (docs/design.md#admission).
 
-An endpoint is *open* when all conditions hold. Each condition that does not hold has a name, and the first one is the
-answer to "why does this request wait". A condition that passes with time also returns when to ask again.
+An endpoint is *open* when all conditions hold. Each has a name; the first that does not hold is the endpoint's cause,
+and of all endpoints' causes `explain/wait_causes.py` makes that of a request. A condition that passes with time also
+returns when to ask again.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ class FoundLimit(ConcurrencyLimit):
         return now >= self._look_s
 
     def look(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
-        """Evaluate our own requests: each stream, or a number of whole answers."""
+        """Judge by our own requests if the slots suffice: by each stream, or by a number of whole answers."""
         speed, page = ledger.speed, ledger.page
         self._look_s = now + min(max(2.0 * speed.step_s, BASE_S), LOOK_S_MAX)
         self._running = ledger.running()

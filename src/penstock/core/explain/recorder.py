@@ -27,7 +27,7 @@ from penstock.core.values.settings import AdmissionSettings
 KEPT = 1_000  # requests that ended
 DISPATCHES_KEPT = 1_000  # searched for the requests that went first
 CANDIDATES_MAX = 3  # of the endpoints that were open, noted with their load
-STAYS_MAX = 32  # visits to the queue kept apart; further ones count with the last
+STAYS_MAX = 32  # visits to the queue with their causes; of further ones only the length is known
 SERVED_SHOWN = 12  # groups of requests that went first
 
 

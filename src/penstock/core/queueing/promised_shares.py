@@ -1,9 +1,9 @@
 """Bands that are owed part of their promised share of service (`min_share`).
 
-A band with work is credited its share of all dispatched work, and debited its own dispatches while higher bands wait.
-Dispatches count by estimate, and are settled as the answer grows and when it ends. Otherwise a band of long answers
-would get a multiple of its share until their lengths are learned, and one beside long answers next to nothing. Service
-without competition from higher bands is not debited.
+Each dispatch, of any band, credits a band that has work with its share of it. The band's own dispatches are debited,
+but only while higher bands wait. Dispatches count by estimate, and are settled as the answer grows and when it ends.
+Otherwise a band of long answers would get a multiple of its share until their lengths are learned, and one beside long
+answers next to nothing. Service without competition from higher bands is not debited.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class TokenBucket:
         self._level, self._at_s = min(left, left * part), now
 
     def budget(self, tenant: str, now: float) -> Budget:
-        """Returns the use to report to the other sharers."""
+        """Returns this gateway's row of the shared budget, for the gateways that share it."""
         return Budget(tenant, self.period_s, self._whole, self.left(now), self.taken)
 
     def _be(self, part: float) -> None:

@@ -1,7 +1,8 @@
 """The catalogue: every code that explains something, with its one sentence and advice.
 
-A member is a row. Story, headline, error bodies, the page, the CLI and the docs read these rows and have no other
-sentences, so a new cause is written here and where it is decided. A sentence is a clause with its own subject and
+A member is a row. Story, headline, error bodies, the page, the CLI and the docs take the sentence of a code from here.
+A new cause needs its row here and the place that decides it (`dispatch/admission.py`, `endpoints/pool.py`,
+`explain/wait_causes.py`). A sentence is a clause with its own subject and
 tense, so it stands alone, after a colon and in a table. The codes are on the wire: they never change.
 """
 
@@ -17,7 +18,7 @@ _LESS = (
 
 
 class Cause(StrEnum):
-    """Why a request is not sent now."""
+    """Why a request is not sent now, or came back to the queue."""
 
     _value_: str
     sentence: str

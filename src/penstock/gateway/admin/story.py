@@ -37,7 +37,8 @@ def story(told: Explanation) -> list[str]:
     if told.state is State.WAITING:
         closed = ", ".join(f"{count} × {cause}" for cause, count in told.closed.items())
         left = "unknown how long" if told.estimated_wait_s is None else f"about {seconds(told.estimated_wait_s)} more"
-        lines.append(f"Waits now for {told.waits_for or 'its turn'}{closed and f' (endpoints: {closed})'}; {left}.")
+        now = f"{told.waits_for.sentence} ({told.waits_for})" if told.waits_for else "the cause is not known"
+        lines.append(f"Waits now: {now}{closed and f'; endpoints: {closed}'}; {left}.")
     if told.tried:
         lines.append("It was forecast to miss its deadline, and sent anyway to measure the present wait.")
     if told.sent is not None:

@@ -17,7 +17,7 @@ PROMPT_BYTES_MAX = 4 << 20  # a million tokens; more is not worth a second trans
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A prompt's tokens, or the query for them."""
+    """How to get a prompt's tokens: the query for `/tokenize`, or the tokens if the request has them."""
 
     body: bytes  #: for `/tokenize`; empty if the request has the tokens itself
     tokens: array[int] | None = None

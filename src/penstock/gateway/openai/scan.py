@@ -150,7 +150,7 @@ def _skip(what: re.Pattern[bytes], body: bytes, at: int) -> Generator[None, None
 def _end(body: bytes, at: int) -> Generator[None, None, None]:
     at = yield from _skip(_SPACE, body, at)
     if at < len(body):
-        raise Malformed(f"The body is not valid JSON: trailing characters (byte {at}).")
+        raise Malformed(f"The body is not valid JSON: something follows its end (byte {at}).")
 
 
 def _value_end(body: bytes, at: int) -> Generator[None, None, int]:

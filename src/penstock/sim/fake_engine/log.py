@@ -195,7 +195,7 @@ class Faults:
         return fault
 
     def for_answer(self) -> frozenset[str]:
-        """Returns the parts missing in the next answer, and counts them down."""
+        """Returns the parts that the next answer lacks. Each of these faults then has one answer less to spoil."""
         lacks = frozenset(self._answers)
         self._answers = {kind: fault for kind, fault in self._answers.items() if _counted(fault) is not None}
         return lacks
