@@ -64,13 +64,13 @@ class PredictedTtft(RoutingPolicy):
         scores: list[float] = []
         for endpoint in endpoints:
             ledger = endpoint.ledger
-            prefill, uncached = ledger.prefill, context.uncached_tokens(endpoint)
+            uncached, rate, slots = context.uncached_tokens(endpoint), ledger.speed.rate, ledger.limit.slots
             slot_s = 0.0
-            if len(ledger.leases) >= ledger.slots:
+            if len(ledger.leases) >= slots:
                 pace_s = ledger.speed.time_per_output_token_s(now) or PACE_S
-                slot_s = pace_s * context.output_tokens / ledger.slots
-            opens_s = slot_s + ahead.get(endpoint, 0) * max(slot_s, uncached / prefill.rate)
-            score_s = opens_s + (prefill.left(now) + weight * uncached) / prefill.rate
+                slot_s = pace_s * context.output_tokens / slots
+            opens_s = slot_s + ahead.get(endpoint, 0) * max(slot_s, uncached / rate)
+            score_s = opens_s + (ledger.prefill.left(now) + weight * uncached) / rate
             scores.append(score_s + context.price_weight_s * endpoint.price if context.price_weight_s else score_s)
         return scores
 
@@ -93,25 +93,25 @@ def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
     prompt_tokens, output_tokens = context.prompt_tokens, context.output_tokens
     fastest = 0.0
     for endpoint in endpoints:
-        prefill = endpoint.ledger.prefill
-        if prefill.rate_known and prefill.rate > fastest:
-            fastest = prefill.rate
+        speed = endpoint.ledger.speed
+        if speed.rate > fastest and speed.rate_known:
+            fastest = speed.rate
     fastest = fastest or TOKENS_PER_S
     price_weight_s = context.price_weight_s
     costs: list[float] = []
     for endpoint in endpoints:  # one loop without calls, because it runs over all open endpoints
         ledger = endpoint.ledger
-        prefill = ledger.prefill
-        rate = prefill.rate if prefill.rate_known else fastest
+        prefill, speed = ledger.prefill, ledger.speed
+        rate = speed.rate if speed.rate_known else fastest
         uncached = prompt_tokens - (matched.get(endpoint.index, 0) if matched else 0)
         left = prefill.left(now) if prefill.leases else 0.0
         first_token_s = (left + (uncached if uncached > 1 else 1)) / rate
         # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is
         # about half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
-        pace_s = ledger.speed.decode_s(now)
+        pace_s = speed.decode_s(now)
         if pace_s is None:
-            pace_s = ledger.speed.time_per_output_token_s(now) or PACE_S
-        slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.slots or 1)
+            pace_s = speed.time_per_output_token_s(now) or PACE_S
+        slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.limit.slots or 1)
         cost = first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s
         costs.append(cost + price_weight_s * endpoint.price if price_weight_s else cost)
     return costs
