@@ -80,6 +80,16 @@ def penstock_least_loaded(place: Place) -> Start:
     return penstock(place, more="routing: {policy: least_loaded}\nadmission: {max_prefill_tokens: 1000000000}\n")
 
 
+def penstock_text_log(place: Place) -> Start:
+    """The same with an access log."""
+    return penstock(place, more="log: {access: true}\n")
+
+
+def penstock_json_log(place: Place) -> Start:
+    """The same with an access log in JSON."""
+    return penstock(place, more="log: {access: true, format: json}\n")
+
+
 def nginx(place: Place) -> Start | None:
     program = _program(place, "nginx", "apt/usr/sbin/nginx")
     if program is None:
@@ -199,6 +209,8 @@ PROXIES: dict[str, Callable[[Place], Start | None]] = {
     "penstock": penstock,
     "penstock-queued": penstock_queued,
     "penstock-least-loaded": penstock_least_loaded,
+    "penstock-text-log": penstock_text_log,
+    "penstock-json-log": penstock_json_log,
     "nginx": nginx,
     "haproxy": haproxy,
     "envoy": envoy,
