@@ -14,6 +14,7 @@ no room in a socket keeps the rest and goes on with the next stream.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import json
@@ -134,11 +135,7 @@ class Engine:
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             if sock is self._listener:
-                accepted, _ = sock.accept()
-                accepted.setblocking(False)
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._heard[accepted] = b""
-                self._selector.register(accepted, selectors.EVENT_READ)
+                self._accept()
                 continue
             try:
                 heard = sock.recv(65536)
@@ -150,6 +147,16 @@ class Engine:
                 self._selector.unregister(sock)
                 del self._heard[sock]
                 sock.close()
+
+    def _accept(self) -> None:
+        """Take all connections that stand in line."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                accepted, _ = self._listener.accept()
+                accepted.setblocking(False)
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._heard[accepted] = b""
+                self._selector.register(accepted, selectors.EVENT_READ)
 
     def _answer(self, sock: socket.socket, data: bytes) -> bytes:
         """Returns what is not answered yet, because it is not whole."""
