@@ -6,6 +6,7 @@ import { $, seen } from "./seen.js";
 import { Table, count, percent, seconds, text, whole } from "./tables.js";
 import { awayTone, badness, cause, guaranteed, stateOf, wrong } from "./words.js";
 
+const oldestOf = (group) => group.rows.reduce((most, r) => (r.age_s > most.age_s ? r : most)).id;
 const oldest = (row) => (row.waiting ? seconds(row.oldest_wait_s) : "");
 
 function said(endpoint) {
@@ -76,13 +77,13 @@ export const tables = {
     { title: "tenant", value: (r) => text(r.tenant, 40), name: true },
     { title: "band", value: (r) => text(r.band), low: true },
     { title: "model", value: (r) => (r.group && r.rows.some((one) => one.model !== r.model) ? "several" : text(r.model, 40)), name: true, low: true },
-    { title: "state", value: (r) => (r === seen.eldest ? `${r.state}, oldest` : r.state), tone: (r) => (["rejected", "evicted", "failed"].includes(r.state) ? "bad" : "") },
+    { title: "state", value: (r) => (r === seen.eldest || r.rows?.includes(seen.eldest) ? `${r.state}, oldest` : r.state), tone: (r) => (["rejected", "evicted", "failed"].includes(r.state) ? "bad" : "") },
     { title: "waited", hint: "of a group: the longest", value: (r) => seconds(r.waited_s), num: true, by: (r) => r.waited_s },
     { title: "age", hint: "since arrival, or from then to the end; of a group: the longest", value: (r) => seconds(r.age_s), num: true, low: true, by: (r) => r.age_s },
     { title: "prompt tokens", hint: "estimated until it ends", value: (r) => count(r.prompt_tokens), num: true, low: true, by: (r) => r.prompt_tokens },
     { title: "answered", hint: "tokens so far", value: (r) => count(r.output_tokens), num: true, low: true, by: (r) => r.output_tokens },
     { title: "why", value: (r) => (r.cause ? cause(r.cause) : REASONS[r.reason] ?? r.reason ?? (r.endpoint ? `at ${text(r.endpoint, 40)}` : "")) + (r.requeues ? ` (requeued ${r.requeues}×)` : ""), wide: true },
-    { title: "", verbs: (r) => r.group ? [] : [["explain", "Explain"], ...(r.state === "waiting" ? [["bump", "Bump"]] : []), ...(["waiting", "running", "streaming"].includes(r.state) ? [["cancel", "Cancel"]] : [])] },
+    { title: "", verbs: (r) => r.group ? [["explain", "Explain oldest", oldestOf(r)]] : [["explain", "Explain"], ...(r.state === "waiting" ? [["bump", "Bump"]] : []), ...(["waiting", "running", "streaming"].includes(r.state) ? [["cancel", "Cancel"]] : [])] },
   ], { key: (r) => r.group ?? r.id, limit: 20, empty: "None." }),
   batches: new Table($("batches"), [
     { title: "batch", value: (b) => text(b.id, 40), name: true },

@@ -113,7 +113,7 @@ export function drawStack(range) {
   const context = canvas.getContext("2d");
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, width, height);
-  const [LEFT, BOTTOM, TOP] = [42, 15, 6];
+  const [LEFT, BOTTOM, TOP] = document.body.classList.contains("wall") ? [70, 24, 10] : [42, 15, 6];
   const tall = height - BOTTOM - TOP;
   const from = kept.length ? Math.min(kept[0][0], now - 10) : now - 10;
   const totals = kept.map(([, rates]) => Object.values(rates).reduce((all, rate) => all + rate, 0));
@@ -121,7 +121,7 @@ export function drawStack(range) {
   const x = (at) => LEFT + ((at - from) / (now - from)) * (width - LEFT);
   const y = (value) => TOP + tall - (value / top) * tall;
   const base = kept.map(() => 0);
-  context.font = "11px system-ui, sans-serif";
+  context.font = `${document.body.classList.contains("wall") ? 18 : 11}px system-ui, sans-serif`;
   const labels = [];
   for (const name of names) {
     const upper = kept.map(([, rates], which) => base[which] + (rates[name] ?? 0));

@@ -23,6 +23,7 @@ export function grouped(state, rows) {
     const exact = state === "waiting" && same.length === 1 ? tenant?.waiting : null;
     group.count = Math.max(exact ?? 0, group.rows.length);
     if (state === "waiting" && same.length === 1 && tenant) group.waited_s = Math.max(group.waited_s, tenant.oldest_wait_s);
+    if (group.count > group.rows.length) group.prompt_tokens = group.output_tokens = null; // sums of some would mislead
     group.open = opened.has(group.group);
   }
   return list.flatMap((group) => (group.rows.length === 1 && group.count === 1 ? group.rows : group.open ? [group, ...group.rows] : [group]));

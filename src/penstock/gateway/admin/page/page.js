@@ -103,7 +103,7 @@ function showFive(s) {
     ["tokens in and out / s", count(s.now.tokens_per_s ?? 0), "tokens / s"],
     [`went wrong, of ${count(lately.ended)} in a minute`, count(wrong), "went wrong"],
   ], $("five"));
-  const marks = [s.waiting, s.inside > 4 * s.endpoints.length, lately.first_token_p99_s >= 10, 0, wrong];
+  const marks = [s.waiting, s.inside > 4 * s.endpoints.length, lately.first_token_p99_s >= 10, 0, s.tone !== "ok" && wrong]; // a tenant's own limit is no fault
   [...$("five").children].forEach((pair, at) => pair.classList.toggle("marked", Boolean(marks[at])));
 }
 

@@ -157,9 +157,10 @@ export class Table {
     line.verbs = wanted;
     const looks = verbs.filter(([verb]) => verb === "explain");
     const changes = verbs.filter(([verb]) => verb !== "explain");
-    cell.replaceChildren(...looks.map(([verb, label]) => {
+    cell.replaceChildren(...looks.map(([verb, label, of]) => {
       const button = document.createElement("button");
       button.dataset.verb = verb;
+      if (of) button.dataset.key = of;
       button.textContent = label;
       return button;
     }));
