@@ -14,8 +14,13 @@ export PYTHONDONTWRITEBYTECODE =
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
+# xds-protos brings an older copy of the files of opentelemetry-proto, which is therefore installed once more, last.
+LAST = sed -n '/^opentelemetry-proto==/,/[^\\]$$/p' requirements-dev.lock
+AGAIN = --quiet --disable-pip-version-check --require-hashes --no-deps --force-reinstall -r /dev/stdin
+
 .venv/dev.stamp: requirements-dev.lock .venv/core.stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(LAST) | $(BIN)/pip install $(AGAIN)
 	touch $@
 
 demo: $(if $(findstring --envoy,$(ARGS)),.venv/dev.stamp,.venv/core.stamp)
@@ -52,6 +57,7 @@ compiled: requirements.lock
 
 test-compiled: compiled
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
+	$(LAST) | $(COMPILED)/pip install $(AGAIN)
 	$(COMPILED)/python -m pytest --numprocesses auto --dist worksteal -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch)
 
 # What stands in deploy/, by the programs that users have for it: Helm, promtool, a Prometheus, Compose, systemd. Those that
