@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from penstock.gateway.epp import unseen
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.conftest import World, chat, hurry
 from tests.gateway.epp.conftest import Envoy, behind
@@ -132,10 +133,14 @@ async def behind_with_key(world: World, envoy: Envoy, key: str, **settings: Any)
 
 
 async def test_without_bodies_a_stream_is_charged_by_its_time(world: World, blind_envoy: Envoy) -> None:
-    await world.engine()
+    engine = await world.engine()
     await behind(world, blind_envoy)
+    unseen.paces.learn(engine.url.removeprefix("http://"), 1_000_000.0, 2)  # so slow that it is one token
     answer = await world.chat(tokens=7, stream=True)
     assert answer.body.endswith(b"data: [DONE]\n\n")
     assert answer.header("x-penstock-endpoint") is not None
     await world.idle()
     assert (await world.chat(tokens=3)).json()["usage"]["completion_tokens"] == 3
+    await world.idle()
+    world.port = world.gate.port
+    assert await world.metric("penstock_tokens_total", kind="completion") == 1

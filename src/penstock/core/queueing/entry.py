@@ -290,11 +290,11 @@ class Entry:
     def presumed_usage(self) -> Usage:
         """Returns a request's cost without a report: its estimated prompt, and the counted answer.
 
-        Of an answer that does not stream nothing is seen, so it counts as estimated, even where the caller gave up:
+        Of an answer that does not stream nothing is seen on the way, so it counts as estimated if the caller gave up:
         else a caller that gives up just before the end would have it all computed for nothing.
         """
-        output = self.charge.output_seen
-        if not self.request.streamed or (self.state is State.COMPLETED and output == 0):
+        output, is_whole = self.charge.output_seen, self.state is State.COMPLETED
+        if output == 0 if is_whole else not self.request.streamed:
             output = max(output, self.estimate.output_tokens)
         return Usage(self.estimate.prompt_tokens, output, min(self.route.cached_tokens, self.estimate.prompt_tokens))
 
