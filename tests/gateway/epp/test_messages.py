@@ -268,6 +268,36 @@ async def test_a_get_goes_to_a_ready_endpoint_at_once(world: World) -> None:
         await stream.call.done_writing()
 
 
+async def test_what_is_no_path_of_clients_does_not_reach_an_engine(world: World) -> None:
+    async with pool(world, 1) as its:
+        for path in ("/v1/load_lora_adapter", "/sleep", "/v1/audio/../../sleep"):
+            stream = its.stream()
+            await stream.head("POST", path)
+            assert (await stream.refused())[0] == 404
+
+
+async def test_a_path_below_root_path_is_the_engines_own(world: World) -> None:
+    async with pool(world, 1, root_path="/vllm") as its:
+        stream = its.stream()
+        await stream.head(path=f"/vllm{CHAT}")
+        await stream.body(BODY)
+        assert headers((await stream.hears()).request_headers)[":path"] == CHAT
+        await stream.call.done_writing()
+
+
+async def test_tokenizing_is_sent_once_even_if_it_fails(world: World) -> None:
+    async with pool(world) as its:
+        stream = its.stream()
+        await stream.head(path="/tokenize")
+        await stream.body(b'{"model": "sim", "prompt": "x"}')
+        assert await stream.picked() in places(world)
+        await stream.hears_body("request_body")
+        values = {":status": b"503", "content-type": b"text/plain"}
+        await stream.say(response_headers=ext_proc.HttpHeaders(headers=_map(values)))
+        status, _, error = await stream.refused()
+        assert (status, error["code"]) == (502, "upstream_error")
+
+
 async def test_an_alias_is_rewritten_in_the_body(world: World) -> None:
     async with pool(world, 1, models={"small": {"to": "sim"}}) as its:
         stream = its.stream()

@@ -6,12 +6,13 @@ writes becomes a change of what the proxy has: headers that differ, and the body
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from penstock.gateway.proxy.relay import Relay
 from penstock.http.client.call import Call, Payload, Sink
-from penstock.http.client.pool import Headers, Upstream, UpstreamError
+from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamErrorKind
 from penstock.http.server.server import Exchange, Header
 
 _PROXYS_OWN = frozenset({b"content-length", b"host", b"connection", b"transfer-encoding", b"te", b"expect"})
@@ -33,7 +34,19 @@ class Picks(Protocol):
 class Pick(Exchange):
     """One request of a proxy."""
 
-    __slots__ = ("_bytes", "_call", "_engine_head", "_hold", "_out", "_over", "_started", "_status", "only", "unseen")
+    __slots__ = (
+        "_bytes",
+        "_call",
+        "_engine_head",
+        "_hold",
+        "_is_sent",
+        "_out",
+        "_over",
+        "_started",
+        "_status",
+        "only",
+        "unseen",
+    )
 
     def __init__(self, peer: tuple[str, int], out: Picks, hold: Callable[[int], bool]) -> None:
         super().__init__(peer)
@@ -44,6 +57,7 @@ class Pick(Exchange):
         self._bytes = 0  # of its body, in the server's sum
         self._over = False
         self._started = False
+        self._is_sent = False
         self._call: Call | None = None
         self._status = 0  # the engine's
         self._engine_head: Headers = []
@@ -53,6 +67,11 @@ class Pick(Exchange):
     def forward(self, upstream: Upstream, target: str, headers: Sequence[Header], body: Payload, sink: Sink) -> Call:
         """Tell the proxy where to send the request, and how its head and body change."""
         call = self._call = Call(b"", b"", sink, is_head_request=False)
+        if self._is_sent:  # the proxy can't send it again
+            error = UpstreamError(UpstreamErrorKind.PROTOCOL, "it was sent once")
+            asyncio.get_running_loop().call_soon(self.failed, error)
+            return call
+        self._is_sent = True
         removed = _missing(self.headers, headers)
         self._out.picked(upstream, target, list(headers[len(self.headers) - len(removed) :]), _named(removed), body)
         return call

@@ -77,7 +77,10 @@ class Picker:
         return known
 
     def any_upstream(self, pick: Pick) -> Upstream | None:
-        """Returns an endpoint for a request without a model; None: none is ready, and it was refused."""
+        """Returns an endpoint for a GET without a model; None: none is ready, or it is no GET, and it was refused."""
+        if pick.method not in ("GET", "HEAD"):  # engines have paths that are not for clients
+            self.app.refusals.refuse(pick, Reason.PATH_NOT_FOUND)
+            return None
         scheduler, now = self.driver.scheduler, self.driver.now()
         names = {str(entry["id"]) for entry in self._catalog.entries()}
         for model in sorted(names):

@@ -29,7 +29,6 @@ from penstock.http.server.server import Header, Refusal
 Request, Response = ext_proc.ProcessingRequest, ext_proc.ProcessingResponse
 PIECE_BYTES_MAX = 62_000  # of a body in one message: protocol 004
 DESTINATION = "x-gateway-destination-endpoint"
-SERVED = "x-gateway-destination-endpoint-served"
 SUBSET_SPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 _PROXYS_ERRORS = frozenset({503, 504})
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
@@ -56,13 +55,13 @@ class ProxyStream:
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._whole = False  # the request has come
+        self._rooted = False  # it came below `root_path`
         self._through = False  # it is none for engines' paths: everything passes
         self._turn = False  # a message is being processed
         self._head_s = 0.0
         self._task = asyncio.current_task()
         self._answering = False  # the head of the answer came
         self._ended = False  # the answer's end came
-        self._served_by = ""  # the address of the endpoint that answered, as the proxy reports it
         self._events = False  # it is a stream of events
         self._due_trailers: Any = None
         self._rest: bytes | None = None  # the last piece of the answer, until its end comes
@@ -174,14 +173,16 @@ class ProxyStream:
         ):
             picker.app.refusals.refuse(pick, Reason.NO_ENDPOINT, "No endpoint of the subset is served here.")
             return
+        path = pick.target_path
         self._route = picker.app.begin_pick(pick)
+        self._rooted = pick.target_path != path
         if pick.over:
             return
         if self._route is None:
             upstream = picker.any_upstream(pick)
             if upstream is not None:
                 self._through = True
-                self.picked(upstream, pick.target_path, [], [], None)
+                self.picked(upstream, pick.target_path + (f"?{pick.query}" if pick.query else ""), [], [], None)
             return
         if head.end_of_stream:
             self._complete()
@@ -262,7 +263,6 @@ class ProxyStream:
         if not pick.sent:
             self._out.append(Response(response_headers=ext_proc.HeadersResponse()))  # an answer of the proxy's own
             return
-        self._served(message)
         if status in _PROXYS_ERRORS and _is_proxys(headers):
             kind = UpstreamErrorKind.CONNECT if status == 503 else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
             self._fail(UpstreamError(kind, f"the proxy got no answer: {status}"))
@@ -275,14 +275,6 @@ class ProxyStream:
         pick.answered(status, headers)
         if head.end_of_stream:
             self._answer_ended()
-
-    def _served(self, message: Any) -> None:
-        """Note which endpoint served it, if not the one that was picked."""
-        metadata = message.metadata_context.filter_metadata
-        if "envoy.lb" in metadata:
-            served = metadata["envoy.lb"].fields.get(SERVED)
-            if served is not None and self._pick is not None:
-                self._served_by = served.string_value
 
     def _response_body(self, body: Any) -> None:
         pick = self._pick
@@ -322,7 +314,7 @@ class ProxyStream:
             error = UpstreamError(UpstreamErrorKind.CONNECT, "its host name has no address")
             loop.call_soon(self._fail, error)
             return
-        if upstream.prefix:
+        if upstream.prefix or self._rooted:
             added = [*added, (b":path", upstream.prefix.encode() + target.encode())]
         self._body = []
         given: list[bytes | memoryview] = [] if body is None else [body] if isinstance(body, bytes) else [*body]
