@@ -112,7 +112,7 @@ def _dropped(credentials: bool, ranked: bool, inflated: bool, plain: bool) -> fr
 
 def _passing(headers: Headers, dropped: frozenset[bytes]) -> Headers:
     kept = [header for header in headers if header[0].lower() not in dropped]
-    if len(headers) - len(kept) == 0:
+    if len(kept) == len(headers):
         return kept
     named: set[bytes] = set()
     for name, value in headers:
