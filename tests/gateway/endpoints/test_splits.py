@@ -29,12 +29,12 @@ def test_choices_come_in_turns_and_not_in_runs() -> None:
 @given(
     weights=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 1_000_000), min_size=2), count=st.integers(1, 300)
 )
-def test_after_any_number_of_requests_each_model_is_within_one_of_its_share(
+def test_after_any_number_of_requests_each_model_is_within_two_of_its_share(
     weights: dict[str, int], count: int
 ) -> None:
     counted, whole = Counter(picks(Split(weights), count)), sum(weights.values())
     for name, weight in weights.items():
-        assert abs(counted[name] - count * weight / whole) <= 1
+        assert abs(counted[name] - count * weight / whole) <= 2
 
 
 def test_a_model_of_weight_0_gets_nothing() -> None:

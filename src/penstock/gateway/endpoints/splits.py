@@ -1,10 +1,10 @@
 """Which of several models gets a request for one name, so that each gets its share by weight?
 
 Smooth weighted round robin: each choice adds every model's weight to its credit, the highest credit wins and pays the
-sum. So after any number of requests each model's count is within one of its exact share, and choices do not come in
-runs. A request with a session goes where the session's name hashes to (weighted rendezvous hashing: the same model in
-every process, and few sessions move when weights change); it is charged like any other, so requests without one make up
-for it.
+sum. So after any number of requests each model's count is within two of its exact share (a greedy rule's error grows
+with the logarithm of the number of models), and choices do not come in runs. A request with a session goes where the
+session's name hashes to (weighted rendezvous hashing: the same model in every process, and few sessions move when
+weights change); it is charged like any other, so requests without one make up for it.
 """
 
 from __future__ import annotations
