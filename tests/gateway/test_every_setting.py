@@ -29,6 +29,7 @@ HELD_BY: dict[str, str] = {
     "state_dir": HERE + "test_a_gateway_keeps_its_state_in_its_folder",
     "root_path": "production_stack::test_paths_are_served_with_and_without_their_prefix",
     "workers": "processes::test_a_worker_that_is_killed_takes_its_own_connections_only",
+    "epp.listen": "envoy::test_the_openai_client_gets_whole_answers_and_streams",
     "share.listen": SHARED + "test_slots_and_queue_are_those_of_one_gateway_and_one_that_ends_serves_what_it_has",
     "share.advertise": SHARED + "test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alone",
     "share.secret": SHARED + "test_another_secret_and_other_settings_are_told_at_both_ends_and_each_serves_alone",

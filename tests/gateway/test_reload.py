@@ -500,7 +500,11 @@ EVERYTHING: list[dict[str, Any]] = [
         "observe": {"interval": 7, "fast_interval": 3},
         "autoscale": {"target_wait": 30, "saturation": 0.7, "start": 120, "keep": 600},
         "metrics": {"aliases": ["vllm_router"]},
-        "admin": {"token": "number-one", "read_token": "number-two"},
+        "admin": {
+            "token": "number-one",
+            "read_token": "number-two",
+            "operators": [{"name": "anna", "token": "number-three-of-anna"}],
+        },
         "log": {"format": "json", "access": True, "routing": True},
         "root_path": "/llm",
         "tracing": {"endpoint": "http://127.0.0.1:9", "sample": 0.5},
