@@ -215,7 +215,7 @@ class CheckedScheduler(Scheduler):
         self.books.arrived(request)
         actions = self._checked(super().arrived(request, now=now), now)
         self._check_displaced(request, actions, first_visits)
-        if request.id in self.books.waiting:
+        if request.id in self.books.waiting and not any(isinstance(action, Requeue) for action in actions):
             self._check_room(request)
         return actions
 

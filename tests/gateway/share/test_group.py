@@ -245,7 +245,7 @@ async def test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alo
         first = made.made("gw1", share={"listen": "127.0.0.1:0", "advertise": made.decider})
         second = made.made("gw2")
         await asyncio.gather(first.start(), second.start())
-        await second.said(f"no link to {made.decider}, which decides: ")
+        await second.said(f"no link to the leader {made.decider}: ")
         state = await second.until(lambda state: state["share"]["role"] == "alone")
         assert made.decider in second.log
         assert state["share"]["trouble"]

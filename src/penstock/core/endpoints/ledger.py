@@ -49,6 +49,7 @@ class Ledger:
         self._whole = 0  # answers in a row that were asked for as streams and came in one piece
         self._sent = self._ended = self._tokens = 0  # since the page was asked that moved last
         self.fresh = 0  #: ours, sent so shortly before that reading that they may wait for the next step
+        self._begun = self._begun_most = 0  # since then, less those that ended, and the most that ever was
         self._load = 0.0  # the last result of `load`, valid until then or the next event
         self._load_until_s = -math.inf
         self._door = 0.0  # requests that only a count at its door shows yet
@@ -173,6 +174,8 @@ class Ledger:
                 self.prefill.first_token(lease, now, teaches=teaches)
             else:
                 self.prefill.remove(lease)  # its first token comes with its last
+        self._begun += 1
+        self._begun_most = max(self._begun_most, self._begun)
 
     def _begins(self, lease: Lease, now: float) -> None:
         lease.progress_s, lease.progress_tokens = now, 1
@@ -244,6 +247,7 @@ class Ledger:
         if lease.serial in self.prefill.leases:
             self.prefill.remove(lease)
         self._ended += 1
+        self._begun -= 1
         self._tokens -= lease.tokens
         self._ends.append((now, lease.dispatched_s, lease.tokens))
         if not lease.streamed or lease.first_token_s is not None:
@@ -309,7 +313,7 @@ class Ledger:
 
     def _count_from(self, asked_s: float, previous_s: float) -> tuple[int, int]:
         """Count from `asked_s` on. Returns how many of ours had been sent by then, and of these by `previous_s`."""
-        own = inside = self._sent = self._tokens = self._ended = self.fresh = 0
+        own = inside = self._sent = self._tokens = self._ended = self._begun = self.fresh = 0
         fresh_s = asked_s - self.speed.base_s
         for lease in reversed(self.leases.values()):
             if lease.pending:
@@ -321,6 +325,7 @@ class Ledger:
                 own += 1
                 inside += lease.dispatched_s < previous_s
                 self.fresh += lease.dispatched_s >= fresh_s
+            self._begun += lease.first_token_s is not None and lease.first_token_s >= asked_s
         for ended_s, dispatched_s, tokens in reversed(self._ends):
             if ended_s < asked_s:
                 break
@@ -329,6 +334,7 @@ class Ledger:
                 own += 1
                 inside += dispatched_s < previous_s
                 self._tokens -= tokens
+        self._begun_most = max(0, self._begun)
         return own, inside
 
     def _count_door(self, reading: Observation) -> None:
@@ -419,8 +425,10 @@ class Ledger:
         abandoned = self.abandoned(now)
         base = self.page.base if told else None
         if base is not None and base.waiting > fresh and self.page.credible(now):
-            # It queues, so it ran all it could: each sent since joined its queue, each that ended took one out.
-            return max(0.0, base.waiting - fresh + abandoned + self._sent - self._ended)
+            # It queues, so it ran all it could. Each sent since joined its queue, each that ended took one out; if more
+            # began than ended, it can run so many more.
+            waiting = base.waiting - fresh + abandoned + self._sent - self._ended - self._begun_most
+            return max(0.0, waiting)
         unbegun = self.reserved - self.pending
         if not unbegun and not abandoned:
             return 0.0
