@@ -113,9 +113,9 @@ def headers(part: Any) -> dict[str, str]:
 class Pool:
     """A picker before engines that are only named: nobody sends them anything but the picker's own looks."""
 
-    def __init__(self, world: World, port: int) -> None:
+    def __init__(self, world: World, channel: Any) -> None:
         self.world = world
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self.channel = channel
         self._process = self.channel.stream_stream(
             "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
             request_serializer=Request.SerializeToString,
@@ -137,7 +137,7 @@ async def pool(world: World, engines: int = 2, **settings: Any) -> AsyncIterator
         await world.engine()
     port = free_port()
     await world.gateway(epp={"listen": f"127.0.0.1:{port}"}, **settings)
-    made = Pool(world, port)
+    made = Pool(world, grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
     try:
         yield made
         await world.idle()
