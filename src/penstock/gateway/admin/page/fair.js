@@ -60,8 +60,10 @@ export function showBars() {
     put(name, text(t.tenant, 40));
     if (name.title !== name.textContent) name.title = name.textContent;
     left.children[at].dataset.shade = shade(text(t.tenant, 60));
-    // Fair is a part of what the band got: bands have no fair shares, higher ones go first.
-    const fair = t.is_alone || t.fair_share == null ? null : t.fair_share * (s.bands.find((b) => b.name === t.band)?.share ?? 1);
+    // Fair is a part of what the band got: bands have no fair shares, higher ones go first. With less than is fair and
+    // hardly a wait, a tenant does not ask for more, as in the table (`why.py`).
+    const content = t.share < t.fair_share && t.oldest_wait_s < 1;
+    const fair = t.is_alone || t.fair_share == null || content ? null : t.fair_share * (s.bands.find((b) => b.name === t.band)?.share ?? 1);
     bar.style.setProperty("--part", `${Math.round(100 * t.share_of_all)}%`);
     bar.classList.toggle("fair", fair != null);
     bar.style.setProperty("--fair", `${Math.min(99, Math.round(100 * (fair ?? 0)))}%`);
