@@ -369,7 +369,16 @@ def test_whole_answers_to_who_asked_for_streams_say_nothing_of_how_fast_prompts_
     assert own.prefill.rate >= 4000.0
 
 
-def test_while_the_engine_queues_every_dispatch_joins_its_queue_and_every_end_takes_one_out() -> None:
+def test_first_tokens_that_the_engine_counts_and_nobody_sees_are_of_the_oldest_prompts() -> None:
+    own = Ledger(ConcurrencyLimit(64), stale_after_s=5.0)
+    for serial in range(1, 4):
+        own.add(lease(serial, at=0.0, prompt=1_000))
+    for at, made in ((0.5, 0.0), (1.0, 2.0)):
+        own.observe(Observation(at, 3, 0, progress=at, first_token_s_total=made * 0.3, first_tokens_total=made))
+    assert list(own.prefill.leases) == [3]
+
+
+def test_while_the_engine_queues_every_dispatch_joins_its_queue_and_what_it_began_leaves_it() -> None:
     own = ledger(a=0.0)
     own.observe(Observation(1.0, running=4, waiting=2, progress=1.0))
     own.add(lease(2, at=1.1))
@@ -377,6 +386,17 @@ def test_while_the_engine_queues_every_dispatch_joins_its_queue_and_every_end_ta
     assert own.engine_queue(1.3) == 4
     own.remove(own.leases[1], 1.4)
     assert own.engine_queue(1.5) == 3
+
+
+def test_more_begun_than_ended_shows_that_the_engine_runs_more_than_it_did() -> None:
+    own = ledger()
+    own.observe(Observation(1.0, running=4, waiting=2, progress=1.0))
+    for serial in (2, 3):
+        own.add(lease(serial, at=1.1))
+        own.first_token(own.leases[serial], 1.2)
+    assert own.engine_queue(1.3) == 2
+    own.remove(own.leases[2], 1.4)
+    assert own.engine_queue(1.5) == 1
 
 
 def test_pace_is_what_streams_show_and_is_forgotten_when_none_show_it() -> None:

@@ -1,7 +1,8 @@
 """An engine's concurrency: configured, or found by additive increase and multiplicative decrease.
 
-Model: an engine is *c* servers in first-come order. Requests that have begun and not ended prove p <= c. A stream older
-than twice its predicted first token (`speed.py`) waits inside the engine, if nothing sent after it has begun.
+Model: an engine is *c* servers in first-come order. Requests that have begun and not ended prove p <= c, together with
+those that ended within the last step, because they ran at once. A stream older than twice its predicted first token
+(`speed.py`) waits inside the engine, if nothing sent after it has begun.
 
 - *Increase* by half while all that were let in run or are on their way (Little's law: those that end per second, times
   a first token's time), until a queue is first seen; after that by one, and twice the last step after each that let
@@ -21,11 +22,11 @@ Gradient2) were not taken: the time to first token varies with the prompt far mo
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.page import FEW
-from penstock.core.endpoints.speed import BASE_S
 
 if TYPE_CHECKING:
     from penstock.core.endpoints.ledger import Ledger
@@ -38,9 +39,12 @@ STANDS = 0.95  # of the recent maximum: the plateau
 HOLD_S, HOLD_S_MAX = 5.0, 60.0
 LATE = 2.0  # times the prediction
 LATE_VETOED = 4.0  # while the page shows no queue
+LATE_S_MIN = 0.05  # pauses of our own loop and of the network are no queue
 VETO_SHARE = 0.75  # of ours that such a page shows running: the rest may be on its way
-LOOK_S_MAX = 0.5  # between two looks, which are two steps apart
+WINDOW_STEPS = 0.75  # of a step: less than one, so that those that ended in it ran at once
+LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.5  # between two looks: two steps of most engines
 BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
+ENDS_MAX = 8192  # remembered: no engine ends more requests in one step
 SETTLES_S = 1.0  # answers not begun by then do not stream, or wait, which is checked separately
 SURPLUS_MIN = 2  # may wait inside it: as many as bands let wait there by default
 WHOLE_MIN = 12  # whole answers that a look needs, and half of those there: their lengths vary
@@ -60,7 +64,7 @@ class ConcurrencyLimit:
         """Returns how many at once are known to wait for no slot."""
         return math.inf
 
-    def on_ended(self, begun: int) -> None:
+    def on_ended(self, begun: int, now: float) -> None:
         """Note that a request is over that ran, while `begun` others run."""
 
     def on_whole(self, lease: Lease, tokens: int, now: float) -> None:
@@ -96,9 +100,9 @@ class FoundLimit(ConcurrencyLimit):
     """Unknown slots."""
 
     __slots__ = (
-        "_before", "_best", "_best_before", "_best_s", "_counted", "_fastest_s", "_first", "_grown_at",
+        "_before", "_best", "_best_before", "_best_s", "_counted", "_ends", "_fastest_s", "_first", "_grown_at",
         "_grown_s", "_hold_s", "_hold_until_s", "_look_s", "_on_the_way", "_peak", "_queued", "_ran", "_rate",
-        "_rate_s", "_running", "_step", "_top", "_whole", "_whole_beside", "_whole_s", "_whole_tokens",
+        "_rate_s", "_running", "_step", "_top", "_whole", "_whole_beside", "_whole_s", "_whole_tokens", "_window_s",
     )  # fmt: skip
 
     def __init__(self, slots: int, *, ran: int = 0) -> None:
@@ -114,6 +118,8 @@ class FoundLimit(ConcurrencyLimit):
         self._look_s = -math.inf
         self._best = self._best_before = ran  # the most at work in this while and in the one before
         self._best_s = -math.inf
+        self._ends: deque[float] = deque(maxlen=ENDS_MAX)  # within a step
+        self._window_s = 0.0  # which is so long, about
         self._running = 0  # as of the last look
         self._peak = 0  # the most at work since the last look
         self._top = self._grown_at = 0.0  # the most engaged since it last grew, and by then: to grow again takes more
@@ -181,10 +187,14 @@ class FoundLimit(ConcurrencyLimit):
         """Returns how many at once are known to wait for no slot: those that ran, and those on their way."""
         return max(FEW, max(self._best, self._best_before) + self._on_the_way)
 
-    def on_ended(self, begun: int) -> None:
+    def on_ended(self, begun: int, now: float) -> None:
         """Note that a request is over that ran, while `begun` others run."""
         self._counted += 1
-        self._peak = max(self._peak, begun + 1)
+        ends = self._ends
+        ends.append(now)
+        while ends[0] < now - self._window_s:
+            ends.popleft()
+        self._peak = max(self._peak, begun + len(ends))
 
     def on_whole(self, lease: Lease, tokens: int, now: float) -> None:
         """Note a whole answer of so many tokens; 0 if that is not known."""
@@ -202,7 +212,8 @@ class FoundLimit(ConcurrencyLimit):
     def look(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
         """Judge by our own requests if the slots suffice: by each stream, or by a number of whole answers."""
         speed, page = ledger.speed, ledger.page
-        self._look_s = now + min(max(2.0 * speed.step_s, BASE_S), LOOK_S_MAX)
+        self._look_s = now + min(max(2.0 * speed.step_s, LOOK_S_MIN), LOOK_S_MAX)
+        self._window_s = WINDOW_STEPS * speed.step_at_least_s
         self._running = ledger.running()
         ran, self._peak = max(self._peak, self._running), self._running
         if now > self._rate_s:
@@ -326,7 +337,7 @@ def _shows_ours(ledger: Ledger, now: float) -> bool:
 
 
 def _late_after_s(ledger: Ledger, lease: Lease, times: float) -> float:
-    return max(times * (1.5 * lease.queued_tokens / ledger.speed.rate + ledger.speed.base_s), BASE_S)
+    return max(times * (1.5 * lease.queued_tokens / ledger.speed.rate + ledger.speed.base_s), LATE_S_MIN)
 
 
 def _late(ledger: Ledger, now: float, times: float) -> list[Lease]:
@@ -335,7 +346,7 @@ def _late(ledger: Ledger, now: float, times: float) -> list[Lease]:
     if not ledger.speed.seen:
         return late  # none was ever seen to begin
     for lease in ledger.prefill.leases.values():  # in dispatch order
-        if now - lease.dispatched_s <= BASE_S:
+        if now - lease.dispatched_s <= LATE_S_MIN:
             break
         if not lease.streamed or lease.dispatched_s < ledger.begun_sent_s:
             continue

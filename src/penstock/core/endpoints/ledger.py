@@ -13,18 +13,20 @@ from collections import deque
 
 import msgspec
 
-from penstock.core.endpoints.concurrency import ConcurrencyLimit
+from penstock.core.endpoints.concurrency import ENDS_MAX, ConcurrencyLimit
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.page import EnginePage
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
-from penstock.core.endpoints.speed import BASE_S, IN_TIME, Speed
+from penstock.core.endpoints.speed import Speed
 from penstock.core.values.observation import Glimpse, Observation
 
 ABANDONED_STEPS = 2.0  # the step that it is in, and the one that has begun when the hang-up arrives (decision 0024)
+ABANDONED_S_MIN = 0.05  # these, and the way there
 WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
 WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
 WHOLE_AFTER = 3  # such answers in a row
-ENDS_MAX = 8192  # remembered: no engine ends more requests between two readings
+IN_TIME_TIMES = 3.0  # of the predicted first token, for a request that was sent against the page
+WHOLE_IN_TIME = 1.5  # times the time of its tokens, if its answer comes whole
 
 
 class Ledger:
@@ -163,7 +165,7 @@ class Ledger:
         teaches = lease.within_proven
         if lease.streamed:
             took_s = now - lease.dispatched_s
-            in_time = took_s <= max(IN_TIME * self.speed.first_token_s(lease.queued_tokens), 1.0)
+            in_time = took_s <= max(IN_TIME_TIMES * self.speed.first_token_s(lease.queued_tokens), 1.0)
             if lease.tries:
                 # With a moving page it may have waited; with a frozen one, the engine's action shows.
                 teaches = teaches and (in_time or self.page.asked_s > self.page.moved_s)
@@ -205,7 +207,7 @@ class Ledger:
         in_one_piece = began_s is None or now - began_s <= WHOLE_SHARE * took_s
         if lease.tries:
             step_s = self.speed.step_s
-            in_time = took_s <= IN_TIME * (self.speed.first_token_s(lease.prompt_tokens) + output_tokens * step_s)
+            in_time = took_s <= WHOLE_IN_TIME * (self.speed.first_token_s(lease.prompt_tokens) + output_tokens * step_s)
             self._try_began(lease, now, in_time=in_time or not step_s or not output_tokens)
         if not in_one_piece:
             self._whole = 0
@@ -251,11 +253,11 @@ class Ledger:
         self._tokens -= lease.tokens
         self._ends.append((now, lease.dispatched_s, lease.tokens))
         if not lease.streamed or lease.first_token_s is not None:
-            self.limit.on_ended(len(self.leases) - self.reserved)
+            self.limit.on_ended(len(self.leases) - self.reserved, now)
         if abandoned:
             ends = lease.streamed and lease.first_token_s is not None
             step_s = self.speed.time_per_output_token_s(now)
-            lasts_s = max(BASE_S, ABANDONED_STEPS * step_s)
+            lasts_s = max(ABANDONED_S_MIN, ABANDONED_STEPS * step_s)
             self._abandoned.append((now, now + (self.page.stale_after_s if self.lingers and not ends else lasts_s)))
 
     def abandoned(self, now: float) -> int:
@@ -305,7 +307,7 @@ class Ledger:
         if restarted:
             self._new_epoch(previous_s)
         elif base is not None:
-            self.speed.on_page(base, reading)
+            self.prefill.first_tokens_counted(self.speed.on_page(base, reading))
         own, inside = self._count_from(reading.asked_s, previous_s)
         page.compare(own=own, inside=inside, tries_sizes=math.isfinite(self.limit.proven()))
         self._count_door(reading)

@@ -22,19 +22,19 @@ import math
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
-from penstock.core.endpoints.page import TRY_S_MAX
-from penstock.core.endpoints.speed import IN_TIME
 
 CHECK_S = 0.25  # between two looks: a quarter of the shortest patience
 LATE_S = 0.5  # a look later than that shows that our own process stood still
 PATIENCE_S = 1.0  # longer than a step of most engines, shorter than people tolerate
 STEPS = 20.0
+PREFILL_TIMES = 3.0  # of the predicted time
 ANSWER_TIMES = 2.0  # of the longest recent whole answer
 ANSWERS_MIN = 8  # begun before an engine is judged: it may compile for the first few
 IDLE_S = 60.0  # shorter than the five minutes after which Ollama unloads a model
 TOKENS_PER_S = 100.0  # prefill speed while unknown: a small CPU's, the slowest in use
 UNSEEN_S = 0.5  # without news on a page: a few steps, and longer than a page takes to arrive
 TRY_S = 1.0
+TRY_S_MAX = 30.0
 DISTRUST_MAX = 16.0
 HALVES_S = 60.0
 
@@ -157,7 +157,7 @@ class Liveness:
         """
         since_s = max(lease.dispatched_s, self.silent_since_s, self._forgiven_s)
         invested_s = max(0.0, self.silent_since_s - lease.dispatched_s)
-        prompt_s = IN_TIME * lease.prompt_tokens / self._speed(ledger)
+        prompt_s = PREFILL_TIMES * lease.prompt_tokens / self._speed(ledger)
         begun = self._needs_begin and not lease.streamed and lease.dispatched_s < self.silent_since_s
         patience_s = self._answer_due_s(ledger, now) if begun else self._patience_s
         return now - since_s >= max(patience_s, invested_s, prompt_s)
@@ -180,7 +180,7 @@ class Liveness:
 
     def _prefill_s(self, ledger: Ledger) -> float:
         awaited = [x.prompt_tokens for x in ledger.leases.values() if x.first_token_s is None and not x.pending]
-        return IN_TIME * max(awaited, default=0) / self._speed(ledger)
+        return PREFILL_TIMES * max(awaited, default=0) / self._speed(ledger)
 
     def _answer_due_s(self, ledger: Ledger, now: float) -> float:
         whole = [x for x in ledger.leases.values() if _is_whole(x)]

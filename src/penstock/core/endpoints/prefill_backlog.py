@@ -8,6 +8,7 @@ first token: its prompt counts until it should be computed.
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.speed import BASE_S, Speed
@@ -57,6 +58,12 @@ class PrefillBacklog:
         self.speed.on_first_token(lease, now, begun_s=self._begun_s(lease), teaches=teaches)
         self._free_s = now
         self.remove(lease)
+
+    def first_tokens_counted(self, count: int) -> None:
+        """Note that the engine made so many first tokens of which none was seen: the oldest streams come whole."""
+        for lease in list(islice(self.leases.values(), count)):
+            if lease.streamed:
+                self.remove(lease)
 
     def remove(self, lease: Lease) -> None:
         """Forget a prompt, computed or not."""

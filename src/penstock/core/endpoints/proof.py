@@ -19,10 +19,11 @@ from __future__ import annotations
 import math
 
 STRIKES_MAX = 3
-PAUSE_S = 1.0  # after a strike, doubling with each; and for the first answers: a file server takes less
+PAUSE_S = 1.0  # after a strike; doubles with each, so that clients soon see a misconfigured endpoint
 PAUSE_S_MAX = 8.0  # an engine that starts to serve is found within that
 CLOSED_S = 300.0  # until a request that others serve tries it; doubles with each failure
 CLOSED_S_MAX = 3600.0
+WORD_S = 1.0  # for the first answers, if the settings are the only evidence: a file server takes less
 ERRORS_MAX = 16  # refusals in a row by an endpoint while its peers gave as many good answers
 KEY_S = 10.0  # between two tries of a refused key: each costs one request a few milliseconds
 ERROR_S = 0.1  # each faster than that; clients' own errors would reach its peers as well
@@ -77,7 +78,7 @@ class Proof:
         """
         if self.answered or not self.by_word or self.closed or leases < STRIKES_MAX - self.strikes:
             return -math.inf
-        return oldest_s + PAUSE_S
+        return oldest_s + WORD_S
 
     def waits(self, leases: int, now: float) -> bool:
         """Whether an unproven endpoint gets nothing now: it has a request under way, or pauses after a strike."""

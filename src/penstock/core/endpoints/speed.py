@@ -21,8 +21,7 @@ SAMPLE_S_MAX = 30.0  # a hang is no speed
 SAMPLE_TOKENS = 512  # a prompt of that many is a whole sample of the speed
 SAMPLES_MIN = 5.0
 LEARN = 0.1  # of the difference: about ten samples show the usual value
-BASE_S = 0.05  # one engine step and the way there and back; a pause of our own loop or of the network is no longer
-IN_TIME = 3.0  # times as predicted, or sooner: the engine was ready for a request
+BASE_S = 0.05  # one engine step and the way there and back
 TOKENS_MIN = 8  # fewer show more of the network's buffers than of the engine
 KEPT_S = 60.0  # own streams count so long, then the page: a slow endpoint that is given nothing has to be forgotten
 LIMIT_KEPT_S = 10.0  # a pace limit is held against nothing older
@@ -167,16 +166,17 @@ class Speed:
 
     # --- the page -------------------------------------------------------------------------------------------------
 
-    def on_page(self, before: Observation, after: Observation) -> None:
-        """Learn from the page's histograms."""
+    def on_page(self, before: Observation, after: Observation) -> int:
+        """Learn from the page's histograms. Returns how many first tokens they count that no stream of ours showed."""
         self._page_pace(before, after)
         seconds = _grown(before.first_token_s_total, after.first_token_s_total)
         count = _grown(before.first_tokens_total, after.first_tokens_total)
         if not (count >= 1.0 and 0.0 <= seconds < math.inf) or after.asked_s < self._first_until_s:
-            return
+            return 0
         if self._page_sent:
             self._learn_slowly(self._page_queued / self._page_sent, seconds / count - BASE_S)
             self._page_sent = self._page_queued = 0
+        return int(min(count, 1e6))
 
     def _page_pace(self, before: Observation, after: Observation) -> None:
         since = self._page_since or before
