@@ -362,12 +362,17 @@ class World:
             assert (statistics.active, statistics.connecting, statistics.idle) == (0, 0, 0)
 
 
+def _is_grpcs(context: dict[str, Any]) -> bool:
+    """Whether grpc's poller found nothing to read, which it reports as an error of its callback and survives."""
+    return "PollerCompletionQueue" in context["message"] and isinstance(context.get("exception"), BlockingIOError)
+
+
 @pytest.fixture
 async def world(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
     """An empty world: start `engine`s in it, then the `gateway`."""
     told: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: told.append(context))
+    loop.set_exception_handler(lambda _, context: None if _is_grpcs(context) else told.append(context))
     if isinstance(loop, VirtualLoop):
         monkeypatch.setattr(clock, "now", loop.time)
     made = World()
