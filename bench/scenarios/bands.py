@@ -150,3 +150,39 @@ def batch_band(setup: Setup) -> RunResult:
     return RunResult(
         "batch_band", setup.seed, setup.duration_s, measures, tuple(line for line in lines if line.requests)
     )
+
+
+def preemption(setup: Setup) -> RunResult:
+    """People at a fifth of capacity beside a preemptible batch of whole answers that fills all idle slots.
+
+    Two engines of 8, 32 and 64 slots. Lost: the slot time of preempted answers, of all slot time.
+    """
+    bands = (*BANDS[:BATCH], structs.replace(BANDS[BATCH], preemptible=True))
+    warm_s = min(10.0, setup.duration_s / 4)
+    is_people = "people".__eq__
+    measures: list[Measure] = []
+    lines: list[ReportLine] = []
+    for slots in (8, 32, 64):
+        pool = engines(slots=slots)
+        people = load("people", CHAT, 0.2 * capacity_per_s(pool, CHAT), band=INTERACTIVE)
+        batch = Stream("batch", InFlight(6 * slots), *LONG_ANSWERS, band=BATCH, streamed=False)
+        watch = BatchWatch(warm_s)
+        alone = run(
+            setup,
+            Variant(f"{slots} slots, people alone", engines=pool, without=frozenset({"batch"})),
+            (people, batch),
+            warm_s=warm_s,
+        )
+        variant = Variant(f"{slots} slots, with a batch", bands=bands, engines=pool)
+        both = run(setup, variant, (people, batch), warm_s=warm_s, watch=watch)
+        lost_s = both.world.scheduler.inspect().preemption.lost_s_total
+        slower = ratio(both.ttft_p99_s(is_people), alone.ttft_p99_s(is_people))
+        measures += [
+            Measure(f"{slots} slots: p99 TTFT of people beside a batch / alone", slower, at_most(1.3)),
+            Measure(f"{slots} slots: share of slots in use", 1.0 - ratio(watch.idle, watch.slots), at_least(0.95)),
+            Measure(f"{slots} slots: share of slot time lost", lost_s / (2 * slots * setup.duration_s), at_most(0.03)),
+        ]
+        lines += [each.line(who, who.__eq__) for each in (alone, both) for who in ("people", "batch")]
+    return RunResult(
+        "preemption", setup.seed, setup.duration_s, tuple(measures), tuple(line for line in lines if line.requests)
+    )

@@ -40,6 +40,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario("priorities", "a few high ones among many low ones", 120.0, bands.priorities),
         Scenario("promised_share", "a share for batch work from the first minute on", 62.0, bands.promised_share),
         Scenario("batch_band", "batch work in the gaps", 120.0, bands.batch_band),
+        Scenario("preemption", "people take the slots of batch work", 600.0, bands.preemption),
         Scenario("overload", "1.75 times capacity, with deadlines", 240.0, trouble.overload),
         Scenario("deadlines", "deadlines that can be kept, with jumps", 120.0, scenario_deadlines.deadlines),
         Scenario("shedding", "a flood of best-effort work, shed and not", 240.0, trouble.shedding),

@@ -48,7 +48,10 @@ def line(at_s: float, level: str, name: str, message: str, fields: dict[str, obj
         return f"{_local(second)},{milliseconds:03d} {level} {name} {message}".encode(errors="backslashreplace")
     at = f"{_utc(second)}.{milliseconds:03d}Z"
     whole = {"at": at, "level": level.lower(), "logger": name, "message": message, **fields}
-    encoded = _encode(whole)
+    try:
+        encoded = _encode(whole)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        encoded = b"\xff"
     return encoded if encoded.isascii() else json.dumps(whole, default=str).encode()
 
 

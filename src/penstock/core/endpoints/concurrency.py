@@ -26,7 +26,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.page import FEW
 
 if TYPE_CHECKING:
     from penstock.core.endpoints.ledger import Ledger
@@ -45,6 +44,7 @@ WINDOW_STEPS = 0.75  # of a step: less than one, so that those that ended in it 
 LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.5  # between two looks: two steps of most engines
 BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
 ENDS_MAX = 8192  # remembered: no engine ends more requests in one step
+FEW = 4  # run at once in any engine
 SETTLES_S = 1.0  # answers not begun by then do not stream, or wait, which is checked separately
 SURPLUS_MIN = 2  # may wait inside it: as many as bands let wait there by default
 WHOLE_MIN = 12  # whole answers that a look needs, and half of those there: their lengths vary

@@ -20,7 +20,7 @@ MISSED = 2  # one reading that fails may be a busy loop, ours or the engine's
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 STILL_S = 3.0  # a page may be written every so many steps only: SGLang's every 40
 SHORT_SHARE = 0.5  # of ours that are surely there; a page that shows less is of another engine, or of another time
-FEW = 4  # requests that may come or go while the page is asked for, and run at once in any engine
+OURS_MIN = 4  # requests that may come or go while the page is asked for
 READINGS = 16  # a page may be so many readings late, and show ours that have ended
 TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
 TRY_S_MAX = 30.0
@@ -64,7 +64,7 @@ class EnginePage:
     __slots__ = (
         "_agrees", "_alive_since_s", "_misses", "_pause_s", "_recent", "_short", "_sure_until_s", "_try_s", "_width",
         "asked_s", "base", "closed_s", "contradicted", "kv_moved_s", "last", "moved_s", "no_page", "others",
-        "outstanding", "own", "read_every_s", "stale_after_s", "usual_others", "worked_s",
+        "outstanding", "own", "read_every_s", "stale_after_s", "worked_s",
     )  # fmt: skip
 
     def __init__(self, stale_after_s: float) -> None:
@@ -80,7 +80,6 @@ class EnginePage:
         self.own = 0  #: requests of ours that had been sent when the last reading that moved was asked for
         self.others = 0.0  #: requests beyond these that the readings show
         self._recent: deque[float] = deque(maxlen=READINGS)  # ours, as of the last readings
-        self.usual_others = 0.0  #: likewise, on average: for people
         self._short = False
         self._misses = 0
         self._alive_since_s = math.inf  # since when answers have gone on and the page has not moved
@@ -128,13 +127,12 @@ class EnginePage:
         assert base is not None
         shown = base.running + base.waiting
         self.own = own
-        self._short = inside >= FEW and shown < SHORT_SHARE * inside
+        self._short = inside >= OURS_MIN and shown < SHORT_SHARE * inside
         self._recent.append(float(own))
         # If we sometimes send more than fits, a late page shows ended ones of ours.
         self.others = max(0.0, shown - (max(self._recent) if tries_sizes else own))
-        self.usual_others += 0.3 * (self.others - self.usual_others)
         full = base.kv_usage is not None and base.kv_usage >= 0.9
-        likely = abs(shown - own) <= max(FEW, 0.25 * own) and base.waiting <= FEW and not full
+        likely = abs(shown - own) <= max(OURS_MIN, 0.25 * own) and base.waiting <= OURS_MIN and not full
         self._agrees = self._agrees + 1 if likely else 0
         if self.contradicted and self._agrees >= AGREES:
             self.contradicted = False
@@ -151,7 +149,7 @@ class EnginePage:
     def forget(self) -> None:
         """The page no longer counts."""
         self.base = None
-        self.usual_others = self.others = 0.0
+        self.others = 0.0
         self._recent.clear()
         self._sure_until_s = -math.inf
         self.opens()

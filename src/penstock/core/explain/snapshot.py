@@ -285,7 +285,7 @@ def endpoint_now(
         pending=ledger.pending,
         given_up=ledger.abandoned(now),
         load=ledger.load(now),
-        others=ledger.page.usual_others if base is not None else 0.0,
+        others=ledger.page.others if base is not None else 0.0,
         engine_waiting=base.waiting if base is not None else None,
         engine_running=base.running if base is not None else None,
         kv_usage=base.kv_usage if base is not None else None,

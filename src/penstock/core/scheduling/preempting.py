@@ -54,9 +54,12 @@ def make_way(state: SchedulerState, now: float, actions: list[Action]) -> None:
 def _victim(state: SchedulerState, now: float) -> tuple[Entry, Lease, Endpoint] | None:
     """Returns the lease to preempt, with its request and endpoint; None: no request would gain by it."""
     bands = state.queues.bands
+    lower = [band for band in bands if band.settings.preemptible and band.tree.root.in_flight]
+    if not lower or not sum([band.tree.root.waiting for band in bands[: lower[-1].rank]]):
+        return None
     owed = state.promised.owed()
-    lower = [band for band in bands if band.settings.preemptible and band.tree.root.in_flight and band not in owed]
-    if not lower or not state.preemption.allows(now, sum([e.slots for e in state.pool if e.in_service])):
+    lower = [band for band in lower if band not in owed]
+    if not state.preemption.allows(now, sum([e.slots for e in state.pool if e.in_service])):
         return None
     for band in bands:
         beneath = {one.rank for one in lower if one.rank > band.rank}
@@ -88,14 +91,14 @@ def _youngest(
     for endpoint in endpoints:
         for lease in endpoint.ledger.leases.values():
             entry = state.leases[lease.serial]
-            if entry.request.band not in beneath or not preemptible(state, entry, lease):
+            if entry.request.band not in beneath or not _preemptible(state, entry, lease):
                 continue
             if best is None or (entry.request.band, lease.began_s) > (best[0].request.band, best[1].began_s):
                 best = entry, lease, endpoint
     return best
 
 
-def preemptible(state: SchedulerState, entry: Entry, lease: Lease) -> bool:
+def _preemptible(state: SchedulerState, entry: Entry, lease: Lease) -> bool:
     """True if the client of a request of a preemptible band has seen nothing of it, and it may be queued again."""
     if entry.state is not State.RUNNING or lease.passed_on or lease.pending or lease.first_token_s is not None:
         return False

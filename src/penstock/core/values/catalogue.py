@@ -2,8 +2,8 @@
 
 A member is a row. Story, headline, error bodies, the page, the CLI and the docs take the sentence of a code from here.
 A new cause needs its row here and the place that decides it (`dispatch/admission.py`, `endpoints/pool.py`,
-`explain/wait_causes.py`). A sentence is a clause with its own subject and
-tense, so it stands alone, after a colon and in a table. The codes are on the wire: they never change.
+`explain/wait_causes.py`). A sentence is a clause with its own subject and tense, so it stands alone, after a colon and
+in a table. The codes are on the wire: they never change.
 """
 
 from __future__ import annotations

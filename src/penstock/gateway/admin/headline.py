@@ -60,7 +60,8 @@ def sentences(snapshot: Snapshot, around: Around | None = None) -> list[str]:
     around = around or Around()
     lately = around.lately
     missing = _those(snapshot, MISSING, around) if snapshot.endpoints else ["No endpoint is configured or discovered."]
-    state = _state(snapshot)
+    late = slow(snapshot, lately)
+    state = _state(snapshot, " here" if late else "")
     if tenants := snapshot.paused_tenants:
         more = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
         state.append(f"Paused by an operator: tenant {', '.join(map(short_name, tenants[:3]))}{more}.")
@@ -71,11 +72,7 @@ def sentences(snapshot: Snapshot, around: Around | None = None) -> list[str]:
     refused = "" if alarm else _lately(lately, (Kind.REFUSED, Kind.EVICTED))
     parts = [around.group, around.proxies, around.strangers, *missing, workers]
     parts += [*_stores(around), *_stopped(snapshot, around)]
-    late = slow(snapshot, lately)
-    if snapshot.waiting:
-        state += late
-    elif late:
-        state = [*late, *[part.replace("Nothing waits,", "Nothing waits here,") for part in state]]
+    state = [*state, *late] if snapshot.waiting else [*late, *state]
     parts += [_lately(lately, (Kind.BROKEN, Kind.FAILED)), alarm, *state, refused, _own_limits(lately)]
     parts += _those(snapshot, _ASIDE, around)
     return [part for part in parts if part]
@@ -113,8 +110,8 @@ def _faulty(snapshot: Snapshot, around: Around) -> bool:
     return any(e.state not in present for m in dead for e in endpoints if e.models is None or m.name in e.models)
 
 
-def _state(snapshot: Snapshot) -> list[str]:
-    """Queued and running requests, or engines that are up."""
+def _state(snapshot: Snapshot, here: str) -> list[str]:
+    """Queued and running requests, or engines that are up. `here`: " here" if others may wait elsewhere."""
     if snapshot.draining:
         waits = count(snapshot.waiting, "waits", "wait")
         return [f"Shutting down: nothing new is let in, {waits}, {snapshot.running} run."]
@@ -122,9 +119,11 @@ def _state(snapshot: Snapshot) -> list[str]:
         return _holding(snapshot)
     still = " still" if ALL in snapshot.drained else ""
     if snapshot.running:
-        runs = f"Nothing waits, {count(snapshot.running, f'request{still} runs', f'requests{still} run')}."
+        runs = f"Nothing waits{here}, {count(snapshot.running, f'request{still} runs', f'requests{still} run')}."
+    elif still:
+        runs = f"Nothing waits{here}, nothing runs: the drain is complete."
     else:
-        runs = "Nothing waits, nothing runs: the drain is complete." if still else "Idle: nothing waits, nothing runs."
+        runs = "Idle: nothing waits, nothing runs."
     up, of = sum(endpoint.state in SERVING for endpoint in snapshot.endpoints), len(snapshot.endpoints)
     return [runs, f"{up} of {of} engines {'is' if up == 1 else 'are'} up."] if of else [runs]
 

@@ -23,10 +23,8 @@ FINE_SAMPLES = 300
 COARSE_S = 10
 TOKENS_OVER = 10  # samples: streams report their growth in steps, other answers at their ends
 RATES = ("sent_per_s", "tokens_per_s", *(f"{kind}_per_s" for kind in Kind))
-TIMES = (
-    "first_token_p50_s",
-    "first_token_p99_s",
-)  # NaN, null in JSON, if no stream began; so is `inside` if no engine reports its queue
+# NaN, null in JSON, if no stream began; so is `inside` if no engine reports its queue.
+TIMES = ("first_token_p50_s", "first_token_p99_s")
 CURVES = ("waiting", "inside", "running", "slots", "oldest_s", "kv_max", *RATES, *TIMES)
 
 
