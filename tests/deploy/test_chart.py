@@ -367,7 +367,7 @@ def test_the_notes_name_every_secret_that_has_to_be_there(helm: Helm) -> None:
     assert all(f"Secret {name}" in notes for name in ("gate-admin", "gate", "gate-tls"))
 
 
-def test_values_and_their_page_match_the_schema() -> None:
+def test_values_match_the_schema() -> None:
     ran("scripts/deploy/chart_values", "--check")
     schema = json.loads((CHART / "values.schema.json").read_text())
     jsonschema.Draft7Validator.check_schema(schema)

@@ -46,32 +46,48 @@ Values:
 """
 
 _COLUMNS = "| setting | default | value | meaning |\n|---|---|---|---|\n"
-_BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+_BOUNDS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤"}
 
 
 def reference_markdown() -> str:
-    """Returns the page. A section that occurs again refers to its first place."""
+    """Returns the page. A section, or a base of several sections, that occurs again refers to its first place."""
     first: dict[type[Section], str] = {}
     parts = [INTRODUCTION]
     for prefix, section in sections():
         if (known := first.setdefault(section, prefix)) == prefix:
-            parts.append(_section(prefix, section))
+            base = next((base for base in section.__mro__[1:] if base is not Section and len(_own(base)) > 2), section)
+            shared = prefix if base is section else first.setdefault(base, prefix)
+            parts.append(_section(prefix, section, [] if shared == prefix else _unchanged(section, base), shared))
         else:
             parts.append(f"\n## `{prefix.removesuffix('.')}`\n\nThe settings of `{known.removesuffix('.')}`.\n")
     return "".join(parts)
 
 
-def _section(prefix: str, section: type[Section]) -> str:
-    """Returns a heading, what the section is for, and a table with a row per setting."""
+def _own(section: type) -> list[str]:
+    """Returns the names of a section's settings, without sections inside it."""
+    fields = getattr(section, "model_fields", {})
+    return [key for key, field in fields.items() if nested(field.annotation) is None]
+
+
+def _unchanged(section: type[Section], base: type) -> list[str]:
+    """Returns the names of the settings that have the same meaning in `section` as in its `base`."""
+    fields, bases = section.model_fields, getattr(base, "model_fields", {})
+    return [key for key in _own(base) if fields[key].description == bases[key].description]
+
+
+def _section(prefix: str, section: type[Section], elsewhere: list[str], shared: str) -> str:
+    """Returns a heading, the section's purpose, and a table with a row per setting that is not described elsewhere."""
     heading = f"`{prefix.removesuffix('.')}`" if prefix else "At the top"
-    rows = "".join(_rows(prefix, section))
+    names = ", ".join(f"`{key}`" for key in elsewhere)
+    more = f"\n{names}: as in `{shared.removesuffix('.')}`.\n" if elsewhere else ""
+    rows = "".join(_rows(prefix, section, elsewhere))
     table = f"\n{_COLUMNS}{rows}" if rows else ""
-    return f"\n## {heading}\n\n{inspect.getdoc(section)}\n{table}{_default_bands(section)}"
+    return f"\n## {heading}\n\n{inspect.getdoc(section)}\n{more}{table}{_default_bands(section)}"
 
 
-def _rows(prefix: str, section: type[Section]) -> Iterator[str]:
+def _rows(prefix: str, section: type[Section], elsewhere: list[str]) -> Iterator[str]:
     for key, field in section.model_fields.items():
-        if nested(field.annotation) is None:
+        if key not in elsewhere and nested(field.annotation) is None:
             meaning = (field.description or "").replace("|", "\\|")
             yield f"| `{prefix}{key}` | {_default(field)} | {_value(field)} | {meaning} |\n"
 
@@ -102,8 +118,10 @@ def _value(field: FieldInfo) -> str:
         return f"list of {words}" if is_list else words
     if kind.choices is not None:
         return " \\| ".join([*(f"`{choice}`" for choice in kind.choices()), "another package's"])
-    bounds = [f"{_BOUNDS[name]} {kind.write(value) if value else 0}" for name, value in bounds_of(field)]
-    return ", ".join([kind.name, *bounds])
+    bounds = {name: kind.write(value) if value else "0" for name, value in bounds_of(field)}
+    if bounds.keys() == {"ge", "le"}:
+        return f"{kind.name}, {bounds['ge']} to {bounds['le']}"
+    return ", ".join([kind.name, *(f"{_BOUNDS[name]} {value}" for name, value in bounds.items())])
 
 
 def _default_bands(section: type[Section]) -> str:
