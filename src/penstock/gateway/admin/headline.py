@@ -93,6 +93,20 @@ def tone(snapshot: Snapshot, around: Around | None = None) -> str:
     return "busy" if busy or is_slow(snapshot, lately) else "ok"
 
 
+def verdict(snapshot: Snapshot, around: Around | None = None) -> str:
+    """Is something wrong: yes or no, in one line."""
+    how = tone(snapshot, around)
+    if how == "ok":
+        answer = "No."
+    elif how == "bad":
+        answer = "No: it was stopped on purpose." if is_by_operators(snapshot, around) else "Yes."
+    elif snapshot.waiting or (around is not None and is_slow(snapshot, around.lately)):
+        answer = "No: there is more work than room."
+    else:
+        answer = "No, but not everything is as usual."
+    return f"Is something wrong? {answer}"
+
+
 def is_by_operators(snapshot: Snapshot, around: Around | None = None) -> bool:
     """Whether a tone of "bad" is only what operators paused, drained or shut down: no fault."""
     return tone(snapshot, around) == "bad" and not _faulty(snapshot, around or Around())

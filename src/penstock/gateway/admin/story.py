@@ -6,7 +6,7 @@ from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.core.explain.explanation import Explanation, Requeued, Sent, Served
 from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.lifecycle import State
-from penstock.gateway.admin.phrases import printable, seconds, short_name
+from penstock.gateway.admin.phrases import count, printable, seconds, short_name
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.openai.errors import limit_name
 
@@ -18,6 +18,13 @@ WHY_FIRST = {
     "order": "before it in its own flow (the same tenant and model)",
     "overtook": "behind it in its own flow (the same tenant and model), but fitted when this one did not",
 }
+# Causes that end when somebody acts, or an engine comes: no rate of service forecasts that.
+UNTIMED = frozenset(
+    {
+        *(Cause.PAUSED, Cause.TENANT_PAUSED, Cause.NO_DECIDER, Cause.NO_BACKEND),
+        *(Cause.WARMING, Cause.UNPROVEN, Cause.EJECTED, Cause.STUCK),
+    }
+)
 
 
 def story(told: Explanation) -> list[str]:
@@ -35,10 +42,7 @@ def story(told: Explanation) -> list[str]:
         lines.append(f"{told.before_total:,} went first: {'; '.join(_served(one, told) for one in told.before)}.")
     lines += [_requeued(step) for step in told.requeues]
     if told.state is State.WAITING:
-        closed = ", ".join(f"{count} × {cause}" for cause, count in told.closed.items())
-        left = "unknown how long" if told.estimated_wait_s is None else f"about {seconds(told.estimated_wait_s)} more"
-        now = f"{told.waits_for.sentence} ({told.waits_for})" if told.waits_for else "the cause is not known"
-        lines.append(f"Waits now: {now}{closed and f'; endpoints: {closed}'}; {left}.")
+        lines.append(f"Waits now: {'; '.join([*_causes_now(told), _left(told)])}.")
     if told.tried:
         lines.append("It was forecast to miss its deadline, and sent anyway to measure the present wait.")
     if told.sent is not None:
@@ -51,6 +55,25 @@ def story(told: Explanation) -> list[str]:
             reason += f", {limit_name(told.limit)}: {told.limit.most:,}"
         lines.append(f"Ended {told.state} after {seconds(told.ended_s)}{reason}.")
     return lines
+
+
+def _causes_now(told: Explanation) -> list[str]:
+    """The present cause, and those for which its endpoints are closed, if they are others."""
+    cause, closed = told.waits_for, dict(told.closed)
+    first = "the cause is not known" if cause is None else f"{cause.sentence} ({cause})"
+    if cause in closed:
+        first += f", at {count(closed.pop(cause), 'endpoint')}"
+    return [first, *(f"at {count(at, 'endpoint')} {other.sentence}" for other, at in closed.items())]
+
+
+def _left(told: Explanation) -> str:
+    """The rest of its wait. The forecast knows only present work: what higher bands send later comes first, too."""
+    if told.estimated_wait_s is None or told.waits_for in UNTIMED:
+        return "unknown how long"
+    left = seconds(told.estimated_wait_s)
+    if any(served.why == "band" for served in told.before):
+        return f"at least {left} more, and as long as higher bands keep sending"
+    return f"about {left} more"
 
 
 def _requeued(step: Requeued) -> str:

@@ -24,7 +24,7 @@ from penstock.gateway.admin.failing.incidents import Episode, Incidents
 from penstock.gateway.admin.failing.lately import ROWS, FailureWindow
 from penstock.gateway.admin.failing.slow import inside
 from penstock.gateway.admin.failing.strangers import Strangers
-from penstock.gateway.admin.headline import Around, StoppedBy, is_by_operators, sentences, tone
+from penstock.gateway.admin.headline import Around, StoppedBy, is_by_operators, sentences, tone, verdict
 from penstock.gateway.admin.history import History, answering
 from penstock.gateway.admin.phrases import printable
 from penstock.gateway.admin.picture.drawn import TenantCurves, by_tenant, configured
@@ -186,6 +186,7 @@ class Watch:
             "tasks": _tasks(),
             "headline": " ".join(said),
             "lead": said[0],
+            "verdict": verdict(snapshot, around),
             "advice": advice(snapshot, lately, queueing=queueing.enabled),
             "lately": lately,
             "queueing": queueing,

@@ -152,6 +152,7 @@ function show() {
   drawCurves(); // first, while the layout is clean: it asks for sizes
   put($("facts"), `${s.version} · settings ${s.settings.slice(0, 8)} · up ${seconds(s.up_s)} · loop lag ${(s.loop_lag_s * 1000).toFixed(1)} ms${decided(s.share)}${carried(s.edges)}`);
   const said = whole(text(s.headline, 900));
+  put($("verdict"), s.verdict);
   put($("lead"), said.slice(0, s.lead.length));
   put($("rest"), said.slice(s.lead.length));
   speak(said.slice(0, s.lead.length));

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.core.explain.snapshot import ModelSnapshot, Snapshot
 from penstock.core.values.catalogue import Cause
+from penstock.gateway.admin.why import cause_now
 
 HOLD_S = 4.0
 _LOAD = frozenset(
@@ -27,11 +28,21 @@ class Steady:
         self._shown: dict[str, tuple[ModelSnapshot, float]] = {}
 
     def look(self, snapshot: Snapshot, now: float) -> Snapshot:
-        """Return the snapshot with the causes to show."""
+        """Return the snapshot with the causes to show, of models and of the requests that wait for the same."""
         models = [self._held(model, now) for model in snapshot.models]
+        same = {
+            (true.name, true.head.band, true.cause): cause_now(held)
+            for true, held in zip(snapshot.models, models, strict=True)
+            if true.head is not None
+        }
+        waiting = [
+            msgspec.structs.replace(row, cause=same.get((row.model, row.band, row.cause), row.cause))
+            for row in snapshot.requests.waiting
+        ]
         names = {model.name for model in models if model.cause is not None}
         self._shown = {name: shown for name, shown in self._shown.items() if name in names}
-        return msgspec.structs.replace(snapshot, models=models)
+        requests = msgspec.structs.replace(snapshot.requests, waiting=waiting)
+        return msgspec.structs.replace(snapshot, models=models, requests=requests)
 
     def _held(self, model: ModelSnapshot, now: float) -> ModelSnapshot:
         before, true_s = self._shown.get(model.name, (model, now))

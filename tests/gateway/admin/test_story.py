@@ -1,0 +1,101 @@
+"""The story of a request in words, and the causes of the rows below the headline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.conformance.invariants import CheckedScheduler
+from penstock.core.explain.explanation import Explanation
+from penstock.core.explain.snapshot import Snapshot
+from penstock.core.scheduler import SchedulerSettings
+from penstock.core.values.catalogue import Cause
+from penstock.core.values.settings import BandSettings
+from penstock.gateway.admin.headline import Around, verdict
+from penstock.gateway.admin.picture.steady import Steady
+from penstock.gateway.admin.story import story
+from tests.core.drive import request, scheduler, the_lease
+
+TURN = "other requests go first: higher bands, or tenants that got less for their weight"
+
+
+def starved() -> CheckedScheduler:
+    """One slot for two bands: `item` waits while requests of the higher one go first."""
+    made = scheduler(SchedulerSettings(bands=(BandSettings("chat"), BandSettings("batch"))), a=1)
+    lease = the_lease(made.arrived(request("r0"), now=0.0))
+    made.arrived(request("item", band=1, tenant="nightly"), now=0.0)
+    for at in range(1, 9):
+        made.arrived(request(f"r{at}"), now=float(at))
+        lease = the_lease(made.finished(lease, None, now=at + 0.5))
+    made.arrived(request("r9"), now=9.0)
+    return made
+
+
+def explained(made: CheckedScheduler, name: str, **changes: Any) -> str:
+    told = made.explain(name, now=9.0)
+    assert isinstance(told, Explanation)
+    return next(line for line in story(msgspec.structs.replace(told, **changes)) if line.startswith("Waits now: "))
+
+
+def test_a_request_that_higher_bands_overtake_is_promised_no_time() -> None:
+    assert explained(starved(), "item", estimated_wait_s=9.0) == (
+        f"Waits now: {TURN} (turn); at 1 endpoint all slots are taken; "
+        "at least 9.0 s more, and as long as higher bands keep sending."
+    )
+
+
+def test_a_request_of_the_highest_band_gets_the_forecast_and_its_cause_once() -> None:
+    assert explained(starved(), "r9", estimated_wait_s=2.0) == (
+        "Waits now: all slots are taken (slots_full), at 1 endpoint; about 2.0 s more."
+    )
+
+
+@pytest.mark.parametrize("cause", [Cause.PAUSED, Cause.NO_BACKEND, Cause.STUCK])
+def test_what_somebody_has_to_end_is_not_forecast(cause: Cause) -> None:
+    said = explained(starved(), "r9", estimated_wait_s=2.0, waits_for=cause, closed={})
+    assert said == f"Waits now: {cause.sentence} ({cause}); unknown how long."
+
+
+def with_cause(picture: Snapshot, cause: Cause) -> Snapshot:
+    """All that wait in the model's first band wait for this; lower bands for their turn."""
+    rows = [
+        msgspec.structs.replace(row, cause=cause if row.band == "chat" else Cause.TURN)
+        for row in picture.requests.waiting
+    ]
+    return msgspec.structs.replace(
+        picture,
+        models=[msgspec.structs.replace(picture.models[0], cause=cause, taken=0)],
+        requests=msgspec.structs.replace(picture.requests, waiting=rows),
+    )
+
+
+def test_rows_of_the_next_band_name_the_cause_of_the_headline_and_lower_ones_their_own() -> None:
+    steady, picture = Steady(), starved().snapshot(now=9.0)
+    for at, cause in enumerate([Cause.KV_FULL, Cause.TURN, Cause.KV_FULL, Cause.TURN]):
+        shown = steady.look(with_cause(picture, cause), float(at))
+        assert shown.models[0].cause is Cause.KV_FULL
+        assert {(row.band, row.cause) for row in shown.requests.waiting} == {
+            ("chat", Cause.KV_FULL),
+            ("batch", Cause.TURN),
+        }
+
+
+def test_whether_something_is_wrong_is_one_line() -> None:
+    made = scheduler(a=1, b=1)
+
+    def said(around: Around | None = None) -> str:
+        return verdict(made.snapshot(now=1.0), around)
+
+    assert said() == "Is something wrong? No."
+    made.endpoint_drained("b", now=0.0)
+    assert said() == "Is something wrong? No, but not everything is as usual."
+    for at in range(2):
+        made.arrived(request(f"r{at}"), now=0.0)
+    assert said() == "Is something wrong? No: there is more work than room."
+    assert said(Around(batch_store="disk full")) == "Is something wrong? Yes."
+    made.paused(None, now=0.0)
+    assert said() == "Is something wrong? No: it was stopped on purpose."
+    made.endpoint_down("a", now=0.0)
+    assert said() == "Is something wrong? Yes."
