@@ -3,7 +3,8 @@
 `share`: the `openai` client runs a batch over two simulated engines beside interactive streams; their time to first
 token is compared with the same streams alone, and the slots they leave with those the batch uses. `kill`: the gateway
 is killed (-9) every few seconds until the batch is done. `two`: two gateways share a PostgreSQL, and one is killed.
-`large`: a file of 200 MB, and the growth of the gateway's memory. Engines, gateways and clients are separate processes,
+`large`: a file of 200 MB, and the growth of the gateway's memory. `share --real` starts two vLLM instead (of the
+installation of `make test-engines`). Engines, gateways and clients are separate processes,
 so figures include their competition on a small machine; `--step-ms` makes engines slower and cheaper.
 """
 
@@ -31,10 +32,13 @@ from rig import Gateway, free_port, gateway, machine, started
 
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
-_HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+_HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\nconnection: close\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
 
 
-def lines(count: int, tokens: int, prompt_bytes: int = 200) -> bytes:
+def lines(count: int, tokens: int, prompt_bytes: int = 200, model: str = "sim") -> bytes:
     """Requests, each third with another beginning. Of one length they would end, and begin, in waves."""
     return b"".join(
         json.dumps(
@@ -43,7 +47,8 @@ def lines(count: int, tokens: int, prompt_bytes: int = 200) -> bytes:
                 "method": "POST",
                 "url": CHAT,
                 "body": {
-                    "model": "sim",
+                    "model": model,
+                    "ignore_eos": True,
                     "max_tokens": max(1, tokens // 2 + n * 7 % tokens),
                     "messages": [{"role": "user", "content": f"{n % 3} " + "x" * prompt_bytes + f" {n}"}],
                 },
@@ -64,6 +69,23 @@ def engines(count: int, slots: int, step_ms: float) -> Iterator[list[dict[str, A
             stack.enter_context(started([*command, "--step-ms", str(step_ms)], stdout=-3, stderr=-3))
             found.append({"url": f"http://127.0.0.1:{port}", "slots": slots})
         yield found
+
+
+@contextlib.contextmanager
+def real_engines(folder: Path, slots: int) -> Iterator[list[dict[str, Any]]]:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests.engines.real.processes import Vllm  # noqa: PLC0415
+
+    found = [Vllm(name, folder, "--max-num-seqs", str(slots)) for name in ("a", "b")]
+    try:
+        for engine in found:
+            engine.process.start()
+        for engine in found:
+            engine.ensure()
+        yield [engine.endpoint | {"slots": slots} for engine in found]
+    finally:
+        for engine in found:
+            engine.process.kill()
 
 
 def client(port: int) -> openai.OpenAI:
@@ -108,12 +130,13 @@ def results(api: openai.OpenAI, batch: Any, count: int) -> None:
 # --- share ----------------------------------------------------------------------------------------------------------
 
 
-async def _stream(port: int, tokens: int, seed: int) -> float:
+async def _stream(port: int, model: str, tokens: int, seed: int) -> float:
     """Seconds to the first byte of the answer's body."""
     body = json.dumps(
         {
-            "model": "sim",
+            "model": model,
             "stream": True,
+            "ignore_eos": True,
             "max_tokens": tokens,
             "messages": [{"role": "user", "content": f"chat {seed}"}],
         }
@@ -121,7 +144,8 @@ async def _stream(port: int, tokens: int, seed: int) -> float:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     began = time.monotonic()
     writer.write(_HEAD % (len(body), body))
-    await reader.readuntil(b"\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b" 200 " in head.partition(b"\r\n")[0], head
     await reader.readline()
     first_s = time.monotonic() - began
     while await reader.read(1 << 16):
@@ -130,15 +154,15 @@ async def _stream(port: int, tokens: int, seed: int) -> float:
     return first_s
 
 
-async def interactive(port: int, rate: float, tokens: int, stop: threading.Event, count: int) -> list[float]:
-    """Streams at random times, until told to stop and at least so many."""
+async def interactive(port: int, args: argparse.Namespace, stop: threading.Event) -> list[float]:
+    """Streams at random times, until `stop` and at least `args.samples`."""
     draw = random.Random(7)
     tasks: list[asyncio.Task[float]] = []
     due = time.monotonic()
-    while len(tasks) < count or not stop.is_set():
-        due += draw.expovariate(rate)
+    while len(tasks) < args.samples or not stop.is_set():
+        due += draw.expovariate(args.rate)
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        tasks.append(asyncio.ensure_future(_stream(port, tokens, len(tasks))))
+        tasks.append(asyncio.ensure_future(_stream(port, args.model, args.chat_tokens, len(tasks))))
     return list(await asyncio.gather(*tasks))
 
 
@@ -161,16 +185,17 @@ def share(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         bands = [{"name": "interactive", "max_engine_waiting": 3}, {"name": "standard", "max_engine_waiting": 2}]
         low = {"name": "batch", "max_engine_waiting": 0, "best_effort": True, "ceiling": args.ceiling}
         settings["bands"] = [*bands, low]
-    with engines(2, args.slots, args.step_ms) as found, gateway(folder, {"endpoints": found, **settings}) as gate:
+    standing = real_engines(folder, args.slots) if args.real else engines(2, args.slots, args.step_ms)
+    with standing as found, gateway(folder, {"endpoints": found, **settings}) as gate:
         time.sleep(3)
         never = threading.Event()
         never.set()
-        alone = asyncio.run(interactive(gate.port, args.rate, args.chat_tokens, never, args.samples))
+        alone = asyncio.run(interactive(gate.port, args, never))
         api = client(gate.port)
         stop = threading.Event()
         looks: list[tuple[int, int, int]] = []
         began = time.monotonic()
-        batch = begin(api, lines(args.items, args.tokens))
+        batch = begin(api, lines(args.items, args.tokens, model=args.model))
         ended: list[Any] = []
 
         def run() -> None:
@@ -180,15 +205,17 @@ def share(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         threads = [threading.Thread(target=run), threading.Thread(target=_slots, args=(gate, stop, looks))]
         for thread in threads:
             thread.start()
-        beside = asyncio.run(interactive(gate.port, args.rate, args.chat_tokens, stop, args.samples))
+        beside = asyncio.run(interactive(gate.port, args, stop))
         for thread in threads:
             thread.join()
         took_s = time.monotonic() - began
         results(api, ended[0], args.items)
         used = sum(b for _, _, b in looks) / max(1, sum(max(0, slots - others) for slots, others, _ in looks))
+        preempted_s = gate.metric("penstock_preempted_slot_seconds_total")
         return {
             "items": args.items,
             "seconds": took_s,
+            "slot time lost, %": 100 * preempted_s / (took_s * 2 * args.slots),
             "ttft p99 alone s": quantile(alone, 0.99),
             "ttft p99 beside s": quantile(beside, 0.99),
             "ttft p99 ratio": quantile(beside, 0.99) / quantile(alone, 0.99),
@@ -354,8 +381,10 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--ceiling", type=float, default=1.0)
     parser.add_argument("--prefill", type=int, help="admission.max_prefill_tokens")
+    parser.add_argument("--real", action="store_true", help="share: two vLLM of so many slots")
     parser.add_argument("--every", type=float, default=3.0, help="seconds between kills, or until the one")
     args = parser.parse_args()
+    args.model = "tiny-llama" if args.real else "sim"
     args.items = args.items or {"share": 10_000}.get(args.proof, 2_000)
     with tempfile.TemporaryDirectory(prefix="penstock-batch-") as folder:
         figures = {"share": share, "kill": kill, "two": two, "large": large}[args.proof](args, Path(folder))

@@ -8,12 +8,14 @@ error. The hop itself shares the two cores with the engines, so `told` and `off`
 machine that others use the engines' own count of tokens a step says most: it is the batch they run, and wavers little.
 
 python -m benchmarks.real_slots [--sizes 8 64 256] [--rounds 6] [--seconds 8] [--lengths short long]
+    [--ways untold told off envoy]
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import math
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.real.processes import LLAMA_SIZE, MODEL, Engine, Gateway, LlamaCpp, Vllm, fetch, say, series
+from tests.gateway.epp.conftest import Envoy
 
 WARM_S = 10.0  # before anything counts: what the goal allows for finding out
 TURN_WARM_S = 3.0  # of each turn: until the gateway has read that what ran before is over
@@ -99,16 +102,27 @@ class Made:
         }
 
 
-def gateways(folder: Path, engines: list[Engine], size: int, ways: list[str]) -> dict[str, Gateway]:
+def gateways(
+    folder: Path, engines: list[Engine], size: int, ways: list[str], stack: contextlib.ExitStack
+) -> dict[str, tuple[Gateway, str]]:
+    """Returns for each way a running gateway and the URL that callers use."""
     untold = [engine.endpoint for engine in engines]
     settings: dict[str, dict[str, Any]] = {
         "untold": {"endpoints": untold},
         "told": {"endpoints": [{**endpoint, "slots": size} for endpoint in untold]},
         "off": {"endpoints": untold, "queue": {"enabled": False}},
     }
-    made = {way: Gateway(folder, settings[way]) for way in ways}
-    for gateway in made.values():
+    made = {}
+    for way in ways:
+        url = None
+        if way == "envoy":
+            envoy = stack.enter_context(contextlib.closing(Envoy()))
+            url = f"http://127.0.0.1:{envoy.port}"
+            settings[way] = settings["told"] | {"epp": {"listen": f"127.0.0.1:{envoy.picker}"}}
+        gateway = Gateway(folder, settings[way])
+        stack.callback(gateway.process.stop)
         gateway.start()
+        made[way] = gateway, url or gateway.url
     return made
 
 
@@ -145,21 +159,23 @@ async def turn(
 
 
 def measure(name: str, engines: list[Engine], size: int, args: argparse.Namespace, folder: Path) -> None:
-    for engine in engines:
-        engine.process.start()
-    for engine in engines:
-        engine.ensure()
-    standing = gateways(folder, engines, size, args.ways)
-    ways = {"direct": [e.url for e in engines], **{way: [gateway.url] for way, gateway in standing.items()}}
     clients = int(size * len(engines) * 1.5)
-    try:
+    with contextlib.ExitStack() as stack:
+        for engine in engines:
+            stack.callback(engine.process.kill)
+            engine.process.start()
+        for engine in engines:
+            engine.ensure()
+        standing = gateways(folder, engines, size, args.ways, stack)
+        ways = {"direct": [e.url for e in engines], **{way: [url] for way, (_, url) in standing.items()}}
         for length in args.lengths:
             turns: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
             seen: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-            asyncio.run(load(ways["untold"], clients, TOKENS[length], time.monotonic() + WARM_S))
+            asyncio.run(load(ways[args.ways[0]], clients, TOKENS[length], time.monotonic() + WARM_S))
             for number in range(args.rounds):
                 for way in list(ways)[:: -1 if number % 2 else 1]:
-                    asked = turn(ways[way], engines, standing.get(way), clients, TOKENS[length], args.seconds)
+                    gateway = standing[way][0] if way in standing else None
+                    asked = turn(ways[way], engines, gateway, clients, TOKENS[length], args.seconds)
                     worth, looked = asyncio.run(asked)
                     say(f"{way}: {', '.join(f'{value:.0f} {what}' for what, value in worth.items())}")
                     turns[way].append(worth)
@@ -172,15 +188,13 @@ def measure(name: str, engines: list[Engine], size: int, args: argparse.Namespac
                 if min(values["direct"]):
                     of_direct = ", ".join(f"{way} {ratio(values[way], values['direct'])}" for way in args.ways)
                     print(f"; of direct: {of_direct}", end="")
-                print(f"; untold of told {ratio(values['untold'], values['told'])}")
+                for way in args.ways:
+                    if "told" in values and way in ("untold", "envoy"):
+                        print(f"; {way} of told {ratio(values[way], values['told'])}", end="")
+                print()
             for way in args.ways:
                 means = [f"{key} {statistics.fmean(look[key] for look in seen[way]):.1f}" for key in LOOKED_AT]
                 print(f"  an engine, {way}: {', '.join(means)}", flush=True)
-    finally:
-        for gateway in standing.values():
-            gateway.process.stop()
-        for engine in engines:
-            engine.process.kill()
 
 
 def main() -> None:
@@ -191,7 +205,9 @@ def main() -> None:
         "--seconds", type=float, default=8.0, help="of each turn; better several generations of answers"
     )
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--ways", nargs="*", default=["untold", "told", "off"])
+    parser.add_argument(
+        "--ways", nargs="*", choices=["untold", "told", "off", "envoy"], default=["untold", "told", "off"]
+    )
     parser.add_argument("--no-llama", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
