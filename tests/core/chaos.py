@@ -201,9 +201,7 @@ class Chaos:
         books = self.scheduler.books
         if request_id not in books.requests:
             return
-        lease = books.lease_of.get(request_id)
-        if lease is not None:
-            self.engines[books.leases[lease].endpoint].leases.pop(lease)
+        self._taken_back(request_id)
         self._carry_out(self.scheduler.cancelled(request_id, now=self.now))
 
     # --- engines ------------------------------------------------------------------------------------------------
@@ -235,6 +233,9 @@ class Chaos:
         divided = isinstance(dispatch, Dispatch) and dispatch.decode is not None
         streamed = self.scheduler.books.requests[dispatch.request_id].streamed and not divided
         there = engine.up and not engine.removed
+        if not divided and random.random() < 0.05:
+            at_s = self.now + (begins_s - self.now) * random.random()
+            self.at(at_s, partial(self._reroute, dispatch, random.choice(list(self.engines))))
         if random.random() < self.trouble or not there:
             causes = [failure for failure in Failure if failure is not Failure.BROKEN]
             failure = random.choice(causes) if there else Failure.CONNECT
@@ -263,6 +264,11 @@ class Chaos:
             self._begun.add(dispatch.lease)
             self.engines[dispatch.endpoint].progress += 1
             self._carry_out(self.scheduler.first_token(dispatch.lease, now=self.now))
+
+    def _reroute(self, dispatch: Dispatch | Decode, endpoint: str) -> None:
+        """A proxy sent it on to another engine; here the first one goes on showing it."""
+        if dispatch.lease in self.engines[dispatch.endpoint].leases:
+            self._carry_out(self.scheduler.rerouted(dispatch.lease, endpoint, now=self.now))
 
     def _progress(self, dispatch: Dispatch | Decode, output_tokens: int) -> None:
         if dispatch.lease in self._begun and dispatch.lease in self.engines[dispatch.endpoint].leases:

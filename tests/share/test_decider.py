@@ -23,6 +23,7 @@ from penstock.share.messages import (
     Finished,
     FirstToken,
     Places,
+    Rerouted,
     Told,
     WherePlaced,
 )
@@ -33,10 +34,10 @@ from tests.share.virtual import BANDS, Chances, SharedWorld
 class Beside:
     """A decider, two edges, one endpoint of two slots, and what the edges were told."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, engines: dict[str, int] | None = None, **settings: object) -> None:
         bands = tuple(BandSettings(name) for name in BANDS)
         made = SchedulerSettings(bands=bands, **settings)  # type: ignore[arg-type]
-        self.world = SharedWorld(seed=1, edges=0, engines={"e": 2}, chances=Chances(), settings=made)
+        self.world = SharedWorld(seed=1, edges=0, engines=engines or {"e": 2}, chances=Chances(), settings=made)
         self.decider = self.world.decider
         self.told: dict[str, list[Down]] = {"a": [], "b": []}
         self.peers = {name: Peer(name, told.append, self.decider.bands) for name, told in self.told.items()}
@@ -202,3 +203,15 @@ def test_an_action_is_told_after_its_endpoint() -> None:
     assert asked == []
     beside.world.tell(actions)
     assert asked == [("a", "e")]
+
+
+def test_a_lease_moves_to_the_endpoint_that_an_edges_proxy_used() -> None:
+    beside = Beside(engines={"e": 2, "f": 2})
+    lease = _lease(beside.says("a", Arrived(1, _request())))
+    remote = beside.peers["a"].requests[1]
+    other = "f" if remote.endpoint == "e" else "e"
+    beside.says("a", Rerouted(1, lease, other))
+    assert remote.endpoint == other
+    assert {e.name: e.leases for e in beside.world.scheduler.snapshot(now=beside.world.now).endpoints}[other] == 1
+    beside.says("a", Finished(1, lease, Usage(1, 1)))
+    assert beside.running() == 0

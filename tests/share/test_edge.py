@@ -22,6 +22,8 @@ from penstock.share.messages import (
     Moved,
     Places,
     Progressed,
+    Rerouted,
+    RunsHere,
     Stop,
     Told,
     Up,
@@ -212,3 +214,14 @@ def test_a_retry_after_travels_with_the_failure() -> None:
     number = desk.sent(lease=5)
     desk.edge.failed(5, Failure.BUSY, retry_after_s=4.0, now=0.0)
     assert desk.said == [Failed(number, 5, Failure.BUSY, retry_after_s=4.0)]
+
+
+def test_a_proxys_detour_goes_up_and_is_announced_to_the_next_decider() -> None:
+    desk = Desk()
+    number = desk.sent()
+    desk.edge.rerouted(5, "f", now=0.0)
+    assert desk.said == [Rerouted(number, 5, "f")]
+    desk.said.clear()
+    desk.edge.linked(desk.said.append, 2, now=0.0)
+    (runs,) = [message for message in desk.said if isinstance(message, RunsHere)]
+    assert runs.underway.endpoint == "f"

@@ -58,6 +58,9 @@ class Books:
         self.requests[request.id] = request
         self.between.add(request.id)
 
+    def rerouted(self, lease: int, endpoint: str) -> None:
+        self.leases[lease] = Dispatch(self.leases[lease].request_id, endpoint, lease, 0.0)
+
     def released(self, lease: int) -> str:
         request_id = self.leases.pop(lease).request_id
         del self.lease_of[request_id]
@@ -238,6 +241,11 @@ class CheckedScheduler(Scheduler):
         self._checked(actions, now)
         assert any(isinstance(a, Requeue | Fail) and a.request_id == request_id for a in actions)
         return actions
+
+    def rerouted(self, lease: int, endpoint: str, *, now: float) -> list[Action]:
+        if self._state.pool.get(endpoint) is not None:
+            self.books.rerouted(lease, endpoint)
+        return self._checked(super().rerouted(lease, endpoint, now=now), now)
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         promised = self.books.answering[self.books.leases[lease].request_id]

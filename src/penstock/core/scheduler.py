@@ -117,6 +117,19 @@ class Scheduler(Questions):
         self._state.leases[lease].leased().reached_client()
         return []
 
+    def rerouted(self, lease: int, endpoint: str, *, now: float) -> list[Action]:
+        """Before an answer began, a proxy sent the request to `endpoint`: the lease moves there, beyond its slots."""
+        state = self._state
+        entry = state.leases[lease]
+        before, after = state.pool.holder(entry.leased()), state.pool.get(endpoint)
+        if after is None or after is before:
+            return []
+        sending.reroute(state, entry, before, after, now)
+        if before is None:
+            return []
+        returning.blame(state, before, entry.model, Failure.RESET, now, retry_after_s=0.0)
+        return pumping.touched(state, before, now)
+
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
         """An answer has grown to `output_tokens`. Worth reporting every few dozen tokens, not each."""
         state = self._state

@@ -51,6 +51,7 @@ from penstock.share.messages import (
     Progressed,
     PromptComputed,
     RequestFact,
+    Rerouted,
     RunsHere,
     WaitsHere,
     WherePlaced,
@@ -421,6 +422,9 @@ class Decider:
                 return scheduler.first_token(lease, well=fact.well, now=now)
             case Progressed():
                 return scheduler.progressed(lease, fact.output_tokens, now=now)
+            case Rerouted():
+                remote.endpoint = fact.endpoint
+                return scheduler.rerouted(lease, fact.endpoint, now=now)
             case PassedOn():
                 return scheduler.passed_on(lease, now=now)
             case Failed():

@@ -47,6 +47,7 @@ from penstock.share.messages import (
     Places,
     Progressed,
     PromptComputed,
+    Rerouted,
     Told,
     Unreachable,
     WherePlaced,
@@ -263,6 +264,15 @@ class Edge:
         held = self._leases[lease]
         held.begun = True
         self._send(PassedOn(held.number, lease))
+        return []
+
+    def rerouted(self, lease: int, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
+        held = self._leases[lease]
+        held.endpoint = endpoint
+        if self._memory is not None:
+            self._memory.sent(held.request, endpoint)
+        if not held.loose:
+            self._send(Rerouted(held.number, lease, endpoint))
         return []
 
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:  # noqa: ARG002

@@ -20,7 +20,7 @@ from penstock.core.values.located import Source
 from penstock.core.values.request import Request, ServiceGot, Underway, Usage
 from penstock.core.values.rows import Allowance
 
-PROTOCOL = 5  # version of this file; both ends need the same
+PROTOCOL = 6  # version of this file; both ends need the same
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):
@@ -142,6 +142,12 @@ class FirstToken(OfLease, frozen=True):
 
 class PassedOn(OfLease, frozen=True):
     """A part of an answer that is not streamed has reached its client."""
+
+
+class Rerouted(OfLease, frozen=True):
+    """A proxy sent the request to another endpoint."""
+
+    endpoint: str
 
 
 class Progressed(OfLease, frozen=True):
@@ -371,7 +377,7 @@ class Stop(_Message, frozen=True):
     """All requests have ended: exit."""
 
 
-LeaseFact = FirstToken | PassedOn | Progressed | PromptComputed | Finished | Failed
+LeaseFact = FirstToken | PassedOn | Rerouted | Progressed | PromptComputed | Finished | Failed
 RequestFact = Cancelled | FoundBlocks | FoundCached
 Announcement = Announcing | WaitsHere | RunsHere | ServedHere | Homes | Announced
 #: For the scheduler.

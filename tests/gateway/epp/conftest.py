@@ -8,11 +8,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.gateway.conftest import World, pytest_asyncio_loop_factories, world
 from tests.patience import WAIT_S
@@ -21,12 +22,14 @@ from tests.ports import free_port
 __all__ = ["pytest_asyncio_loop_factories", "world"]
 
 CONFIG = Path("deploy/envoy/envoy.yaml")
+FALLBACKS = Path("deploy/envoy/fallbacks.yaml")
 
 
 class Envoy:
     """One Envoy process, before a picker's port."""
 
-    def __init__(self, *, bodies: str = "FULL_DUPLEX_STREAMED", **changes: str) -> None:
+    def __init__(self, *, bodies: str = "FULL_DUPLEX_STREAMED", engines: Sequence[str] = (), **changes: str) -> None:
+        """`engines`: their `ip:port`, if it should know them and try fallbacks (`deploy/envoy/fallbacks.yaml`)."""
         self.port, self.picker, admin = free_port(), free_port(), free_port()
         text = CONFIG.read_text().replace("port_value: 9901", f"port_value: {admin}")
         text = text.replace("port_value: 8081", f"port_value: {self.port}")
@@ -35,6 +38,8 @@ class Envoy:
         for key, value in changes.items():
             before = next(line for line in text.splitlines() if line.strip().startswith(f"{key}:"))
             text = text.replace(before, before[: before.index(key)] + f"{key}: {value}")
+        if engines:
+            text = _with_fallbacks(text, engines)
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name, "envoy.yaml")
         path.write_text(text)
@@ -61,6 +66,20 @@ class Envoy:
         self._folder.cleanup()
 
 
+def _with_fallbacks(text: str, engines: Sequence[str]) -> str:
+    whole, parts = yaml.safe_load(text), yaml.safe_load(FALLBACKS.read_text())
+    resources = whole["static_resources"]
+    manager = resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    manager["route_config"]["virtual_hosts"][0]["routes"] = [parts["route"]]
+    places = [place.rpartition(":") for place in engines]
+    parts["cluster"]["load_assignment"]["endpoints"][0]["lb_endpoints"] = [
+        {"endpoint": {"address": {"socket_address": {"address": host, "port_value": int(port)}}}}
+        for host, _, port in places
+    ]
+    resources["clusters"][0] = parts["cluster"]
+    return yaml.safe_dump(whole)
+
+
 @pytest.fixture(scope="module")
 def envoy() -> Iterator[Envoy]:
     """Envoy that shows the picker all bodies."""
@@ -81,9 +100,9 @@ def _running(made: Envoy) -> Iterator[Envoy]:
         made.close()
 
 
-async def behind(world: World, envoy: Envoy, **settings: Any) -> None:
+async def behind(world: World, envoy: Envoy, *, fallbacks: int = 0, **settings: Any) -> None:
     """A picker before the world's engines; what the world asks goes through Envoy."""
-    await world.gateway(epp={"listen": f"127.0.0.1:{envoy.picker}"}, **settings)
+    await world.gateway(epp={"listen": f"127.0.0.1:{envoy.picker}", "fallbacks": fallbacks}, **settings)
     world.port = envoy.port
     for _ in range(600):  # Envoy comes back to a picker that was away within a second
         if (await world.ask("GET", "/v1/models")).status == 200:

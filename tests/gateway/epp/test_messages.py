@@ -44,7 +44,7 @@ class Proxy:
         **headers: bytes,
     ) -> None:
         values = {":method": method.encode(), ":path": path.encode(), ":authority": b"x", **headers}
-        message = Request(request_headers=ext_proc.HttpHeaders(headers=_map(values), end_of_stream=end))
+        message = Request(request_headers=ext_proc.HttpHeaders(headers=table(values), end_of_stream=end))
         if modes is not None:
             message.protocol_config.request_body_mode, message.protocol_config.response_body_mode = modes
         if subset is not None:
@@ -58,7 +58,7 @@ class Proxy:
 
     async def answered(self, status: int = 200, kind: bytes = b"application/json", *, end: bool = False) -> None:
         values = {":status": b"%d" % status, "content-type": kind, "x-envoy-upstream-service-time": b"1"}
-        await self.say(response_headers=ext_proc.HttpHeaders(headers=_map(values), end_of_stream=end))
+        await self.say(response_headers=ext_proc.HttpHeaders(headers=table(values), end_of_stream=end))
 
     async def answer_body(self, *pieces: bytes) -> None:
         for at, piece in enumerate(pieces, 1):
@@ -101,7 +101,7 @@ class Proxy:
         return its.status.code, values, json.loads(its.body)["error"]
 
 
-def _map(values: dict[str, bytes]) -> Any:
+def table(values: dict[str, bytes]) -> Any:
     lines = [base_pb2.HeaderValue(key=key.replace("_", "-"), raw_value=value) for key, value in values.items()]
     return base_pb2.HeaderMap(headers=lines)
 
@@ -132,11 +132,11 @@ class Pool:
 
 
 @asynccontextmanager
-async def pool(world: World, engines: int = 2, **settings: Any) -> AsyncIterator[Pool]:
+async def pool(world: World, engines: int = 2, *, fallbacks: int = 0, **settings: Any) -> AsyncIterator[Pool]:
     for _ in range(engines):
         await world.engine()
     port = free_port()
-    await world.gateway(epp={"listen": f"127.0.0.1:{port}"}, **settings)
+    await world.gateway(epp={"listen": f"127.0.0.1:{port}", "fallbacks": fallbacks}, **settings)
     made = Pool(world, grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
     try:
         yield made
@@ -293,7 +293,7 @@ async def test_tokenizing_is_sent_once_even_if_it_fails(world: World) -> None:
         assert await stream.picked() in places(world)
         await stream.hears_body("request_body")
         values = {":status": b"503", "content-type": b"text/plain"}
-        await stream.say(response_headers=ext_proc.HttpHeaders(headers=_map(values)))
+        await stream.say(response_headers=ext_proc.HttpHeaders(headers=table(values)))
         status, _, error = await stream.refused()
         assert (status, error["code"]) == (502, "upstream_error")
 

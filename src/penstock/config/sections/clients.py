@@ -59,6 +59,13 @@ class EppSection(Section):
     listen: OptionalListen = setting(
         None, "Where proxies connect by gRPC (ext_proc), such as `:9002`; with TLS if `tls` is set. Default: nowhere."
     )
+    fallbacks: values.Whole = setting(
+        0,
+        "Other endpoints named after the picked one, for a proxy that tries a list in order "
+        "(`deploy/envoy/fallbacks.yaml`). With Envoy's `ORIGINAL_DST` cluster it must be 0.",
+        ge=0,
+        le=3,
+    )
 
 
 def epp_problem() -> str | None:

@@ -107,6 +107,10 @@ class Lease:
         """A part of an answer that does not stream was passed on."""
         self.passed_on = True
 
+    def detoured(self) -> None:
+        """Note that when it was sent there is not known, so that its first token shows no speed."""
+        self.within_proven = False
+
     @property
     def tokens(self) -> int:
         """Its use of its engine's memory."""

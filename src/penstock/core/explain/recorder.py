@@ -185,6 +185,11 @@ class Recorder:
         if (sent := self._trails[entry.seq].sent) is not None:
             sent.decode_endpoint, sent.decode_at_s = endpoint, now
 
+    def rerouted(self, entry: Entry, endpoint: str) -> None:
+        """Note that a proxy sent the request to `endpoint` instead."""
+        if (sent := self._trails[entry.seq].sent) is not None:
+            sent.fallback = endpoint
+
     def released(self, entry: Entry) -> None:
         """Count out a request that is at no endpoint any more."""
         trail = self._trails[entry.seq]

@@ -213,6 +213,33 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
         state.charges.progressed(tree, entry)
 
 
+def reroute(state: SchedulerState, entry: Entry, before: Endpoint | None, after: Endpoint, now: float) -> None:
+    """Move the lease of a request to `after`, where a proxy sent it. When is not known, so it shows no prompt speed."""
+    old = entry.leased()
+    state.router.failed(entry, old)
+    if before is not None:
+        before.ledger.remove(old, now)
+    lease = Lease(
+        old.serial,
+        endpoint=after.name,
+        epoch=after.ledger.epoch,
+        request_id=old.request_id,
+        now=old.dispatched_s,
+        prompt_tokens=old.prompt_tokens + old.cached_tokens,
+        output_tokens=old.output_tokens,
+        streamed=entry.request.streamed,
+    )
+    if old.passed_on:
+        lease.reached_client()
+    entry.sent(lease)
+    after.ledger.take_on(lease, now, begun=None)
+    lease.detoured()
+    after.dispatches_total += 1
+    state.router.took_over(entry, after)
+    state.recorder.rerouted(entry, after.name)
+    state.queues.touch(after)
+
+
 def _hold(state: SchedulerState, entry: Entry, lease: Lease, band: Band) -> None:
     """Keep the lease of a request of `band` until it ends."""
     entry.sent(lease)

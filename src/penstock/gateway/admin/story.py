@@ -104,6 +104,8 @@ def _sent(told: Explanation, sent: Sent) -> list[str]:
     lines = [f"{line}. The next turn in a band goes to the {flow} that got least for its weight: {stood}."]
     if sent.overtaken:
         lines.append(f"It was passed over {sent.overtaken} times by others that fitted.")
+    if sent.fallback is not None:
+        lines.append(f"The proxy got no answer there, and sent it to its fallback {short_name(sent.fallback)}.")
     if sent.decode_endpoint is not None:
         answers = short_name(sent.decode_endpoint)
         if sent.decode_at_s is None:

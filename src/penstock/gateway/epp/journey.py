@@ -1,6 +1,7 @@
 """The journey of a request that a proxy sends: as every other one's, except that it is sent once.
 
-A proxy can't take a request back, so a failure is final here, and no lease is recalled. What we can't do through a
+A proxy can't take a request back, so a failure is final here, and no lease is recalled. It may send the request on by
+itself, to a fallback that we named: then the lease moves to the endpoint that answers. What we can't do through a
 proxy is left out: heartbeats before the answer, and a prompt computed elsewhere.
 """
 
@@ -21,6 +22,8 @@ from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import AskUsage
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.journey import AskInstead, OnEnd, OnSent, QueuedJourney
+from penstock.gateway.proxy.target import Target
+from penstock.http.client.pool import Upstream
 
 if TYPE_CHECKING:
     from penstock.gateway.telemetry.tracing import RequestTrace  # needs an extra
@@ -74,6 +77,32 @@ class PickedJourney(QueuedJourney):
         if self._lease == action.lease:  # it can't be called back any more
             self._driver.tell(self._driver.scheduler.passed_on(action.lease, now=self._driver.now()))
 
+    def fallbacks(self, count: int, only: tuple[str, ...]) -> list[Upstream]:
+        """Returns up to `count` endpoints that could serve the request as it is now, with the same head and body."""
+        request, sent, found = self.request, self.target, [self.endpoint]
+        upstreams: list[Upstream] = []
+        while request.pinned is None and len(upstreams) < count:
+            name = self._driver.scheduler.least_loaded(request.model, but=found, now=self._driver.now())
+            if name is None:
+                break
+            found.append(name)
+            other = self._targets.get(name)
+            if other is not None and (not only or name in only) and _is_like(sent, other):
+                upstreams.append(other.upstream)
+        return upstreams
+
+    def rerouted(self, endpoint: str | None) -> None:
+        """The proxy sent the request to another endpoint, which answers: the lease moves there. None: unknown to us."""
+        target = None if endpoint is None else self._targets.get(endpoint)
+        if endpoint is None or target is None or self._lease is None or endpoint == self.endpoint:
+            return
+        if self.target.unreachable is not None:
+            self.target.unreachable()  # it is looked at soon
+        self._metrics.rerouted(self.caller, self.endpoint, endpoint)
+        self._target, self.endpoint = target, endpoint
+        self.attempts += 1
+        self._driver.tell(self._driver.scheduler.rerouted(self._lease, endpoint, now=self._driver.now()))
+
     def may_mend(self, status: int) -> bool:  # noqa: ARG002
         return False  # it can't be sent again
 
@@ -113,3 +142,13 @@ class PickedJourney(QueuedJourney):
 
     def _own_usage(self) -> Usage | None:
         return None if self._unseen else super()._own_usage()
+
+
+def _is_like(sent: Target, other: Target) -> bool:
+    """True if a request written for `sent` is right for `other`, too."""
+    return (
+        other.api_key == sent.api_key
+        and other.upstream.prefix == sent.upstream.prefix
+        and other.priority == sent.priority
+        and other.refuses <= sent.refuses
+    )

@@ -46,6 +46,7 @@ class Picker:
         """Take new requests by these bounds."""
         self.body_bytes_max = settings.limits.max_body
         self.body_timeout_s = settings.timeouts.client_body
+        self.fallbacks_max = settings.epp.fallbacks
 
     def pick(self, peer: str, out: Picks, headers: Sequence[Any]) -> Pick:
         """Returns the exchange of a request with these headers."""
@@ -109,6 +110,10 @@ class Addresses:
                 return None
             found = self._found[host] = (literal, float("inf"))
         return f"{found[0]}:{port}"
+
+    def at(self, place: str) -> str | None:
+        """Returns the endpoint at this `ip:port`."""
+        return next(iter(self.named([place])), None)
 
     def named(self, places: Iterable[str]) -> tuple[str, ...]:
         """Returns the endpoints at these `ip:port`."""

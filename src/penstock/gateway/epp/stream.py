@@ -29,6 +29,7 @@ from penstock.http.server.server import Header, Refusal
 Request, Response = ext_proc.ProcessingRequest, ext_proc.ProcessingResponse
 PIECE_BYTES_MAX = 62_000  # of a body in one message: protocol 004
 DESTINATION = "x-gateway-destination-endpoint"
+LB_SPACE, SERVED = "envoy.lb", "x-gateway-destination-endpoint-served"
 SUBSET_SPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 _PROXYS_ERRORS = frozenset({503, 504})
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
@@ -65,6 +66,8 @@ class ProxyStream:
         self._events = False  # it is a stream of events
         self._due_trailers: Any = None
         self._rest: bytes | None = None  # the last piece of the answer, until its end comes
+        self._address = ""  # as it was picked, `ip:port`
+        self._shows_served = False  # the answer's head names its endpoint, which is for us only
         self._timer: asyncio.TimerHandle | None = None
         self._woken: asyncio.Task[None] | None = None
 
@@ -253,16 +256,22 @@ class ProxyStream:
         if pick is None or self._answering:
             raise OutOfOrder("the head of an answer before its request, or twice")
         self._answering = True
-        status, headers = 200, []
+        status, headers, served = 200, [], ""
         for header in head.headers.headers:
             value = header.raw_value or header.value.encode()
-            if header.key == ":status":
+            if header.key == SERVED:
+                served, self._shows_served = value.decode("latin-1"), True
+            elif header.key == ":status":
                 status = int(value) if value.isdigit() else 502
             elif not header.key.startswith(":"):
                 headers.append((header.key.encode(), value))
         if not pick.sent:
             self._out.append(Response(response_headers=ext_proc.HeadersResponse()))  # an answer of the proxy's own
             return
+        if LB_SPACE in (spaces := message.metadata_context.filter_metadata):
+            served = spaces[LB_SPACE].fields[SERVED].string_value or served
+        if served and served != self._address and isinstance(pick.sink, PickedJourney):
+            pick.sink.rerouted(self._picker.places.at(served))
         if status in _PROXYS_ERRORS and _is_proxys(headers):
             kind = UpstreamErrorKind.CONNECT if status == 503 else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
             self._fail(UpstreamError(kind, f"the proxy got no answer: {status}"))
@@ -314,6 +323,10 @@ class ProxyStream:
             error = UpstreamError(UpstreamErrorKind.CONNECT, "its host name has no address")
             loop.call_soon(self._fail, error)
             return
+        self._address = address
+        if self._picker.fallbacks_max and self._pick is not None and isinstance(self._pick.sink, PickedJourney):
+            others = self._pick.sink.fallbacks(self._picker.fallbacks_max, self._pick.only)
+            address = ",".join([address, *filter(None, map(self._picker.places.address, others))])
         if upstream.prefix or self._rooted:
             added = [*added, (b":path", upstream.prefix.encode() + target.encode())]
         self._body = []
@@ -328,7 +341,7 @@ class ProxyStream:
             )
         common = ext_proc.CommonResponse(header_mutation=changes, clear_route_cache=True)
         lb = struct_pb2.Struct()
-        lb.fields["envoy.lb"].struct_value.fields[DESTINATION].string_value = address
+        lb.fields[LB_SPACE].struct_value.fields[DESTINATION].string_value = address
         if self._modes.buffered and self._whole:
             common.body_mutation.body = b"".join(given)
             self._later(Response(request_body=ext_proc.BodyResponse(response=common), dynamic_metadata=lb))
@@ -363,6 +376,8 @@ class ProxyStream:
     def head(self, status: int | None, added: Headers, removed: list[bytes]) -> None:
         """Let the head of the answer pass, with these changes."""
         changes = _mutation(added, removed)
+        if self._shows_served:
+            changes.remove_headers.append(SERVED)
         if status is not None:
             changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
                 base_pb2.HeaderValue(key=":status", raw_value=b"%d" % status)

@@ -211,6 +211,13 @@ class Metrics:
         if cause not in (Cause.ENGINE_QUEUE, Cause.PREEMPTED):  # otherwise nothing failed
             self.failures.retried(caller.tenant, endpoint, cause)
 
+    def rerouted(self, caller: Caller, endpoint: str, to: str) -> None:
+        """A proxy sent a request that `endpoint` did not serve `to` another one."""
+        self.retried(caller, endpoint, Failure.RESET)
+        self._dispatches.labels(to).inc()
+        if self._with_stack:
+            self._stack.sent(to)
+
     def fell_back(self, model: str, to: str) -> None:
         """A request that a model could not take goes to the next of its fallbacks. Both are names of the settings."""
         self._fallbacks.labels(model, to).inc()

@@ -1,0 +1,138 @@
+"""A list of endpoints for the proxy, and the lease that follows the one that answered."""
+
+from __future__ import annotations
+
+import json
+
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
+
+from tests.gateway.conftest import World, chat
+from tests.gateway.epp.conftest import Envoy, behind
+from tests.gateway.epp.test_messages import BODY, DESTINATION, USAGE, Pool, Proxy, Request, headers, places, pool, table
+
+SERVED = "x-gateway-destination-endpoint-served"
+
+
+async def _asked(stream: Proxy, body: bytes = BODY, **more: object) -> list[str]:
+    """Send a request; the endpoints named for it."""
+    await stream.head(**more)  # type: ignore[arg-type]
+    await stream.body(body)
+    message = await stream.hears()
+    named = headers(message.request_headers)[DESTINATION]
+    assert message.dynamic_metadata["envoy.lb"][DESTINATION] == named
+    await stream.hears_body("request_body")
+    return named.split(",")
+
+
+async def _answered_by(stream: Proxy, place: str, *, by_header: bool = False) -> dict[str, str]:
+    """The answer's head, with the endpoint that served; the changes made to it."""
+    values = {":status": b"200", "content-type": b"application/json", "x-envoy-upstream-service-time": b"1"}
+    if by_header:
+        values[SERVED] = place.encode()
+    message = Request(response_headers=ext_proc.HttpHeaders(headers=table(values)))
+    if not by_header:
+        message.metadata_context.filter_metadata["envoy.lb"][SERVED] = place
+    await stream.call.write(message)
+    await stream.answer_body(json.dumps({"choices": [], "usage": USAGE}).encode(), b"")
+    head = await stream.hears()
+    assert head.WhichOneof("response") == "response_headers", head
+    if by_header:
+        assert SERVED in head.response_headers.response.header_mutation.remove_headers
+    await stream.hears_body("response_body")
+    await stream.call.done_writing()
+    return headers(head.response_headers)
+
+
+def _running(its: Pool) -> dict[str, int]:
+    return {endpoint.name: endpoint.leases for endpoint in its.world.picture().endpoints}
+
+
+async def test_only_one_endpoint_is_named_unless_fallbacks_are_on(world: World) -> None:
+    async with pool(world) as its:
+        stream = its.stream()
+        assert len(await _asked(stream)) == 1
+        await stream.call.done_writing()
+
+
+async def test_another_endpoint_is_named_if_there_is_one(world: World) -> None:
+    async with pool(world, 3, fallbacks=1) as its:
+        stream = its.stream()
+        named = await _asked(stream)
+        assert len(set(named)) == 2
+        assert set(named) <= set(places(world))
+        await stream.call.done_writing()
+        alone = its.stream()
+        assert await _asked(alone, subset=named[:1]) == named[:1], "the subset has no other"
+        await alone.call.done_writing()
+
+
+async def test_the_last_endpoint_has_no_fallback(world: World) -> None:
+    async with pool(world, 1, fallbacks=3) as its:
+        stream = its.stream()
+        assert await _asked(stream) == places(world)
+        await stream.call.done_writing()
+
+
+async def test_the_lease_moves_to_the_endpoint_that_served(world: World) -> None:
+    async with pool(world, fallbacks=1, slots=2) as its:
+        for by_header in (False, True):
+            stream = its.stream()
+            first, second = await _asked(stream)
+            assert _running(its) == {first: 1, second: 0}
+            changed = await _answered_by(stream, second, by_header=by_header)
+            told = (await world.ask("GET", f"/admin/requests/{changed['x-request-id']}")).json()
+            line = f"The proxy got no answer there, and sent it to its fallback {second}."
+            assert line in told["story"]
+            assert changed["x-penstock-endpoint"] == second
+            assert changed["x-penstock-attempts"] == "2"
+            await world.idle()
+            assert _running(its) == {first: 0, second: 0}
+
+
+async def test_the_slot_is_that_of_the_endpoint_that_served(world: World) -> None:
+    async with pool(world, fallbacks=1, slots=1) as its:
+        stream = its.stream()
+        first, second = await _asked(stream, json.dumps(chat(stream=True)).encode())
+        message = Request(
+            response_headers=ext_proc.HttpHeaders(
+                headers=table({":status": b"200", "content-type": b"text/event-stream"})
+            )
+        )
+        message.metadata_context.filter_metadata["envoy.lb"][SERVED] = second
+        await stream.call.write(message)
+        await world.until(lambda: _running(its) == {first: 0, second: 1})
+        other = its.stream()
+        assert (await _asked(other))[0] == first
+        assert await world.metric("penstock_dispatches_total", endpoint=second) == 1
+        assert await world.metric("penstock_requeues_total", reason="reset") == 1
+        stream.call.cancel()
+        await other.call.done_writing()
+
+
+async def test_an_unknown_endpoint_that_served_changes_nothing(world: World) -> None:
+    async with pool(world, fallbacks=1) as its:
+        stream = its.stream()
+        first = (await _asked(stream))[0]
+        assert (await _answered_by(stream, "10.9.9.9:1"))["x-penstock-endpoint"] == first
+
+
+async def test_envoy_sends_a_request_on_to_the_fallback_of_a_dead_engine(world: World) -> None:
+    dead, alive = await world.engine(), await world.engine()
+    envoy = Envoy(engines=places(world))
+    try:
+        envoy.wait()
+        await behind(world, envoy, health={"probe_interval": 60.0}, fallbacks=1)
+        gone = dead.url.removeprefix("http://")
+        await dead.close()
+        world.engines.remove(dead)
+        answers = [await world.chat(tokens=3, stream=True) for _ in range(6)]
+        assert [answer.status for answer in answers] == [200] * 6
+        assert {answer.header("x-penstock-endpoint") for answer in answers} == {alive.url.removeprefix("http://")}
+        assert {answer.header(SERVED) for answer in answers} == {None}
+        await world.idle()
+        world.port = world.gate.port
+        assert await world.metric("penstock_requeues_total", reason="reset") >= 1
+        assert await world.metric("penstock_dispatches_total", endpoint=gone) >= 1
+        assert len(alive.log.entries) == 6
+    finally:
+        envoy.close()
