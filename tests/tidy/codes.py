@@ -24,9 +24,8 @@ def causes() -> str:
 
 
 def errors() -> str:
-    rows: list[Iterable[object]] = [
-        ("code", "status", "retry-after", "OpenAI `type`", "Anthropic `type`", "TGI `error_type`")
-    ]
+    """One row for all codes with the same status, header and types."""
+    groups: dict[tuple[object, ...], list[str]] = {}
     sent = [reason for reason in Reason if reason.status != 499]
     for reason in sorted(sent, key=lambda reason: (reason.status, str(reason))):
         openai, anthropic, tgi = (
@@ -35,8 +34,9 @@ def errors() -> str:
         status = "in the stream" if reason is Reason.STREAM_BROKEN else reason.status
         retry = "yes" if reason.retryable else "no"
         types = openai["error"]["type"], anthropic["error"]["type"], tgi["error_type"]
-        rows.append((f"`{reason}`", status, retry, *types))
-    return _table(*rows)
+        groups.setdefault((status, retry, *types), []).append(f"`{reason}`")
+    head = ("codes", "status", "retry-after", "OpenAI `type`", "Anthropic `type`", "TGI `error_type`")
+    return _table(head, *((", ".join(codes), *cells) for cells, codes in groups.items()))
 
 
 def states() -> str:

@@ -6,6 +6,7 @@ their parser, chart and proposals.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from itertools import groupby
 
@@ -222,14 +223,15 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 def page() -> str:
-    """The table as docs/coming-from-production-stack.md has it."""
+    """The table as docs/coming-from-production-stack.md has it; ignored flags follow it by name."""
     lines = ["| flag | becomes | |", "|---|---|---|"]
-    for (fate, becomes, why), flags in groupby(FLAGS, key=lambda flag: (flag.fate, flag.becomes, flag.why)):
-        shown = {
-            Fate.SETTING: f"`{becomes}`" if becomes else "–",
-            Fate.COMMAND: "–",
-            Fate.NOTHING: "nothing, with a warning",
-            Fate.REFUSED: "**refused**",
-        }[fate]
-        lines.append(f"| {', '.join(f'`{flag.name}`' for flag in flags)} | {shown} | {why} |")
-    return "\n".join(lines) + "\n"
+    shown = [flag for flag in FLAGS if flag.fate is not Fate.NOTHING]
+    for (fate, becomes, why), flags in groupby(shown, key=lambda flag: (flag.fate, flag.becomes, flag.why)):
+        setting = "**refused**" if fate is Fate.REFUSED else f"`{becomes}`" if becomes else "–"
+        lines.append(f"| {_names(flags)} | {setting} | {why} |")
+    ignored = _names(flag for flag in FLAGS if flag.fate is Fate.NOTHING)
+    return "\n".join([*lines, "", f"Ignored, with a warning that gives the reason: {ignored}."]) + "\n"
+
+
+def _names(flags: Iterable[Flag]) -> str:
+    return ", ".join(f"`{flag.name}`" for flag in flags)
