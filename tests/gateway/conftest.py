@@ -122,12 +122,16 @@ class Client:
         self.seen += data
         return data
 
+    async def whole(self) -> bytes:
+        """The body up to its end."""
+        while await self.piece():
+            pass
+        return self.seen
+
     async def answer(self) -> Answer:
         """The next response, whole."""
         answer = await self.head()
-        while await self.piece():
-            pass
-        answer.body = self.seen
+        answer.body = await self.whole()
         return answer
 
     async def begun(self) -> Answer:
@@ -365,6 +369,15 @@ class World:
 def _is_grpcs(context: dict[str, Any]) -> bool:
     """Whether grpc's poller found nothing to read, which it reports as an error of its callback and survives."""
     return "PollerCompletionQueue" in context["message"] and isinstance(context.get("exception"), BlockingIOError)
+
+
+@pytest.fixture(params=[1, 2], ids=["alone", "with workers"])
+def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of workers, which run beside the gateway on the test's loop."""
+    monkeypatch.setattr(supervisor, "WorkerProcess", WorkerBeside)
+    monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
+    monkeypatch.setattr(worker, "TICK_S", 0.02)
+    return int(request.param)
 
 
 @pytest.fixture

@@ -5,11 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-import pytest
-
-from penstock.gateway.cluster import supervisor, worker
 from tests.gateway.conftest import CHAT, World, chat, request
-from tests.gateway.workers.beside import WorkerBeside
 
 CLIENT = "203.0.113.7"
 V1 = f"PROXY TCP4 {CLIENT} 192.0.2.1 56324 443\r\n".encode()
@@ -17,14 +13,6 @@ LOCAL = b"\r\n\r\n\x00\r\nQUIT\n\x20\x00\x00\x00"
 SELF = b"PROXY TCP4 127.0.0.1 127.0.0.1 56324 443\r\n"
 BROUGHT = {"proxy_protocol": ["127.0.0.0/8"]}
 TOLD = {"proxies": ["127.0.0.0/8"]}
-
-
-@pytest.fixture(params=[1, 2], ids=["alone", "with workers"])
-def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(supervisor, "WorkerProcess", WorkerBeside)
-    monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
-    monkeypatch.setattr(worker, "TICK_S", 0.02)
-    return int(request.param)
 
 
 def clients(log: io.StringIO) -> list[str]:

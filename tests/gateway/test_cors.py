@@ -11,12 +11,10 @@ import pytest
 
 from penstock.config.load import ConfigError, from_mapping
 from penstock.core.values.rows import Allowance, Left
-from penstock.gateway.cluster import supervisor, worker
 from penstock.gateway.identity.callers import key_hash
 from penstock.gateway.identity.cors import EXPOSED
 from penstock.gateway.openai.errors import rate_limits
 from tests.gateway.conftest import CHAT, Answer, World, chat
-from tests.gateway.workers.beside import WorkerBeside
 
 PAGE, OTHER, EVIL = "https://chat.example.com", "https://else.example.com", "https://evil.example"
 CORS = {"origins": [PAGE, OTHER]}
@@ -29,14 +27,6 @@ ASKS = {
     "access-control-request-method": "POST",
     "access-control-request-headers": "authorization,content-type,x-stainless-os",
 }
-
-
-@pytest.fixture(params=[1, 2], ids=["alone", "with workers"])
-def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(supervisor, "WorkerProcess", WorkerBeside)
-    monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
-    monkeypatch.setattr(worker, "TICK_S", 0.02)
-    return int(request.param)
 
 
 async def preflight(world: World, origin: str, path: str = CHAT, **more: str) -> Answer:

@@ -8,7 +8,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from penstock.config.explain import nested, sections
+from tests.gateway.test_reload import all_settings
 
 TESTS = Path(__file__).parents[1]
 HERE = "settings::"
@@ -239,15 +239,6 @@ HELD_BY: dict[str, str] = {
     "tracing.endpoint": "tracing::test_spans_reach_a_collector_by_otlp_until_a_reload_ends_it",
     "tracing.sample": "tracing::test_who_is_not_sampled_is_not_sent_but_the_engine_hears_so",
 }
-
-
-def all_settings() -> list[str]:
-    return [
-        prefix + key
-        for prefix, section in sections()
-        for key, field in section.model_fields.items()
-        if nested(field.annotation) is None
-    ]
 
 
 def holder(setting: str) -> str | None:

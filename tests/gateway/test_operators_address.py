@@ -14,11 +14,9 @@ import pytest
 
 from penstock.config.load import ConfigError, from_mapping
 from penstock.gateway.admin import own_token
-from penstock.gateway.cluster import supervisor, worker
 from penstock.gateway.serve import StartError
 from tests.gateway.conftest import Answer, Client, World, chat, request
 from tests.gateway.test_reload import make_certificate
-from tests.gateway.workers.beside import WorkerBeside
 
 OPERATORS = (
     *("/admin", "/admin/", "/admin/state", "/admin/page.js", "/admin/nothing", "/metrics"),
@@ -26,14 +24,6 @@ OPERATORS = (
 )
 BOTH = ("/health", "/healthz", "/livez", "/ready", "/readyz", "/version")
 CALLERS = ("/v1/chat/completions", "/v1/models", "/queue", "/engines", "/is_sleeping", "/v1/files", "/nothing")
-
-
-@pytest.fixture(params=[1, 2], ids=["alone", "with workers"])
-def workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(supervisor, "WorkerProcess", WorkerBeside)
-    monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
-    monkeypatch.setattr(worker, "TICK_S", 0.02)
-    return int(request.param)
 
 
 async def at_admin(

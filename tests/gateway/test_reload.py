@@ -99,8 +99,7 @@ async def test_new_weights_are_shown_at_once_as_the_tree_divides_by_them(world: 
 
 
 async def rest_of(stream: Client) -> bytes:
-    while await stream.piece():
-        pass
+    await stream.whole()
     return stream.seen
 
 

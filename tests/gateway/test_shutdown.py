@@ -115,8 +115,7 @@ async def loaded(world: World, *, running_tokens: int) -> tuple[list[Client], li
 
 async def rest(client: Client) -> bytes:
     """What is left of a stream that has begun."""
-    while await client.piece():
-        pass
+    await client.whole()
     return client.seen
 
 

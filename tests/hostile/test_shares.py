@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
 import pytest
 
@@ -11,8 +12,31 @@ from penstock.gateway.identity.callers import key_hash
 from tests.gateway.conftest import World, chat, request
 
 KEY = "pk-of-the-tenant"
-KEYED_AT_ONCE, FLOOD_AT_ONCE = 24, 120  # the engine runs 8
-ANSWERS = 400
+
+
+async def share_beside_a_flood(world: World, headers: Callable[[bool], dict[str, str]], *, settled: int) -> float:
+    """The part of 400 answers that 24 clients get beside a flood of 120; `headers` are of the flood, or of them."""
+    answered = {True: 0, False: 0}
+
+    async def keep_asking(floods: bool) -> None:
+        client = await world.client()
+        while True:
+            client.send(request(body=chat(tokens=4), headers=headers(floods)))
+            assert (await client.answer()).status == 200
+            answered[floods] += 1
+
+    tasks = [asyncio.ensure_future(keep_asking(number < 120)) for number in range(144)]  # the engine runs 8
+    await world.until(lambda: all(answered.values()) and sum(answered.values()) > settled)
+    before = dict(answered)
+    await world.until(lambda: sum(answered.values()) - sum(before.values()) >= 400)
+    flood, others = (answered[who] - before[who] for who in (True, False))
+    assert not any(task.done() for task in tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for client in world.clients:
+        client.hang_up()
+    return others / (flood + others)
 
 
 @pytest.mark.parametrize("names", [1, 100, 900])
@@ -22,30 +46,12 @@ async def test_a_flood_without_a_key_gets_one_part_however_many_names_it_has(wor
     await world.gateway(
         slots=8, tenants=[{"name": "team", "weight": 2, "keys": [key_hash(KEY)]}], admission={"reserved_slots": 0.0}
     )
-    answered = {"keyed": 0, "keyless": 0}
     serial = itertools.count()
 
-    async def keep_asking(who: str) -> None:
-        client = await world.client()
-        while True:
-            key, name = {"authorization": f"Bearer {KEY}"}, {"x-tenant-id": f"flood-{next(serial) % names}"}
-            client.send(request(body=chat(tokens=4), headers=key if who == "keyed" else name))
-            assert (await client.answer()).status == 200
-            answered[who] += 1
+    def headers(floods: bool) -> dict[str, str]:
+        return {"x-tenant-id": f"flood-{next(serial) % names}"} if floods else {"authorization": f"Bearer {KEY}"}
 
-    tasks = [asyncio.ensure_future(keep_asking("keyless")) for _ in range(FLOOD_AT_ONCE)]
-    tasks += [asyncio.ensure_future(keep_asking("keyed")) for _ in range(KEYED_AT_ONCE)]
-    await world.until(lambda: all(answered.values()) and sum(answered.values()) > 100)
-    before = dict(answered)
-    await world.until(lambda: sum(answered.values()) - sum(before.values()) >= ANSWERS)
-    got = {who: count - before[who] for who, count in answered.items()}
-    assert not any(task.done() for task in tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    for client in world.clients:
-        client.hang_up()
-    assert got["keyed"] / sum(got.values()) == pytest.approx(2 / 3, abs=0.05), got
+    assert await share_beside_a_flood(world, headers, settled=100) == pytest.approx(2 / 3, abs=0.05)
 
 
 async def test_the_limits_of_the_shared_part_hold_for_all_its_names_together(world: World) -> None:
@@ -77,34 +83,17 @@ async def test_a_client_that_invents_keys_or_users_has_one_share_beside_another_
     """Nobody is named, and no tenant is configured: an address has one share, under one name and under many."""
     await world.engine(step_s=0.002, max_num_seqs=8)
     await world.gateway(slots=8, client_address={"proxies": ["127.0.0.0/8"]}, admission={"reserved_slots": 0.0})
-    answered = {"flood": 0, "other": 0}
     serial = itertools.count()
 
-    async def keep_asking(who: str) -> None:
-        client = await world.client()
-        while True:
-            invented, headers = f"name-{next(serial) % 200}", {"x-forwarded-for": f"192.0.2.{1 + (who == 'other')}"}
-            if who == "flood" and invents == "keys":
-                headers["authorization"] = f"Bearer {invented}"
-            elif who == "flood" and invents == "users":
-                headers["x-user-id"] = invented
-            client.send(request(body=chat(tokens=4), headers=headers))
-            assert (await client.answer()).status == 200
-            answered[who] += 1
+    def headers(floods: bool) -> dict[str, str]:
+        invented, given = f"name-{next(serial) % 200}", {"x-forwarded-for": f"192.0.2.{1 if floods else 2}"}
+        if floods and invents == "keys":
+            given["authorization"] = f"Bearer {invented}"
+        elif floods and invents == "users":
+            given["x-user-id"] = invented
+        return given
 
-    tasks = [asyncio.ensure_future(keep_asking("flood")) for _ in range(FLOOD_AT_ONCE)]
-    tasks += [asyncio.ensure_future(keep_asking("other")) for _ in range(KEYED_AT_ONCE)]
-    await world.until(lambda: all(answered.values()) and sum(answered.values()) > 400)
-    before = dict(answered)
-    await world.until(lambda: sum(answered.values()) - sum(before.values()) >= ANSWERS)
-    got = {who: count - before[who] for who, count in answered.items()}
-    assert not any(task.done() for task in tasks)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    for client in world.clients:
-        client.hang_up()
-    assert got["other"] / sum(got.values()) >= 0.45, got
+    assert await share_beside_a_flood(world, headers, settled=400) >= 0.45
 
 
 @pytest.mark.parametrize(

@@ -278,8 +278,7 @@ async def test_a_gateway_that_stops_ends_its_listeners(world: World) -> None:
     await client.head()
     await frame(client)
     gate.watch.close()
-    while await client.piece():
-        pass
+    await client.whole()
     client.hang_up()
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,14 +16,12 @@ import dns.rdatatype
 import dns.rrset
 import pytest
 
-from penstock.config.load import EndpointSection
 from penstock.config.sections.discovery import Dns, FileWatch
 from penstock.gateway.endpoints.discovery import base
 from penstock.gateway.endpoints.discovery import dns as dns_source
-from penstock.gateway.endpoints.discovery.base import Discovery, EndpointSource
 from penstock.gateway.endpoints.discovery.dns import DnsSource
 from penstock.gateway.endpoints.discovery.file import FileSource
-from tests.patience import WAIT_S
+from tests.gateway.endpoints.following import Seen, watching
 
 
 class NameServer(asyncio.DatagramProtocol):
@@ -55,39 +52,6 @@ class NameServer(asyncio.DatagramProtocol):
         self.transport.sendto(answer.to_wire(), addr)
 
 
-class Seen:
-    """What a source told last, and how often."""
-
-    def __init__(self) -> None:
-        self.endpoints: Sequence[EndpointSection] = ()
-        self.told = 0
-
-    def ranked(self, sources: Sequence[str], /) -> None: ...
-
-    def want(self, _: str, endpoints: Sequence[EndpointSection], /) -> None:
-        self.endpoints = endpoints
-        self.told += 1
-
-    def names(self) -> list[str]:
-        return [endpoint.name for endpoint in self.endpoints]
-
-    async def until(self, claim: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not claim():
-                await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def watching(source: EndpointSource) -> AsyncIterator[Seen]:
-    seen = Seen()
-    discovery = Discovery([source], seen)
-    discovery.start()
-    try:
-        yield seen
-    finally:
-        await discovery.close()
-
-
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NameServer]:
     monkeypatch.setattr(dns_source, "REFRESH_S_MIN", 0.01)
@@ -108,7 +72,7 @@ def asking(server: NameServer, name: str = "vllm.svc.", **settings: Any) -> DnsS
 async def test_every_address_of_a_name_is_an_endpoint(server: NameServer) -> None:
     server.ttl_s = 0
     server.records = {("vllm.svc.", "A"): ["10.0.0.2", "10.0.0.1"], ("vllm.svc.", "AAAA"): ["fd00::1"]}
-    async with watching(asking(server, slots=3, labels={"zone": "a"}, kv_events="auto")) as seen:
+    async with watching(asking(server, slots=3, labels={"zone": "a"}, kv_events="auto"), Seen()) as seen:
         await seen.until(lambda: seen.told)
         assert seen.names() == ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
         assert [(e.slots, e.labels, e.kv_events) for e in seen.endpoints] == [(3, {"zone": "a"}, "auto")] * 3
@@ -121,7 +85,7 @@ async def test_an_address_that_one_answer_leaves_out_stays(server: NameServer) -
     both, one = ["10.0.0.1", "10.0.0.2"], ["10.0.0.1"]
     server.records = {("vllm.svc.", "A"): both}
     source = asking(server)
-    async with watching(source) as seen:
+    async with watching(source, Seen()) as seen:
         await seen.until(lambda: seen.told)
         server.records = {("vllm.svc.", "A"): one}
         told = seen.told
@@ -134,7 +98,7 @@ async def test_an_address_that_one_answer_leaves_out_stays(server: NameServer) -
 async def test_a_look_up_that_fails_keeps_what_was_known(server: NameServer, code: dns.rcode.Rcode) -> None:
     server.ttl_s = 0
     server.records = {("vllm.svc.", "A"): ["10.0.0.1"]}
-    async with watching(asking(server)) as seen:
+    async with watching(asking(server), Seen()) as seen:
         await seen.until(lambda: seen.told)
         server.code = code
         asked, told = server.asked, seen.told
@@ -149,7 +113,7 @@ async def test_a_look_up_that_fails_keeps_what_was_known(server: NameServer, cod
 async def test_an_answer_is_kept_as_long_as_it_says(server: NameServer) -> None:
     server.ttl_s = 30
     server.records = {("vllm.svc.", "A"): ["10.0.0.1"]}
-    async with watching(asking(server, refresh=60)) as seen:
+    async with watching(asking(server, refresh=60), Seen()) as seen:
         await seen.until(lambda: seen.told)
         assert server.asked == 2  # A and AAAA, and nothing more for now
 
@@ -163,13 +127,13 @@ async def test_srv_records_bring_their_own_hosts_and_ports(server: NameServer) -
             "9 1 9999 spare.svc.",
         ]
     }
-    async with watching(asking(server, "_http._tcp.vllm.svc.", type="srv", port=None)) as seen:
+    async with watching(asking(server, "_http._tcp.vllm.svc.", type="srv", port=None), Seen()) as seen:
         await seen.until(lambda: seen.told)
         assert seen.names() == ["a.svc:8001", "a.svc:8002", "b.svc:8001"]
 
 
 async def test_the_systems_resolver_is_asked_where_none_is_named() -> None:
-    async with watching(DnsSource(Dns(name="localhost", port=8000))) as seen:
+    async with watching(DnsSource(Dns(name="localhost", port=8000)), Seen()) as seen:
         await seen.until(lambda: seen.told)
         assert "127.0.0.1:8000" in seen.names()
 
@@ -190,7 +154,7 @@ def of(file: Path) -> FileSource:
 
 async def test_a_file_may_come_late_and_change(listing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINE_KEY", "secret")
-    async with watching(of(listing)) as seen:
+    async with watching(of(listing), Seen()) as seen:
         listing.write_text("[http://a:1, {url: 'http://b:2', name: b, slots: 4, api_key: '${ENGINE_KEY}'}]")
         await seen.until(lambda: seen.names() == ["a:1", "b"])
         key = seen.endpoints[1].api_key
@@ -224,7 +188,7 @@ async def test_a_bad_file_changes_nothing_and_is_said_once(
     listing: Path, content: bytes, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     listing.write_text("[http://good:1]")
-    async with watching(of(listing)) as seen:
+    async with watching(of(listing), Seen()) as seen:
         await seen.until(lambda: seen.names() == ["good:1"])
         listing.write_bytes(content)
         await seen.until(lambda: caplog.records)
@@ -241,7 +205,7 @@ async def test_a_file_that_is_being_written_is_not_read_half(listing: Path) -> N
     listing.write_text("- http://a:1\n")
     sets: list[list[str]] = []
     source = FileSource(FileWatch.model_construct(path=str(listing), refresh=0.05))
-    async with watching(source) as seen:
+    async with watching(source, Seen()) as seen:
         await seen.until(lambda: seen.told)
         with listing.open("w") as file:
             for n in range(20):
@@ -256,7 +220,7 @@ async def test_a_file_that_is_being_written_is_not_read_half(listing: Path) -> N
 
 async def test_a_file_that_is_gone_leaves_what_was_known(listing: Path, caplog: pytest.LogCaptureFixture) -> None:
     listing.write_text("[http://a:1]")
-    async with watching(of(listing)) as seen:
+    async with watching(of(listing), Seen()) as seen:
         await seen.until(lambda: seen.told)
         listing.unlink()
         await seen.until(lambda: caplog.records)

@@ -2,59 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.config.load import EndpointSection
 from penstock.config.sections.discovery import Kubernetes
 from penstock.gateway.endpoints.discovery import base, kubernetes_follower
-from penstock.gateway.endpoints.discovery.base import Discovery, SourceError
+from penstock.gateway.endpoints.discovery.base import SourceError
 from penstock.gateway.endpoints.discovery.kubernetes import KubernetesSource
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
 from tests.gateway.conftest import World
+from tests.gateway.endpoints.following import Seen, watching
 from tests.gateway.endpoints.kube_api import KubeApi
-from tests.patience import WAIT_S
 
 
-class Seen:
-    """What a source told last."""
-
-    def __init__(self) -> None:
-        self.endpoints: list[EndpointSection] = []
-        self.told = 0
-
-    def ranked(self, sources: Sequence[str], /) -> None: ...
-
-    def want(self, _: str, endpoints: Sequence[EndpointSection], /) -> None:
-        self.endpoints = list(endpoints)
-        self.told += 1
-
-    def urls(self) -> dict[str, str]:
-        return {endpoint.name: endpoint.url for endpoint in self.endpoints}
-
-    async def until(self, claim: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not claim():
-                await asyncio.sleep(0.001)
-
-
-@asynccontextmanager
-async def following(api: KubeApi, **settings: Any) -> AsyncIterator[Seen]:
-    given = {"selector": "app=vllm", "server": api.url, **settings}
-    parsed = Kubernetes.model_validate(given)
-    seen = Seen()
-    discovery = Discovery([KubernetesSource(parsed, Access(parsed, {}, account=Path("/nowhere")))], seen)
-    discovery.start()
-    try:
-        yield seen
-    finally:
-        await discovery.close()
+def following(api: KubeApi, **settings: Any) -> AbstractAsyncContextManager[Seen]:
+    parsed = Kubernetes.model_validate({"selector": "app=vllm", "server": api.url, **settings})
+    return watching(KubernetesSource(parsed, Access(parsed, {}, account=Path("/nowhere"))), Seen())
 
 
 @pytest.fixture(autouse=True)

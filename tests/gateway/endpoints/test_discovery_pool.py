@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import pytest
 from penstock.config.load import EndpointSection
 from penstock.config.sections.discovery import Kubernetes
 from penstock.gateway.endpoints.discovery import base, kubernetes_follower, kubernetes_pool
-from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.discovery.kubernetes_access import Access
 from penstock.gateway.endpoints.discovery.kubernetes_pool import PoolSource
 from penstock.gateway.endpoints.pool_rules import ModelRewrite, PoolRules, RuleBook
 from tests.gateway.conftest import World
+from tests.gateway.endpoints.following import Seen, watching
 from tests.gateway.endpoints.kube_cluster import (
     IMPORTS,
     OBJECTIVES,
@@ -35,45 +34,24 @@ from tests.patience import WAIT_S, looks
 NAME = "kubernetes default pool qwen"
 
 
-class Seen:
-    """What a pool told last."""
+class SeenPool(Seen):
+    """The last report of a pool, with its rules."""
 
     def __init__(self) -> None:
-        self.endpoints: list[EndpointSection] = []
-        self.told = 0
+        super().__init__()
         self.rules = PoolRules()
-
-    def ranked(self, sources: Sequence[str], /) -> None: ...
-
-    def want(self, _: str, endpoints: Sequence[EndpointSection], /) -> None:
-        self.endpoints = list(endpoints)
-        self.told += 1
-
-    def urls(self) -> dict[str, str]:
-        return {endpoint.name: endpoint.url for endpoint in self.endpoints}
 
     def know(self, rules: PoolRules) -> None:
         self.rules = rules
 
-    async def until(self, claim: Callable[[], object]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while not claim():
-                await asyncio.sleep(0.001)
 
-
-@asynccontextmanager
-async def following(cluster: KubeCluster, **settings: Any) -> AsyncIterator[Seen]:
+def following(cluster: KubeCluster, **settings: Any) -> AbstractAsyncContextManager[SeenPool]:
     parsed = Kubernetes.model_validate({"pool": "qwen", "server": cluster.url, **settings})
-    seen = Seen()
+    seen = SeenPool()
     book = RuleBook(seen.know)
     source = PoolSource(parsed, Access(parsed, {}, account=Path("/nowhere")), book.want)
     book.ranked([source.name])
-    discovery = Discovery([source], seen)
-    discovery.start()
-    try:
-        yield seen
-    finally:
-        await discovery.close()
+    return watching(source, seen)
 
 
 @pytest.fixture(autouse=True)

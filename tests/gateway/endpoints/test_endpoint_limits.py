@@ -176,7 +176,6 @@ async def test_a_reload_changes_them_and_nothing_that_runs_there_ends(world: Wor
     ]
     (endpoint,) = world.picture().endpoints
     assert (endpoint.price, endpoint.leases) == (7.0, 1)
-    while await stream.piece():
-        pass
+    await stream.whole()
     assert b"[DONE]" in stream.seen
     assert (await world.ask(body=chat())).status == 200

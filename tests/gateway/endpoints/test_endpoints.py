@@ -90,9 +90,7 @@ async def test_a_removed_endpoint_ends_what_it_runs_and_leaves_nothing_behind(wo
     assert (await admin(world, "DELETE", "/first")).status == 202
     assert state(world, "first") == "draining"
     assert await served_by(world) == "second"
-    while await stream.piece():
-        pass
-    assert stream.seen.endswith(b"data: [DONE]\n\n")
+    assert (await stream.whole()).endswith(b"data: [DONE]\n\n")
     await world.until(lambda: names(world) == ["second"])
     page = (await world.ask("GET", "/metrics")).body
     assert b'endpoint="second"' in page
@@ -135,9 +133,7 @@ async def test_what_a_source_no_longer_wants_is_drained_and_goes_on_when_it_retu
     gate.endpoints.want("test", one)
     assert state(world, "one") == "up"
     assert await served_by(world) == "one"
-    while await stream.piece():
-        pass
-    assert stream.seen.endswith(b"data: [DONE]\n\n")
+    assert (await stream.whole()).endswith(b"data: [DONE]\n\n")
     gate.endpoints.want("test", [])
     await world.until(lambda: names(world) == [])
 
@@ -151,9 +147,7 @@ async def test_another_address_under_the_same_name_is_used_at_once(world: World)
     gate.endpoints.want(SETTINGS, wanted({"url": new.url, "name": "pod-0"}))
     assert await served_by(world) == "pod-0"
     assert len(new.log.entries) == 1
-    while await stream.piece():
-        pass
-    assert stream.seen.endswith(b"data: [DONE]\n\n")
+    assert (await stream.whole()).endswith(b"data: [DONE]\n\n")
 
 
 async def test_an_operators_word_stands_above_the_sources(world: World) -> None:

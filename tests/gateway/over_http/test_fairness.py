@@ -102,8 +102,7 @@ async def light_load(world: World, name: str, seconds: float) -> list[float]:
         try:
             assert (await client.begun()).status == 200
             ttfts_s.append(now() - began_s)
-            while await client.piece():
-                pass
+            await client.whole()
         finally:
             client.hang_up()
 

@@ -70,8 +70,7 @@ async def waiting(world: World, *, path: str = CHAT, headers: dict[str, str] | N
 
 
 async def body_of(client: Client) -> bytes:
-    while await client.piece():
-        pass
+    await client.whole()
     return client.seen
 
 

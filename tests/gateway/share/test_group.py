@@ -33,9 +33,7 @@ async def test_slots_and_queue_are_those_of_one_gateway_and_one_that_ends_serves
             assert state["share"]["name"] == "gw1"
         hurry(engine)
         for client in runs:
-            while await client.piece():
-                pass
-            assert client.seen.endswith(b"data: [DONE]\n\n")
+            assert (await client.whole()).endswith(b"data: [DONE]\n\n")
         for client in waits:
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
         assert engine.log.in_engine_max == 4
@@ -51,9 +49,7 @@ async def test_slots_and_queue_are_those_of_one_gateway_and_one_that_ends_serves
         await second.said("draining")
         hurry(engine)
         for client in runs:
-            while await client.piece():
-                pass
-            assert client.seen.endswith(b"data: [DONE]\n\n")
+            assert (await client.whole()).endswith(b"data: [DONE]\n\n")
         for client in waits:
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
         await second.said("stopped")
@@ -105,9 +101,7 @@ async def test_an_edge_gateway_that_is_killed_takes_its_own_requests_only(world:
         assert len(state["edges"]) == 1
         hurry(engine)
         for client in kept:
-            while await client.piece():
-                pass
-            assert client.seen.endswith(b"data: [DONE]\n\n")
+            assert (await client.whole()).endswith(b"data: [DONE]\n\n")
         assert engine.log.in_engine_max == 4
         await second.start()  # and comes back as what it was
         await second.until(lambda state: state["share"]["name"] == "gw1" and len(state["edges"]) == 3)
@@ -139,9 +133,7 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
         await second.said("this gateway decides alone, with 1/2 of slots and limits: ")
         hurry(engine, 200)
         for client in runs:
-            while await client.piece():
-                pass
-            assert client.seen.endswith(b"data: [DONE]\n\n")
+            assert (await client.whole()).endswith(b"data: [DONE]\n\n")
         for client in waits:
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
         fault(engine, "none")
@@ -158,9 +150,7 @@ async def test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_
             assert (await client.answer()).body.endswith(b"data: [DONE]\n\n")
         hurry(engine, 200)
         for client in runs:
-            while await client.piece():
-                pass
-            assert client.seen.endswith(b"data: [DONE]\n\n")
+            assert (await client.whole()).endswith(b"data: [DONE]\n\n")
         assert engine.log.in_engine_max == 4
         assert len(engine.log.entries) == 4 + 3 + 2 + 6, "nothing was sent twice"
 

@@ -114,8 +114,7 @@ async def test_requests_are_counted_by_how_they_ended(world: World) -> None:
     assert await world.metric("penstock_queued_tokens", model="sim", band="standard") > 0
     assert (await world.chat()).status == 429
     assert (await world.ask(body={**chat(), "model": "nobody"})).status == 404
-    while await running.piece():
-        pass
+    await running.whole()
     assert (await waiter).status == 200
 
     ended = "penstock_requests_total"

@@ -24,8 +24,7 @@ async def test_outcomes_refusals_waits_and_first_tokens_are_told_by_tenant(world
     await world.until(lambda: world.picture().waiting == 1)
     assert (await world.chat_with(NIGHTLY)).status == 429
     assert (await world.ask(body=b"{", headers=NIGHTLY)).status == 400, "nobody has asked yet whose it is"
-    while await running.piece():
-        pass
+    await running.whole()
     assert (await waiter).status == 200
 
     assert await world.metric(ENDED, tenant="nightly", outcome="completed", reason="") == 1

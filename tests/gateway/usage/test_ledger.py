@@ -67,15 +67,19 @@ class Flaky(SqliteStore):
             raise StoreError("its answer was lost")
 
 
-@pytest.mark.parametrize("fails", ["before", "after"])
-async def test_what_the_store_did_not_confirm_is_added_once(fails: str) -> None:
+def flaky() -> tuple[Flaky, UseCounts, StoreThread, UsageBook]:
     store, ledger = Flaky(), a_ledger()
 
     def opening() -> Store:
         return store
 
     thread = StoreThread(opening)
-    book = UsageBook(thread, ledger, lambda: T)
+    return store, ledger, thread, UsageBook(thread, ledger, lambda: T)
+
+
+@pytest.mark.parametrize("fails", ["before", "after"])
+async def test_what_the_store_did_not_confirm_is_added_once(fails: str) -> None:
+    store, ledger, thread, book = flaky()
     refuse(ledger, 2)
     store.fails = fails
     for _ in range(3):
@@ -89,13 +93,7 @@ async def test_what_the_store_did_not_confirm_is_added_once(fails: str) -> None:
 
 
 async def test_the_end_of_a_gateway_adds_what_is_left_also_after_an_interrupted_addition() -> None:
-    store, ledger = Flaky(), a_ledger()
-
-    def opening() -> Store:
-        return store
-
-    thread = StoreThread(opening)
-    book = UsageBook(thread, ledger, lambda: T)
+    store, ledger, thread, book = flaky()
     refuse(ledger, 2)
     store.fails = "after"
     with pytest.raises(StoreError):

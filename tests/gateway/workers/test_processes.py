@@ -78,9 +78,7 @@ async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: Wor
         assert await world.metric("penstock_leases") == len(carried["w2"])
         hurry(engine)
         for client in carried["w2"]:
-            while await client.piece():
-                pass
-            assert client.seen.endswith(b"data: [DONE]\n\n")
+            assert (await client.whole()).endswith(b"data: [DONE]\n\n")
         assert {(await world.chat()).status for _ in range(6)} == {200}
         await world.until_metric(0, "penstock_leases")
         events = (await world.ask("GET", "/admin/state")).json()["events"]
