@@ -6,8 +6,9 @@ may depend on what mypyc does otherwise: its warnings (a generator that it would
 Each module becomes a C file of its own, and all cores compile. In one file, which is what mypyc makes by default, they
 are half a million lines, for which gcc takes twice the time on one core and a gigabyte. What is given up is that gcc
 inlines a function of one module in another; calls between them stay direct, for no name is seen outside the library.
-One mypyc for each room was not measured: with mypy's cache warm all of it is 16 s of CPU, and the C compiler, which
-takes most of a build, already uses all cores.
+One mypyc for each room costs more: without mypy's cache all rooms in one call take 21 s of CPU, one room of the gateway
+alone 19, because its imports are checked too. A precompiled header saves 5 % of the C compiler's time. -O1 saves 38 %,
+but what it costs per request was not measured.
 """
 
 from __future__ import annotations

@@ -147,7 +147,8 @@ class _Stream:
     def _finish(self, *, done: bool) -> None:
         self._tally.done += done
         self._tally.refused += not done
-        self.over.set_result(None)
+        if not self.over.done():  # cancelled with the load, before its request was aborted
+            self.over.set_result(None)
 
 
 async def _ask(client: Upstream, tenant: str, tokens: int, tally: Tally) -> None:
