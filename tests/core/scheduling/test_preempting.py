@@ -8,11 +8,13 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.conformance.invariants import CheckedScheduler
+from penstock.core.dispatch.preemption_budget import PreemptionBudget
+from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Requeue
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import AdmissionSettings, BandSettings, Limits
-from tests.core.drive import request, scheduler, sent
+from tests.core.drive import request, scheduler, sent, the_lease
 
 PEOPLE, BATCH = 0, 1
 SETTINGS = SchedulerSettings(
@@ -132,3 +134,64 @@ def test_a_request_at_its_tenants_limit_preempts_nothing() -> None:
     first = made.arrived(request("p0", band=PEOPLE, tenant="t"), now=10.0)
     assert len(requeued(first)) == 1
     assert made.arrived(request("p1", band=PEOPLE, tenant="t"), now=11.0) == []
+
+
+def test_at_its_model_s_limit_a_request_preempts_nothing() -> None:
+    """The head of the band is the first of its model that no limit holds; if there is none, no slot helps."""
+    made, _ = full(replace(SETTINGS, tenants={"t": Limits(running=1), "u": Limits(running=1)}), slots=3)
+    made.arrived(request("p0", band=PEOPLE, tenant="t"), now=10.0)
+    made.arrived(request("p1", band=PEOPLE, tenant="u"), now=10.5)
+    assert made.arrived(request("p2", band=PEOPLE, tenant="t"), now=11.0) == []
+    assert made.arrived(request("p3", band=PEOPLE, tenant="u"), now=11.5) == []
+
+
+def test_lost_time_is_paid_for_as_time_passes() -> None:
+    """One slot, a tenth: the full bucket of 6 s is in debt by 4 s after a loss of 10 s; 40 s later it is not."""
+    made, _ = full(limited(preempted_share_max=0.1, preemptions_max=100), slots=1)
+    lease = the_lease(made.arrived(request("p0", band=PEOPLE), now=10.0))
+    made.finished(lease, Usage(1, 50), now=11.0)
+    assert made.arrived(request("p1", band=PEOPLE), now=49.0) == []
+    assert requeued(made.expire(now=50.5)) == [("b0", "preempted")]
+
+
+def test_an_idle_budget_saves_up_a_minute_s_worth_and_no_more() -> None:
+    budget = PreemptionBudget(0.5, bands=True)
+    assert budget.allows(0.0, slots=2)
+    budget.lost(60.0)  # all of 0.5 × 2 slots × 60 s
+    assert budget.allows(0.0, slots=2)
+    budget.lost(0.5)
+    assert not budget.allows(0.25, slots=2)
+    assert budget.allows(0.75, slots=2)
+    assert budget.allows(10_000.0, slots=2)
+    budget.lost(60.5)
+    assert not budget.allows(10_000.0, slots=2)
+    assert budget.lost_s_total == 121.0
+
+
+@pytest.mark.parametrize(
+    ("share", "bands", "on"), [(0.01, True, True), (0.0, True, False), (0.5, False, False), (1.0, True, True)]
+)
+def test_a_budget_is_in_use_with_a_share_and_a_preemptible_band(share: float, bands: bool, on: bool) -> None:
+    assert PreemptionBudget(share, bands=bands).on is on
+    changed = PreemptionBudget(0.3, bands=True)
+    changed.follow(share, bands=bands)
+    assert changed.on is on
+
+
+def test_nothing_is_preempted_at_an_endpoint_with_more_running_than_its_slots() -> None:
+    """Two leases less would make room for a person: one that is preempted would be lost for nothing."""
+    made, leases = full()
+    made.endpoint_changed("e", slots=3, now=9.0)
+    assert made.arrived(request("p", band=PEOPLE), now=10.0) == []
+    actions = made.finished(leases[0], Usage(1, 50), now=11.0)
+    assert requeued(actions) == [("b3", "preempted")]
+    assert sent(actions) == [("p", "e")]
+
+
+def test_a_slot_that_is_forecast_to_free_within_20_ms_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    frees_at_s = 10.015
+    monkeypatch.setattr(Endpoint, "frees_within", lambda _, seconds, now: int(now < frees_at_s <= now + seconds))
+    made, _ = full()
+    assert requeued(made.arrived(request("p", band=PEOPLE), now=9.99)) == [("b3", "preempted")]
+    assert made.arrived(request("q", band=PEOPLE), now=10.0) == []
+    assert requeued(made.expire(now=10.02)) == [("b2", "preempted")]  # the forecast was wrong
