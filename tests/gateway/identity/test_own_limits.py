@@ -120,6 +120,7 @@ async def test_a_caller_sees_the_limits_and_the_use_of_its_own_key(world: World,
     assert told["models"]["sim"]["limits"]["tokens_per_day"]["limit"] == 9_000
     use = told["usage"]
     assert (use["of"], use["requests"], use["completion_tokens"], use["prompt_tokens"]) == ("the key", 1, 4, used[0])
+    assert use["answered"] == 1
     told = (await world.ask("GET", "/queue?usage=today", headers=DEV)).json()
     assert "key" not in told
     assert (told["usage"]["requests"], told["usage"]["prompt_tokens"]) == (2, used[1] + used[2])
