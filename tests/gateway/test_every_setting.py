@@ -30,6 +30,8 @@ HELD_BY: dict[str, str] = {
     "root_path": "production_stack::test_paths_are_served_with_and_without_their_prefix",
     "workers": "processes::test_a_worker_that_is_killed_takes_its_own_connections_only",
     "epp.listen": "envoy::test_the_openai_client_gets_whole_answers_and_streams",
+    "epp.fallbacks": "fallbacks::test_another_endpoint_is_named_if_there_is_one",
+    "epp.sample_every": "sample::test_the_first_answer_and_then_one_in_so_many_is_sampled",
     "share.listen": SHARED + "test_slots_and_queue_are_those_of_one_gateway_and_one_that_ends_serves_what_it_has",
     "share.advertise": SHARED + "test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alone",
     "share.secret": SHARED + "test_another_secret_and_other_settings_are_told_at_both_ends_and_each_serves_alone",

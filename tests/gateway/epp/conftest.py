@@ -100,9 +100,11 @@ def _running(made: Envoy) -> Iterator[Envoy]:
         made.close()
 
 
-async def behind(world: World, envoy: Envoy, *, fallbacks: int = 0, **settings: Any) -> None:
+async def behind(world: World, envoy: Envoy, *, fallbacks: int = 0, sample_every: int = 0, **settings: Any) -> None:
     """A picker before the world's engines; what the world asks goes through Envoy."""
-    await world.gateway(epp={"listen": f"127.0.0.1:{envoy.picker}", "fallbacks": fallbacks}, **settings)
+    await world.gateway(
+        epp={"listen": f"127.0.0.1:{envoy.picker}", "fallbacks": fallbacks, "sample_every": sample_every}, **settings
+    )
     world.port = envoy.port
     for _ in range(600):  # Envoy comes back to a picker that was away within a second
         if (await world.ask("GET", "/v1/models")).status == 200:

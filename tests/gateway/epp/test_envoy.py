@@ -134,7 +134,7 @@ async def behind_with_key(world: World, envoy: Envoy, key: str, **settings: Any)
 
 async def test_without_bodies_a_stream_is_charged_by_its_time(world: World, blind_envoy: Envoy) -> None:
     engine = await world.engine()
-    await behind(world, blind_envoy)
+    await behind(world, blind_envoy, sample_every=1)  # this filter ignores it
     unseen.paces.learn(engine.url.removeprefix("http://"), 1_000_000.0, 2)  # so slow that it is one token
     answer = await world.chat(tokens=7, stream=True)
     assert answer.body.endswith(b"data: [DONE]\n\n")

@@ -132,11 +132,15 @@ class Pool:
 
 
 @asynccontextmanager
-async def pool(world: World, engines: int = 2, *, fallbacks: int = 0, **settings: Any) -> AsyncIterator[Pool]:
+async def pool(
+    world: World, engines: int = 2, *, fallbacks: int = 0, sample_every: int = 0, **settings: Any
+) -> AsyncIterator[Pool]:
     for _ in range(engines):
         await world.engine()
     port = free_port()
-    await world.gateway(epp={"listen": f"127.0.0.1:{port}", "fallbacks": fallbacks}, **settings)
+    await world.gateway(
+        epp={"listen": f"127.0.0.1:{port}", "fallbacks": fallbacks, "sample_every": sample_every}, **settings
+    )
     made = Pool(world, grpc.aio.insecure_channel(f"127.0.0.1:{port}"))
     try:
         yield made

@@ -66,6 +66,13 @@ class EppSection(Section):
         ge=0,
         le=3,
     )
+    sample_every: values.Whole = setting(
+        20,
+        "With `response_body_mode: NONE`: the body of one in so many answers is asked for, to learn endpoints' pace "
+        "and to measure the estimate's error; 0: none. Needs `request_body_mode: BUFFERED` and "
+        "`allow_mode_override: true`.",
+        ge=0,
+    )
 
 
 def epp_problem() -> str | None:

@@ -19,6 +19,7 @@ from penstock.core.values.retry import final_reason
 from penstock.gateway.epp import unseen
 from penstock.gateway.epp.pick import Pick
 from penstock.gateway.openai import errors
+from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.body import AskUsage
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.journey import AskInstead, OnEnd, OnSent, QueuedJourney
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class PickedJourney(QueuedJourney):
     """A request that is queued, and sent by a proxy."""
 
-    __slots__ = ("_failure", "_is_stream", "_unseen")
+    __slots__ = ("_failure", "_is_stream", "_sampled", "_unseen")
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class PickedJourney(QueuedJourney):
         self._failure: Failure | None = None
         self._is_stream = request.streamed
         self._unseen = pick.unseen
+        self._sampled = False  # of these, its bodies came after all
         if pick.unseen or pick.only or request.divisible:
             # Without bodies the first token is not seen: as of an answer that does not stream.
             request = msgspec.structs.replace(
@@ -126,22 +128,32 @@ class PickedJourney(QueuedJourney):
         self._leave(Outcome.FAILED, reason)
         self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
 
-    def succeeded(self, status: int) -> None:
-        if self._unseen:
-            self._unseen_length(status)
-        elif status < 300 and self._is_stream and self.first_s is not None and self._answer.tokens > 1:
-            unseen.paces.learn(self.endpoint, self._driver.now() - self.first_s, self._answer.tokens)
-        super().succeeded(status)
+    def sampled(self, data: bytes) -> None:
+        """A part of an answer that is a sample: its bodies come, and pass unchanged."""
+        if not self._sampled:
+            self._sampled = True
+            streamed = self._sse or self._lines
+            self._answer = AnswerReader(streamed=streamed, hides_usage=False, lines=self._lines)
+        self._answer.take(data)
 
-    def _unseen_length(self, status: int) -> None:
-        """Estimate the tokens of a stream that was not seen, by the time it took."""
-        if status < 300 and self._is_stream and self.first_s is not None:
-            tokens = unseen.paces.tokens(self.endpoint, self._driver.now() - self.first_s)
-            if tokens is not None:
-                self._answer.tokens = tokens
+    def succeeded(self, status: int) -> None:
+        if status >= 300 or not self._is_stream or self.first_s is None:
+            super().succeeded(status)
+            return
+        endpoint, seconds = self.endpoint, self._driver.now() - self.first_s
+        estimate = unseen.paces.tokens(endpoint, seconds) if self._unseen else None
+        if self._unseen and not self._sampled:
+            if estimate is not None:
+                self._answer.tokens = estimate
+            super().succeeded(status)
+            return
+        super().succeeded(status)
+        unseen.paces.learn(endpoint, seconds, self.tokens)
+        if estimate is not None and self.tokens:
+            self._metrics.sampled(estimate / self.tokens)
 
     def _own_usage(self) -> Usage | None:
-        return None if self._unseen else super()._own_usage()
+        return None if self._unseen and not self._sampled else super()._own_usage()
 
 
 def _is_like(sent: Target, other: Target) -> bool:

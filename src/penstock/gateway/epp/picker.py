@@ -40,6 +40,7 @@ class Picker:
         self._catalog = catalog
         self._targets = targets
         self._hold = hold
+        self._unseen = 0  # answers whose bodies do not come
         self._peers: dict[str, tuple[str, int]] = {}
 
     def follow(self, settings: Settings) -> None:
@@ -47,6 +48,7 @@ class Picker:
         self.body_bytes_max = settings.limits.max_body
         self.body_timeout_s = settings.timeouts.client_body
         self.fallbacks_max = settings.epp.fallbacks
+        self._sample_every = settings.epp.sample_every
 
     def pick(self, peer: str, out: Picks, headers: Sequence[Any]) -> Pick:
         """Returns the exchange of a request with these headers."""
@@ -66,6 +68,13 @@ class Picker:
                 given.append((name, value))
                 lookup.setdefault(name, value)
         return pick
+
+    def samples(self) -> bool:
+        """True for the first answer whose body is asked for, and then for each one in so many by the settings."""
+        if not self._sample_every:
+            return False
+        self._unseen += 1
+        return self._unseen % self._sample_every == 1 % self._sample_every
 
     def _peer(self, peer: str) -> tuple[str, int]:
         """The address of a proxy, which gRPC writes as `ipv4:1.2.3.4:5`."""

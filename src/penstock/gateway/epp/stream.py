@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 from envoy.config.core.v3 import base_pb2
+from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from google.protobuf import struct_pb2
 
@@ -31,6 +32,12 @@ PIECE_BYTES_MAX = 62_000  # of a body in one message: protocol 004
 DESTINATION = "x-gateway-destination-endpoint"
 LB_SPACE, SERVED = "envoy.lb", "x-gateway-destination-endpoint-served"
 SUBSET_SPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
+_WITH_BODY = ProcessingMode(  # of an answer that is sampled
+    response_header_mode=ProcessingMode.SEND,
+    request_body_mode=ProcessingMode.BUFFERED,
+    response_body_mode=ProcessingMode.STREAMED,
+    response_trailer_mode=ProcessingMode.SEND,
+)
 _PROXYS_ERRORS = frozenset({503, 504})
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _APPEND = base_pb2.HeaderValueOption.APPEND_IF_EXISTS_OR_ADD
@@ -67,6 +74,7 @@ class ProxyStream:
         self._due_trailers: Any = None
         self._rest: bytes | None = None  # the last piece of the answer, until its end comes
         self._address = ""  # as it was picked, `ip:port`
+        self._samples = False  # the body of this answer is asked for, though the filter keeps bodies to itself
         self._shows_served = False  # the answer's head names its endpoint, which is for us only
         self._timer: asyncio.TimerHandle | None = None
         self._woken: asyncio.Task[None] | None = None
@@ -278,6 +286,8 @@ class ProxyStream:
             return
         if self._modes.unseen:
             self._head_s = self._picker.driver.now()
+            readable = status < 300 and not any(name == b"content-encoding" for name, _ in headers)
+            self._samples = readable and isinstance(pick.sink, PickedJourney) and self._picker.samples()
             self._events = any(value.startswith(b"text/event-stream") for _, value in headers)
             pick.answered_alone(status, headers)
             return
@@ -290,6 +300,11 @@ class ProxyStream:
         if pick is None or not self._answering or self._ended:
             raise OutOfOrder("a part of an answer that has not begun, or has ended")
         sink = pick.sink
+        if self._modes.unseen:
+            if isinstance(sink, PickedJourney):
+                sink.sampled(body.body)
+            self._out.append(Response(response_body=ext_proc.BodyResponse()))
+            return
         if sink is None:
             self._out.append(_response_piece(body.body, end=body.end_of_stream))
             return
@@ -383,7 +398,8 @@ class ProxyStream:
                 base_pb2.HeaderValue(key=":status", raw_value=b"%d" % status)
             )
         common = ext_proc.CommonResponse(header_mutation=changes)
-        self._later(Response(response_headers=ext_proc.HeadersResponse(response=common)))
+        mode = _WITH_BODY if self._samples else None
+        self._later(Response(response_headers=ext_proc.HeadersResponse(response=common), mode_override=mode))
 
     def piece(self, data: bytes) -> None:
         """A part of the answer."""

@@ -1,8 +1,8 @@
 """How long was an answer whose body did not come? Its time by the pace of its endpoint.
 
-The pace, seconds per token of one stream, is learned from streams whose bodies came: an average that forgets, weighted
-by tokens, because a long answer shows it better. Until one came it is not known, and the scheduler's own estimate of
-the answer counts.
+The pace, seconds per token of one stream, is learned from streams whose bodies came, a sample among them that the
+filter is asked for: an average that forgets, weighted by tokens, because a long answer shows it better. Until one came
+it is not known, and the scheduler's own estimate of the answer counts.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ _LINES_PER_BAND = 60  # of a model: mostly three histograms
 _WAITS_S = (0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300)
 _TIMES_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _PACES_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
+_RATIOS = (0.25, 0.5, 0.75, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
+_SAMPLED = "Estimated by true completion tokens of sampled streams behind a proxy that does not show bodies."
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 _DROPPED = "Lines of the access and routing logs that were not written because standard error was not read."
 _TRANSFERS = ("named", "none", "met")  # the prefill endpoint named the KV's place, or did not, or the two met
@@ -88,6 +90,7 @@ class Metrics:
         self._tokens = counter("tokens", "Tokens, as engines reported.", ("model", "kind"))
         text = "Between an answer's first and last token, per token."
         self._pace = histogram("time_per_output_token_seconds", text, by_band, _PACES_S)
+        self._sampled = histogram("epp_estimate_ratio", _SAMPLED, (), _RATIOS).labels()
         self._tenants = TenantSeries()
         self.failures, self.usage = Failures(), UseCounts()
         self._sources.extend(self._tenants.all)
@@ -217,6 +220,10 @@ class Metrics:
         self._dispatches.labels(to).inc()
         if self._with_stack:
             self._stack.sent(to)
+
+    def sampled(self, ratio: float) -> None:
+        """A sampled stream was estimated at `ratio` times its true length."""
+        self._sampled.observe(ratio)
 
     def fell_back(self, model: str, to: str) -> None:
         """A request that a model could not take goes to the next of its fallbacks. Both are names of the settings."""
