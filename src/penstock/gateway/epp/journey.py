@@ -81,17 +81,19 @@ class PickedJourney(QueuedJourney):
 
     def fallbacks(self, count: int, only: tuple[str, ...]) -> list[Upstream]:
         """Returns up to `count` endpoints that could serve the request as it is now, with the same head and body."""
-        request, sent, found = self.request, self.target, [self.endpoint]
-        upstreams: list[Upstream] = []
-        while request.pinned is None and len(upstreams) < count:
-            name = self._driver.scheduler.least_loaded(request.model, but=found, now=self._driver.now())
+        if self.request.pinned is not None:
+            return []
+        sent, targets = self.target, self._targets
+        but = {name for name, other in targets.items() if (only and name not in only) or not _is_like(sent, other)}
+        but.add(self.endpoint)
+        found: list[Upstream] = []
+        while len(found) < count:
+            name = self._driver.scheduler.least_loaded(self.request.model, but=but, now=self._driver.now())
             if name is None:
                 break
-            found.append(name)
-            other = self._targets.get(name)
-            if other is not None and (not only or name in only) and _is_like(sent, other):
-                upstreams.append(other.upstream)
-        return upstreams
+            but.add(name)
+            found.append(targets[name].upstream)
+        return found
 
     def rerouted(self, endpoint: str | None) -> None:
         """The proxy sent the request to another endpoint, which answers: the lease moves there. None: unknown to us."""
