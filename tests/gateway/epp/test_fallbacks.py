@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from tests.gateway.conftest import World, chat
@@ -70,6 +71,18 @@ async def test_the_last_endpoint_has_no_fallback(world: World) -> None:
     async with pool(world, 1, fallbacks=3) as its:
         stream = its.stream()
         assert await _asked(stream) == places(world)
+        await stream.call.done_writing()
+
+
+@pytest.mark.parametrize(("other", "count"), [({"api_key": "another"}, 1), ({"api_key": "mine"}, 2)])
+async def test_a_request_with_one_endpoints_key_is_not_offered_to_another(
+    world: World, other: dict[str, str], count: int
+) -> None:
+    urls = [(await world.engine()).url for _ in range(2)]
+    endpoints = [{"url": urls[0], "api_key": "mine"}, {"url": urls[1], **other}]
+    async with pool(world, 0, fallbacks=1, endpoints=endpoints) as its:
+        stream = its.stream()
+        assert len(await _asked(stream)) == count
         await stream.call.done_writing()
 
 

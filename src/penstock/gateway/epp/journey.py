@@ -92,7 +92,8 @@ class PickedJourney(QueuedJourney):
             if name is None:
                 break
             but.add(name)
-            found.append(targets[name].upstream)
+            if name in targets:
+                found.append(targets[name].upstream)
         return found
 
     def rerouted(self, endpoint: str | None) -> None:
