@@ -28,6 +28,7 @@ from penstock.gateway.openai.multipart import BadForm, Form
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.http.client.call import Call
 from penstock.http.client.connection import UpstreamConnection
+from penstock.http.client.turns import AnswerTurns
 from penstock.http.client.values import Headers, UpstreamError, UpstreamLimits, UpstreamTimeouts
 from penstock.http.server import proxy_header as proxy_headers
 from penstock.http.server.limits import Refusal, ServerLimits
@@ -178,6 +179,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self.released = self.was_stale = False
+        self.turns = AnswerTurns()
 
     def time(self) -> float:
         return 0.0

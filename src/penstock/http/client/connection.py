@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.http.client.call import Call
+    from penstock.http.client.turns import AnswerTurns
     from penstock.http.client.values import Headers, UpstreamLimits, UpstreamTimeouts
 
 JOIN_BYTES_MAX: Final = 4096  # up to this size one copy is cheaper than a second buffer in the transport
@@ -35,6 +36,7 @@ class ConnectionOwner(Protocol):
 
     timeouts: UpstreamTimeouts
     limits: UpstreamLimits
+    turns: AnswerTurns
 
     def time(self) -> float: ...
     def opened(self, connection: UpstreamConnection, /) -> None: ...
@@ -66,6 +68,7 @@ class UpstreamConnection:
         "_response",
         "_stale_until",
         "_status",
+        "_turns",
         "_unsent",
         "_until_close",
         "_write_paused",
@@ -83,6 +86,7 @@ class UpstreamConnection:
 
     def __init__(self, pool: ConnectionOwner, call: Call) -> None:
         self._pool = pool
+        self._turns = pool.turns
         self.call: Call | None = call
         call.connection = self
         self.connecting: asyncio.Task[None] | None = None
@@ -258,6 +262,17 @@ class UpstreamConnection:
             self._finish(call, reusable=self._keep_alive and not refusal)
         elif refusal:
             self.fail(UpstreamErrorKind.PROTOCOL, refusal)
+        else:
+            self._turns.read(self)
+
+    def pause_turn(self) -> None:
+        """Read nothing until `resume_turn`: other answers are next."""
+        self.transport.pause_reading()
+
+    def resume_turn(self) -> None:
+        self.heard = True  # as far as we know
+        if self.is_open and not self.is_paused:
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
         """Only a large body stops being written here. Senders are not held back: their data is in memory anyway."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from penstock.http.client.call import Call, Payload, Sink
 from penstock.http.client.connection import UpstreamConnection
+from penstock.http.client.turns import turns_of
 from penstock.http.client.values import (
     Address,
     Headers,
@@ -77,6 +78,7 @@ class Upstream:
         self._address = address = Address.of(url)
         self._loop = loop or asyncio.get_running_loop()
         self.time = self._loop.time
+        self.turns = turns_of(self._loop)
         self._ssl = (ssl_context or ssl.create_default_context()) if address.is_tls else None
         self._server_name = server_name or address.host  # that the certificate has to be for
         self._host_line = f"Host: {address.authority}".encode("ascii")
