@@ -154,9 +154,21 @@ def test_what_a_stale_connection_lost_may_go_to_the_same_endpoint_at_once_and_co
     (sent,) = flood(made, 1, now=0.0)
     for _ in range(2):
         (sent,) = dispatches(made.failed(sent.lease, Failure.STALE, now=0.0))
-    assert state(made, 0.0) == "up", "healthy engines close idle connections, too"
     assert [type(action) for action in made.failed(sent.lease, Failure.STALE, now=0.0)] == [Fail]
-    assert state(made, 0.0) == "ejected", "but not three in a row"
+    assert state(made, 0.0) == "up", "healthy engines close idle connections, too; a dead one loses new ones"
+
+
+def test_stale_connections_cost_none_of_the_retry_budget() -> None:
+    made = scheduler(SchedulerSettings(attempts_max=3, retry_budget=0.1), a=30)
+    first = flood(made, 30, now=0.0)
+    again = [dispatches(made.failed(sent.lease, Failure.STALE, now=0.0)) for sent in first]
+    assert [len(sent) for sent in again] == [1] * 30
+
+
+def test_without_a_retry_budget_a_stale_connection_is_the_end() -> None:
+    made = scheduler(SchedulerSettings(attempts_max=3, retry_budget=0.0), a=4)
+    (sent,) = flood(made, 1, now=0.0)
+    assert [type(action) for action in made.failed(sent.lease, Failure.STALE, now=0.0)] == [Fail]
 
 
 def test_with_one_attempt_nothing_is_sent_again_after_a_stale_connection() -> None:

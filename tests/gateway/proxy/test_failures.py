@@ -185,6 +185,40 @@ async def test_with_one_attempt_a_request_is_written_to_an_engine_once(world: Wo
     assert len(requests) == 2
 
 
+@pytest.mark.parametrize("queue", [True, False])
+async def test_64_connections_that_an_engine_closes_at_once_cost_no_request_and_none_of_the_budget(
+    world: World, queue: bool
+) -> None:
+    served = 0
+    all_came, closing = asyncio.Event(), asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        nonlocal served
+        while True:
+            if (await peer.request()).startswith(b"GET "):
+                await peer.send(NOT_FOUND)
+                continue
+            served += 1
+            if 64 < served <= 128:
+                if served == 128:
+                    closing.set()
+                await closing.wait()
+                return
+            if served == 64:
+                all_came.set()
+            await all_came.wait()
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            await peer.send(head % len(WHOLE) + WHOLE)
+
+    raw = await world.beside(RawEngine(script))
+    endpoint = {"url": raw.url, "engine": "openai", "models": ["sim"], "slots": 64}
+    await world.gateway(endpoints=[endpoint], queue={"enabled": queue})
+    for _ in range(2):
+        answers = await asyncio.gather(*(world.ask(body=chat()) for _ in range(64)))
+        assert [answer.status for answer in answers] == [200] * 64
+    assert await world.metric("penstock_requeues_total", reason="stale") == 64
+
+
 async def test_a_request_that_kills_its_connections_is_executed_three_times(world: World) -> None:
     executed = 0
 

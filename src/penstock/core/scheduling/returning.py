@@ -62,7 +62,7 @@ def blame(
     elif failure is Failure.MODEL_GONE:
         if not endpoint.proof.stands and state.pool.stands_in(endpoint, model):
             endpoint.proof.struck(now)
-    else:
+    elif failure is not Failure.STALE:
         endpoint.health.failed(now)
     if failure in _ANSWERS:
         endpoint.liveness.moves(now)

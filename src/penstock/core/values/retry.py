@@ -7,8 +7,8 @@ pool does not get triple load. An endpoint that does not have the model (any mor
 engine costs no engine any work, and spends nothing either: the request is bounded by going to each endpoint but once.
 After the first byte there are no retries. A request that is too long for an endpoint, or of an unsupported kind, spends
 an attempt and no budget; it goes only to endpoints that it may fit (`core/dispatch/fit.py`). A stale connection is as a
-rule one that a healthy engine closed while it was idle, so the same endpoint may be asked again at once; but the engine
-may have executed the request, so this costs an attempt.
+rule one that a healthy engine closed while it was idle, often with hundreds of others, so the same endpoint may be
+asked again at once, for none of the budget; but the engine may have executed the request, so it costs an attempt.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def verdict(
         return Verdict.REQUEUE
     if failure is Failure.BROKEN:
         return Verdict.FAIL
-    if failure in REQUEST_REFUSED:  # costs an engine next to nothing, so none of the budget
+    if failure in REQUEST_REFUSED or (failure is Failure.STALE and budget.share > 0):
+        # costs an engine next to nothing, so none of the budget
         return Verdict.REQUEUE if attempts < attempts_max else Verdict.FAIL
     allowed = min(attempts_max, FIRST_BYTE_TIMEOUTS_MAX) if failure is Failure.FIRST_BYTE_TIMEOUT else attempts_max
     if attempts >= allowed or not budget.take(now, under_way=under_way):
