@@ -7,7 +7,7 @@ import json
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from tests.gateway.conftest import World, chat
+from tests.gateway.conftest import World, chat, hurry
 from tests.gateway.epp.conftest import Envoy, behind
 from tests.gateway.epp.test_messages import BODY, DESTINATION, USAGE, Pool, Proxy, Request, headers, places, pool, table
 
@@ -147,5 +147,27 @@ async def test_envoy_sends_a_request_on_to_the_fallback_of_a_dead_engine(world: 
         assert await world.metric("penstock_requeues_total", reason="reset") >= 1
         assert await world.metric("penstock_dispatches_total", endpoint=gone) >= 1
         assert len(alive.log.entries) == 6
+    finally:
+        envoy.close()
+
+
+async def test_envoy_sends_a_request_on_if_its_engine_dies_before_the_first_token(world: World) -> None:
+    engines = [await world.engine(step_s=1.0) for _ in range(2)]
+    envoy = Envoy(engines=places(world))
+    try:
+        envoy.wait()
+        await behind(world, envoy, fallbacks=1, slots=1)
+        client = await world.streaming(tokens=2)
+        await world.until(lambda: any(engine.log.running_max for engine in engines))
+        first, second = sorted(engines, key=lambda engine: -engine.log.running_max)
+        hurry(second)
+        await first.close()
+        world.engines.remove(first)
+        answer = await client.answer()
+        assert answer.status == 200
+        assert answer.header("x-penstock-endpoint") == second.url.removeprefix("http://")
+        assert answer.header("x-penstock-attempts") == "2"
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        await world.idle()
     finally:
         envoy.close()
