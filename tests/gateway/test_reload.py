@@ -518,7 +518,8 @@ EVERYTHING: list[dict[str, Any]] = [
     {"routing": {"policy": "kv", "locality": "lmcache", "lmcache": {"controller": "http://127.0.0.1:9"}}},
 ]
 IN_LISTS_OF_PLACES = ("endpoints[].", "discovery[].", "tls.")  # in tests of their own, above
-IN_OTHER_TESTS = ("bands[].name", "tenants[].name", "models.<name>.weight")  # the last in test_models_over_http.py
+#: The last ones in test_models_over_http.py, epp/test_fallbacks.py and epp/test_sample.py.
+IN_OTHER_TESTS = ("bands[].name", "tenants[].name", "models.<name>.weight", "epp.fallbacks", "epp.sample_every")
 
 
 def all_settings() -> list[str]:

@@ -67,6 +67,15 @@ async def test_another_endpoint_is_named_if_there_is_one(world: World) -> None:
         await alone.call.done_writing()
 
 
+async def test_a_reload_switches_fallbacks_on(world: World) -> None:
+    async with pool(world) as its:
+        world.document["epp"]["fallbacks"] = 1
+        await world.gate.reload()
+        stream = its.stream()
+        assert len(await _asked(stream)) == 2
+        await stream.call.done_writing()
+
+
 async def test_the_last_endpoint_has_no_fallback(world: World) -> None:
     async with pool(world, 1, fallbacks=3) as its:
         stream = its.stream()

@@ -59,6 +59,16 @@ async def test_no_sample_is_taken_if_it_is_switched_off(world: World) -> None:
         await made.to_the_end()
 
 
+async def test_a_reload_switches_samples_on(world: World) -> None:
+    async with pool(world, 1) as its:
+        world.document["epp"]["sample_every"] = 1
+        await world.gate.reload()
+        made, mode = await _answered(its, stream=True, kind=b"text/event-stream")
+        assert mode is not None
+        await made.call.done_writing()
+        await made.to_the_end()
+
+
 async def test_a_sampled_stream_is_charged_by_its_tokens_and_measures_the_estimate(world: World) -> None:
     async with pool(world, 1, sample_every=1) as its:
         unseen.paces.learn(world.engines[0].url.removeprefix("http://"), 1_000_000.0, 2)  # estimates are one token
