@@ -218,7 +218,7 @@ class Inside:
             await asyncio.sleep(LOOK_S)
 
     def sentence(self, counts: tuple[int, ...]) -> str:
-        """Returns who holds how many requests, and what that means."""
+        """Returns the requests that each client holds, with an explanation."""
         if not counts:
             return "…"
         inside, held = counts[:-1], counts[-1]

@@ -22,7 +22,7 @@ from penstock.http.server.listener import bound
 
 
 def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
-    """Returns what would keep `serve` from starting here. Leaves nothing behind."""
+    """Returns the reasons why `serve` would not start here. Leaves nothing behind."""
     asked: tuple[Callable[[], object], ...] = (
         lambda: require_endpoints(settings),
         lambda: Certificate().check(settings),

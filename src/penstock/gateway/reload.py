@@ -28,7 +28,7 @@ RESTARTS = "needs a restart"
 
 
 class Done(msgspec.Struct, frozen=True):
-    """What a reload did."""
+    """The result of a reload."""
 
     changed: list[Change]
     hash: str

@@ -37,7 +37,7 @@ CLOSE_TIMEOUT_S = 5.0  # for clients to read the end of their answers
 
 
 class StartError(Exception):
-    """The gateway can't start. The text says why."""
+    """The gateway can't start. The text is the reason."""
 
 
 class Gateway(Parts):

@@ -1,7 +1,7 @@
 """Translates the settings for rooms that know nothing of the file: the core, the HTTP server, the log.
 
-Every other part reads the settings itself (`follow`). So a gateway after a reload is what it would be if started with
-the new settings.
+Every other part reads the settings itself (`follow`). So a reloaded gateway equals one that was started with the new
+settings.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ Facts cross with actions on their way. A fact about a lease that was taken back 
 end the request in any case: a complete answer and a client that is gone. Facts are validated before the scheduler sees
 them: a repeated number or an unknown band ends the link, not the gateway.
 
-One decider decides at a time; its *epoch* says which. A new leader first gathers what all edges hold (`gathering.py`),
-for half a second at most, and then dispatches; later announcements are merged. A leader that can't renew dispatches
-nothing, and one that steps down forgets everything. Meanwhile facts are deferred, in order.
+There is one decider at a time; the *epoch* numbers their terms. A new leader first gathers what all edges hold
+(`gathering.py`), for half a second at most, and then dispatches; later announcements are merged. A leader that can't
+renew dispatches nothing, and one that steps down forgets everything. Meanwhile facts are deferred, in order.
 """
 
 from __future__ import annotations

@@ -344,7 +344,7 @@ class NewKeys(_Message, frozen=True):
 
 
 class NewRules(_Message, frozen=True):
-    """What the objects of all followed InferencePools say of requests."""
+    """The rules of all followed InferencePools' objects for requests."""
 
     document: bytes  #: JSON, `PoolRules`
 

@@ -30,7 +30,7 @@ _BY_PAGE = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what a page 
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
     """Why no request of the band may go to the endpoint now; None when it is open to the band.
 
-    Where nothing but the page says so, single requests are sent to find out whether that is true (`endpoints/page.py`).
+    If only the page keeps an endpoint closed, single requests test whether the page is right (`endpoints/page.py`).
     """
     cause = _closed(endpoint, band, settings, now)
     if cause is None or endpoint.ledger.page.closed_s is None or not by_page(endpoint, band, settings, cause, now=now):
@@ -41,14 +41,14 @@ def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, 
 def by_page(
     endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, cause: Cause | None, *, now: float
 ) -> bool:
-    """Whether nothing but its page keeps an endpoint closed. `cause`: why it is; None: find out, it may be tried."""
+    """True if only its page keeps an endpoint closed. `cause`: the known cause; None: compute it."""
     cause = cause or _closed(endpoint, band, settings, now)
     return cause in _BY_PAGE and _closed(endpoint, band, settings, now, told=False) is None
 
 
 def _stands_since_s(cause: Cause | None, endpoint: Endpoint, band: BandSettings, now: float) -> float:
-    """Since when what the page says has stood still, where one more may begin at once although it is true: memory, and
-    a band that only goes where nothing else does.
+    """The time since which the page shows no change. In two cases one more request may begin at once although the page is
+    right: memory is full, or the band is sent to idle engines only.
     """
     ledger = endpoint.ledger
     if cause is Cause.KV_FULL:
@@ -60,7 +60,7 @@ def _stands_since_s(cause: Cause | None, endpoint: Endpoint, band: BandSettings,
 def _closed(
     endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float, *, told: bool = True
 ) -> Cause | None:
-    """Why the endpoint is closed; `told`: also by what its page says."""
+    """The cause that closes the endpoint, or None; `told`: the page counts, too."""
     ledger = endpoint.ledger
     if now >= ledger.prefill.due_s:
         ledger.advance(now)
@@ -179,7 +179,7 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
 
 
 def _tries_s(cause: Cause, endpoint: Endpoint, now: float) -> list[float]:
-    """When time may lift what keeps requests from being sent against the page, and what else of ours closes it."""
+    """The times at which a request may be sent against the page, or at which another cause of ours may end."""
     ledger, page = endpoint.ledger, endpoint.ledger.page
     times = [ledger.limit.fills_until_s(ledger, now)]
     if page.closed_s is not None:

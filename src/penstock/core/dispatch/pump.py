@@ -127,7 +127,7 @@ class Pump:
         """True if a newcomer can change the sendable requests: no other could be sent a moment ago, and it opens no way
         for them.
 
-        Most that come to a full pool don't, and this is a tenth of the price of finding out by looking at all.
+        In a full pool most newcomers change nothing, and this test costs a tenth of a pass of the pump.
         """
         band, model = self._queues.bands[entry.request.band], entry.model
         if band.unchecked:

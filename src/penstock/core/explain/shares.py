@@ -73,7 +73,7 @@ class ModelMeter:
 
     @property
     def real(self) -> bool:
-        """Whether an engine has answered for the model: else its name may be a caller's mistake."""
+        """Whether an engine has answered for the model: otherwise its name may be a caller's mistake."""
         return self.prompt_tokens + self.output_tokens > 0
 
     def wait_quantiles_s(self, now: float) -> tuple[float, float] | None:

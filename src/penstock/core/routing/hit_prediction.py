@@ -1,10 +1,11 @@
 """Checking the sources of cached prefixes. Compares predictions with engines' reports.
 
-An engine that reports `cached_tokens` shows after each answer how much of the prompt it had. A source that promises too
-much too often is not asked about that endpoint for a while, and then gets another try. Promising too little costs only
-the hit, so it is no fault. Nor is what a source learns from: our history can't see what an engine drops, so a prompt
-that is gone makes it believe that the engine holds less (`Router.answered`). It is at fault only when it can't believe
-in less any more: where prompts are gone at once, nothing is cached, or not by who answers.
+An engine that reports `cached_tokens` shows after each answer how much of the prompt it had. A source that promises
+too much too often is not asked about that endpoint for a while, and then gets another try. Promising too little costs
+only the hit, so it is no fault. A prompt from which a source learns does not count either: our history can't see what
+an engine drops, so a prompt that is gone makes it believe that the engine holds less (`Router.answered`). It is at
+fault only when it can't believe in less any more: where prompts are gone at once, nothing is cached, or not by who
+answers.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class Reason(StrEnum):
         "stream_broken",
         502,
         "the engine's answer broke off",
-        "See the log of {} for the moment when the streams broke: mostly memory, or a restart.",
+        "See the log of {} at the time when the streams broke: usually memory, or a restart.",
     )
     STORAGE_FULL = "storage_full", 507, "no room is left to store this; nothing of it was kept"
 
@@ -281,7 +281,7 @@ class Failure(StrEnum):
 
 
 class EndpointState(StrEnum):
-    """What an endpoint is at one moment."""
+    """The state of an endpoint at one moment."""
 
     _value_: str
     tone: str  #: ok, busy (passes by itself), bad (a fault) or hand (set by an operator)

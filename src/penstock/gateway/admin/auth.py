@@ -137,7 +137,7 @@ class AdminAuth:
 
 
 def _network(peer: str) -> str:
-    """Who fails: an IPv6 caller has a /64 of addresses at least, and would have as many tries."""
+    """The addresses that failed: an IPv6 caller has a /64 of addresses at least, and would have as many tries."""
     if ":" not in peer:
         return peer
     try:

@@ -29,7 +29,7 @@ _ASIDE = tuple(state for state in EndpointState if state not in (*MISSING, *SERV
 
 
 class StoppedBy(msgspec.Struct, frozen=True):
-    """Who paused or drained, and for how long it has held."""
+    """The author of a pause or drain, and its duration so far."""
 
     by: str  #: a name, if the token has one, and an address
     for_s: float
@@ -190,7 +190,7 @@ def _lately(lately: Lately | None, kinds: Iterable[Kind]) -> str:
 
 
 def _own_limits(lately: Lately | None) -> str:
-    """Refusals of the last minute by tenants' own limits: no fault, but whoever looks wants to know whose they are."""
+    """Refusals of the last minute by tenants' own limits: no fault, but an operator wants to know whose they are."""
     groups = [] if lately is None else [group for group in lately.groups if group.reason == Reason.TENANT_LIMIT]
     if not groups:
         return ""

@@ -1,7 +1,7 @@
 """The last hour in samples a second apart, for the curves.
 
 One ring per curve, 3,600 numbers each, kept as bare ones: as objects they would weigh four times as much. The rings are
-made whole at the start, so no memory grows for an hour. Whoever comes later gets the hour thinned: each second of the
+made whole at the start, so no memory grows for an hour. A later reader gets the hour thinned: each second of the
 last minutes, before that every tenth, as the largest of the ten, so that no spike is lost.
 """
 

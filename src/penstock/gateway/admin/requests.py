@@ -64,7 +64,7 @@ class RequestVerbs:
     # --- all, or a model ------------------------------------------------------------------------------------------
 
     def stops(self) -> dict[tuple[str, str], StoppedBy]:
-        """Return who paused and drained, by verb and model (`ALL` for all)."""
+        """Return the authors of pauses and drains, by verb and model (`ALL` for all)."""
         now = self._driver.now()
         return {key: StoppedBy(by, now - at_s) for key, (by, at_s) in self._stops.items()}
 

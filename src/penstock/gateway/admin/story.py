@@ -83,7 +83,7 @@ def _requeued(step: Requeued) -> str:
 
 
 def _sent(told: Explanation, sent: Sent) -> list[str]:
-    """Where it went and why, where it stood in its turn, and who answers it."""
+    """Its endpoint and the reason, its place in turn, and the engine that answers it."""
     line = f"Sent after {seconds(sent.at_s)} to {short_name(sent.endpoint)}, one of {sent.open_endpoints} open"
     if sent.candidates:  # not of a request that another scheduler sent
         chosen, *others = sent.candidates

@@ -77,7 +77,7 @@ class TenantOrders:
             self._forget(name, key)
 
     def limits(self) -> dict[str, Limits]:
-        """The limits in force of each tenant that has any: the order's if there is one, else the settings'."""
+        """The limits in force of each tenant that has any: the order's if there is one, otherwise the settings'."""
         found = {**self._made, **self.file}
         for name in self._orders:
             found[name] = self.limits_of(name)

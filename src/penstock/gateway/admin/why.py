@@ -1,6 +1,6 @@
 """Why a model's next request waits, or an endpoint takes nothing: the catalogue's sentence and the numbers behind it.
 
-One request's wait is told by `story.py`. The numbers are those of the decision: what the next request needs, what is
+`story.py` explains one request's wait. The numbers are those of the decision: what the next request needs, what is
 free, and the ceiling.
 """
 

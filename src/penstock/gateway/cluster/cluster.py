@@ -80,7 +80,7 @@ class GatewayCluster:
         return self._supervisor.relay
 
     async def start(self) -> None:
-        """Take part in the group, and start the workers. OSError: the text says what can't be started."""
+        """Take part in the group, and start the workers. OSError: the text names the part that cannot start."""
         self.table.start()
         if self.group is not None:
             try:

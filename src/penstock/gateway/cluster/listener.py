@@ -157,7 +157,7 @@ class Dialler:
         self._context = context(share.tls, server=False)
 
     async def __call__(self, address: str, kind: bytes) -> tuple[asyncio.Transport, bytes]:
-        """Returns a greeted connection, and what came on it. OSError: no gateway of the group answers.
+        """Returns a greeted connection with the bytes already received on it. OSError: no gateway of the group answers.
 
         The caller sets its protocol at once, before anything else may come.
         """

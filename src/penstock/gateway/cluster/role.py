@@ -1,8 +1,8 @@
 """The role of this gateway in its group: it leads, stands by, or decides alone.
 
-The election says which gateway decides. If it is another one, a link to it shows that it is there. If nobody has been
-found for `alone_after`, this gateway decides alone for its own workers, with its part of slots and limits, and goes on
-looking; as soon as there is a decider, the group is one queue again.
+The election determines which gateway decides. If it is another one, a link to it shows that it is there. If nobody
+has been found for `alone_after`, this gateway decides alone for its own workers, with its part of slots and limits,
+and goes on looking; as soon as there is a decider, the group is one queue again.
 
 A decider checks before each batch of facts whether it still leads, because a process that was stopped for a while
 hears its links before its timers.

@@ -312,7 +312,7 @@ class Worker:
             self.driver.tell([Evict(name, Reason.DRAINING)])
 
     def _limit(self) -> None:
-        """Subtract what the other workers hold, as last reported: limits count for all together."""
+        """Subtract the other workers' holdings, as last reported: limits count for all together."""
         limits = settings_map.server_limits(self._settings)
         self.server.limits = replace(
             limits,
@@ -367,7 +367,7 @@ class WorkerLife:
         self.link: Link[Down] = Link(edge_reader(), epoch=0, heard=self._heard, lost=self._lost)
 
     async def run(self) -> int:
-        """Run until the first process says so or is gone. Returns the exit code."""
+        """Run until the first process orders a stop or is gone. Returns the exit code."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self.link, sock=socket.socket(fileno=self._args.link))
         self.link.say(Hello(PROTOCOL, penstock.__version__, self._args.name, 0, "", os.getpid()))

@@ -36,7 +36,7 @@ class Catalog:
         self._use()
 
     def _use(self) -> None:
-        """Split as told, and go on with those splits that are as they were."""
+        """Apply these splits; unchanged ones keep their counts."""
         wanted: dict[str, dict[str, int]] = {**self._settings}
         for rewrite in self._rewrites:
             for name in rewrite.models:

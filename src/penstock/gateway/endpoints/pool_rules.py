@@ -1,4 +1,4 @@
-"""What InferenceObjectives and InferenceModelRewrites say of requests, from all pools that discovery follows.
+"""The rules of InferenceObjectives and InferenceModelRewrites for requests, from all pools that discovery follows.
 
 Each pool reports the complete rules on each change, as sources report endpoints. Of two pools' objectives with one name
 the first counts, in the order of `discovery`.
@@ -25,7 +25,7 @@ class ModelRewrite(msgspec.Struct, frozen=True):
 
 
 class PoolRules(msgspec.Struct, frozen=True):
-    """Everything that pools' objects say of requests."""
+    """All rules of pools' objects for requests."""
 
     priorities: dict[str, int] = {}  #: of objectives, by name
     rewrites: tuple[ModelRewrite, ...] = ()  #: by precedence

@@ -23,7 +23,7 @@ LOOK_S = 1.0  # for endpoints whose host name is new
 
 
 class Picker:
-    """What streams need of the gateway."""
+    """The parts of the gateway that streams use."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 Who. (1) The tenant of its API key, or the one that its token names (`tokens/`). (2) Without a key, the tenant it names
 in a header, if that one is listed and has no keys; from a trusted proxy any tenant, listed or not. (3) All others share
 the part `anonymous` under any name: a name costs nothing, so it must bring nothing. Names are flows of their own inside
-that part; who gives none is named by its address, key and user (`unnamed.py`). The user divides a tenant's part
+that part; a caller without one is named by its address, key and user (`unnamed.py`). The user divides a tenant's part
 further, so any client may name one; by default each key is a user.
 
 What. A client may ask for a band by several headers or a service tier, up to the highest allowed by its key or
@@ -299,7 +299,7 @@ class Callers:
         return Key(b"", owner, claims.user, claims=claims)
 
     def _claimed(self, header: Header, peer: str, client: str, user: object, now: float) -> TenantProfile:
-        """Identify a client without a key by its name, or by what else there is of it."""
+        """Identify a client without a key by its name, otherwise by its address, key and user."""
         name = _first_name(header, self._tenant_headers)
         known, trusted = self._tenants.get(name), self._trusted(peer)
         may_claim = name and not name.startswith(CLIENT_PREFIX) if known is None else trusted or not known.has_keys

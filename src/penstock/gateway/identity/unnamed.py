@@ -71,7 +71,7 @@ class UnnamedCallers:
 
 
 def told_apart(settings: Settings) -> str:
-    """Returns by what callers are told apart, for the log."""
+    """Returns the properties that distinguish callers, for the log."""
     identity = settings.identity
     has_keys = identity.jwt is not None or identity.made_keys or any(tenant.keys for tenant in settings.tenants)
     named = ["its key"] if has_keys or identity.require_key else []

@@ -218,7 +218,7 @@ def _is_data(body: bytes, stride: int) -> bool:
 
 
 def _find_data(body: bytes, at: int, until: int) -> list[Found]:
-    """The data that is met with from `at` on; the last of it may end behind `until`."""
+    """Data that begins between `at` and `until`; the last piece may end after `until`."""
     found: list[Found] = []
     until = min(until, len(body))
     while at < until:

@@ -163,7 +163,7 @@ class App:
         return None if isinstance(self._callers.key(exchange.lookup.get, exchange.repeats), Key) else foreign
 
     def complete(self, exchange: SocketExchange) -> None:
-        """Serve a request whose body has arrived."""
+        """Serve a request with its whole body."""
         found = route(exchange.target_path)
         if found is None:
             part = self._part(exchange.target_path)

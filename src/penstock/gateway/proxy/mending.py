@@ -1,11 +1,11 @@
 """What does an engine's refusal mean: is it about a field that Penstock added, can the request be served elsewhere, and
 is it an engine that answers at all (docs/decisions/0066)?
 
-A refusal that may be about a field of ours is followed by the same request without that field, once per dispatch. One
-that says that the request does not fit there (too long, a picture) lets another endpoint try. File servers, login pages
-and ingresses without a route answer too, with a redirect or that there is no such path. Engines do so as well if they
-lack a path; so such an answer speaks against an engine only if it has answered well on this path before, or if nothing
-shows yet that it is one.
+A refusal that may be about a field of ours is followed by the same request without that field, once per dispatch.
+After a refusal because the request does not fit (too long, a picture), another endpoint tries. File servers, login
+pages and ingresses without a route answer too, with a redirect or that there is no such path. Engines do so as well
+if they lack a path; so such an answer speaks against an engine only if it has answered well on this path before, or
+if nothing shows yet that it is one.
 """
 
 from __future__ import annotations

@@ -566,7 +566,7 @@ class Relay:
         self.refused(head[0], body)
 
     def no_answer(self) -> None:
-        """Forget what came: it is not passed on."""
+        """Forget the bytes received so far: they are not passed on."""
         self._call = self._head = self._error_body = None
 
     def _keep_error(self, kept: bytearray, data: bytes) -> None:

@@ -80,7 +80,7 @@ class Target:
         return self.refuses
 
     def forget(self) -> None:
-        """Forget what its answers showed: another engine may be there."""
+        """Forget the evidence of its answers: another engine may be there."""
         self.finishes.clear()
         self.served.clear()
         self.takes = self.refuses = frozenset()

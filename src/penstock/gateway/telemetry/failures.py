@@ -24,7 +24,7 @@ _OWN_WISH = (Reason.CANCELLED, Reason.CLIENT_GONE, Reason.OPERATOR)
 
 
 class Kind(StrEnum):
-    """What became of a request that did not go well."""
+    """The end of a request that was not served well."""
 
     REFUSED = "refused"  #: at the door
     EVICTED = "evicted"  #: after it had waited
@@ -76,7 +76,7 @@ class Failures:
         self._fresh.append(after_s)
 
     def take(self) -> Counter[Mishap]:
-        """What was noted since this was last asked."""
+        """The rows noted since the last call."""
         rows, self._rows = self._rows, Counter()
         return rows
 

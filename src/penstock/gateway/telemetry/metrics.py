@@ -288,7 +288,7 @@ class Metrics:
             self._cancelled.inc()
 
     def used(self, journey: QueuedJourney, usage: Usage | None, tokens_seen: int) -> None:
-        """An answer is complete. `usage`: as the engine reported; else only the tokens seen are known."""
+        """An answer is complete. `usage`: as the engine reported; otherwise only the tokens seen are known."""
         line, prompt, cached, completion = self._line(journey), 0, 0, tokens_seen
         if usage is not None:
             prompt, cached, completion = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens

@@ -102,7 +102,7 @@ class ProductionStack:
             its.cached_tokens += cached_tokens
 
     def values(self) -> Iterator[tuple[tuple[str, ...], list[float]]]:
-        """What was counted, by kind and name; for another process."""
+        """The counts, by kind and name; for another process."""
         for model, count in self._came.items():
             yield ("model", model), [count]
         for name, its in self._endpoints.items():

@@ -84,7 +84,7 @@ class Tracer:
 
 
 def otlp(endpoint: str, *, sample: float) -> Tracer:
-    """Traces go to a collector, by OTLP over HTTP. Whatever else it needs, the SDK reads of `OTEL_…` variables."""
+    """Traces go to a collector, by OTLP over HTTP. The SDK reads all other options from `OTEL_…` variables."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 

@@ -57,7 +57,7 @@ class UsageBook:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Add what is left."""
+        """Add the remaining rows."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -142,7 +142,7 @@ class FailureWindow:
 
 
 def words(kind: Kind, reason: str, limit: str = "") -> str:
-    """What became of a request and why: `refused: the queue is full`. A broken stream needs no reason."""
+    """The end of a request and its reason: `refused: the queue is full`. A broken stream needs no reason."""
     if kind is Kind.BROKEN:
         return kind
     return f"{kind}: {ROWS.get(reason, reason)}" + (f" ({limit})" if limit else "")

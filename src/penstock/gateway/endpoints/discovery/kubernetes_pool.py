@@ -1,9 +1,9 @@
 """An InferencePool (inference.networking.k8s.io/v1): which pods does it select, and what do its rules say?
 
-The pool names labels and up to eight target ports; each ready pod stands for one endpoint per port. InferenceObjectives
-and InferenceModelRewrites of the pool are followed beside it, in both of their API groups: what is wrong with them, or
-their absence, never touches the endpoints. A pool that can't be used changes nothing, and one that was deleted has no
-endpoints.
+The pool names labels and up to eight target ports; each ready pod stands for one endpoint per port.
+InferenceObjectives and InferenceModelRewrites of the pool are followed beside it, in both of their API groups: their
+faults and their absence never affect the endpoints. A pool that can't be used changes nothing, and one that was
+deleted has no endpoints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A request at two engines at once: one computes its prompt, the other waits for that and answers (SGLang).
 
-Both get the same body, with three fields that say where they meet: the host and bootstrap port of the first, and a
+Both get the same body, with three fields that name their meeting place: the host and bootstrap port of the first, and a
 room, a number unique to the request. They transfer the KV cache themselves. The first one's answer shows that the
 prompt is computed and what of it was cached; the client gets it only if it is a refusal. If one fails before the first
 byte, the other's work is useless and is stopped.
@@ -117,7 +117,7 @@ class Meeting(Division):
 
 
 def meeting_fields(host: str, port: int) -> dict[str, bytes]:
-    """Returns the fields that say where both meet, as JSON. An IPv6 address is in brackets."""
+    """Returns the fields that name the meeting place, as JSON. An IPv6 address is in brackets."""
     host = f"[{host}]" if ":" in host else host
     room = secrets.randbits(ROOM_BITS)
     return {
