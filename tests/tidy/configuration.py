@@ -57,7 +57,8 @@ def reference_markdown() -> str:
         if (known := first.setdefault(section, prefix)) == prefix:
             base = next((base for base in section.__mro__[1:] if base is not Section and len(_own(base)) > 2), section)
             shared = prefix if base is section else first.setdefault(base, prefix)
-            parts.append(_section(prefix, section, [] if shared == prefix else _unchanged(section, base), shared))
+            siblings = shared != prefix and shared.count(".") == prefix.count(".")
+            parts.append(_section(prefix, section, _unchanged(section, base) if siblings else [], shared))
         else:
             parts.append(f"\n## `{prefix.removesuffix('.')}`\n\nThe settings of `{known.removesuffix('.')}`.\n")
     return "".join(parts)

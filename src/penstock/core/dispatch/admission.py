@@ -47,8 +47,8 @@ def by_page(
 
 
 def _stands_since_s(cause: Cause | None, endpoint: Endpoint, band: BandSettings, now: float) -> float:
-    """The time since which the page shows no change. In two cases one more request may begin at once although the page is
-    right: memory is full, or the band is sent to idle engines only.
+    """The time since which the page shows no change. One more request may begin at once although the page is right in
+    two cases: memory is full, or the band is sent to idle engines only.
     """
     ledger = endpoint.ledger
     if cause is Cause.KV_FULL:
