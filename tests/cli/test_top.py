@@ -141,7 +141,7 @@ async def test_the_terminal_is_left_as_it_was(world: World, how: str | signal.Si
         assert await top.ended() == code
 
 
-async def test_a_gateway_that_goes_away_is_told_and_keys_are_heard(world: World) -> None:
+async def test_a_gateway_that_leaves_is_reported_and_keys_work(world: World) -> None:
     await world.engine()
     await world.gateway()
     with terminal(world) as top:

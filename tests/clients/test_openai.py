@@ -78,7 +78,7 @@ async def test_no_engine_is_an_error_that_may_be_tried_again(world: World) -> No
     assert int(caught.value.response.headers["retry-after"]) >= 1
 
 
-async def test_its_own_retry_waits_as_long_as_the_gateway_says(world: World) -> None:
+async def test_its_own_retry_obeys_the_gateways_retry_after(world: World) -> None:
     base_url = await served(world, queue={"max_requests": 1}, tenant={"limits": {"running": 1}})
     async with client(base_url, retries=5) as api:
         long = {**ASK, "max_tokens": 60}

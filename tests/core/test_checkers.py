@@ -199,7 +199,7 @@ def test_a_stricter_high_band_may_be_passed() -> None:
     assert made.arrived(request("low", band=1), now=0.0)
 
 
-def test_a_pinned_request_may_pass_those_who_wait() -> None:
+def test_a_pinned_request_may_pass_queued_ones() -> None:
     made = scheduler(SchedulerSettings(bands=(BandSettings("high", ceiling=0.5), BandSettings("low"))), a=2)
     made.arrived(request("first"), now=0.0)
     made.arrived(request("waits"), now=0.0)

@@ -38,7 +38,7 @@ def fill(made: CheckedScheduler, count: int, *, now: float = 0.0) -> list[int]:
 # --- waiting and its end ------------------------------------------------------------------------------------------
 
 
-def test_a_waiter_is_sent_when_a_lease_ends_and_is_told_how_long_it_waited() -> None:
+def test_a_queued_request_is_sent_when_a_lease_ends_and_gets_its_wait() -> None:
     made = scheduler(a=1)
     (first,) = fill(made, 1)
     assert made.arrived(request("next"), now=1.0) == []
@@ -63,7 +63,7 @@ def test_a_running_request_that_is_cancelled_frees_its_slot_at_once() -> None:
     assert sent(made.cancelled("fill-0.0-0", now=1.0)) == [("next", "a")]
 
 
-def test_who_waits_too_long_is_evicted_and_told_when_to_come_back() -> None:
+def test_a_request_that_waits_too_long_is_evicted_with_a_retry_after() -> None:
     made = scheduler(SchedulerSettings(wait_s_max=5.0), a=1)
     fill(made, 1)
     made.arrived(request("late"), now=1.0)
@@ -129,7 +129,7 @@ def test_a_queue_of_no_length_still_sends_what_finds_a_slot() -> None:
 # --- models -------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_model_is_refused_only_when_every_endpoint_has_told() -> None:
+def test_an_unknown_model_is_refused_only_when_every_endpoint_has_reported() -> None:
     made = scheduler(a=1)
     assert ends(made.arrived(request("r1", model="n"), now=0.0)) == [("r1", "rejected", "model_not_found")]
     made.endpoint_added(EndpointSpec(name="b", slots=1), now=0.0)
@@ -198,7 +198,7 @@ def test_a_flow_gets_no_further_ahead_by_overtaking_however_often_the_other_begi
     assert sent(made.observed("a", Observation(1.0, 0, 0, kv_usage=0.1), now=1.0))[0] == ("large60", "a")
 
 
-def test_nothing_is_kept_of_those_who_were_overtaken_and_went_away() -> None:
+def test_nothing_is_kept_of_overtaken_requests_that_left() -> None:
     made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=1000)
     for now in (0.0, 1.0, 2.0, 3.0):
         running = 1 + BACKFILLED_MAX * now
@@ -603,7 +603,7 @@ def test_an_endpoint_with_room_is_not_wanted_by_what_waits_for_something_else() 
     assert not made.wanted("a", now=0.0), "a newer reading would not help it"
 
 
-def test_a_wake_up_for_somebody_who_left_in_the_same_moment_does_nothing() -> None:
+def test_a_wake_up_for_a_request_that_just_left_does_nothing() -> None:
     made = scheduler(SchedulerSettings(wait_s_max=5.0), a=1)
     fill(made, 1)
     made.arrived(request("r"), now=0.0)
@@ -627,7 +627,7 @@ def test_the_picture() -> None:
     assert (b.models, b.engine_waiting, b.observed_s_ago) == (None, None, None)
 
 
-def test_a_held_endpoint_says_so() -> None:
+def test_a_held_endpoint_reports_its_state() -> None:
     made = scheduler(a=2)
     for lease in fill(made, 2):
         made.failed(lease, Failure.BUSY, now=1.0)

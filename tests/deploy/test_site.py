@@ -53,7 +53,7 @@ def test_every_query_of_the_dashboard_has_data_after_a_scrape_of_a_loaded_gatewa
     assert not empty
 
 
-def test_the_second_container_tells_the_gateway_to_read_settings_that_changed(site: Site, tmp_path: Path) -> None:
+def test_the_second_container_reloads_changed_settings(site: Site, tmp_path: Path) -> None:
     """As Kubernetes changes a mounted ConfigMap: files in a folder, a link to it, turned in one step."""
     engine = site.engine()
     mounted = site.folder / "mounted"

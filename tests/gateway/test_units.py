@@ -282,7 +282,7 @@ def test_every_reason_has_its_answer_in_every_shape(api: Api, reason: Reason) ->
     assert errors.error_event(api, reason, "words").endswith(end)
 
 
-def test_a_dropped_request_is_told_why_in_llm_ds_words() -> None:
+def test_a_dropped_request_has_the_reason_in_llm_ds_words() -> None:
     def why(reason: Reason) -> bytes | None:
         return dict(errors.refusal(Api.OPENAI, reason)[1]).get(b"x-llm-d-request-dropped-reason")
 

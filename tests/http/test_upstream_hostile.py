@@ -478,7 +478,7 @@ async def test_endless_framing_is_cut_off_at_the_limit(start: bytes, unit: bytes
 
 @pytest.mark.parametrize("lines", [b"a: b\r\n" * 51, b"a: " + b"b" * 8192 + b"\r\n"])
 @on_both_loops
-async def test_a_large_head_that_comes_in_one_read_is_refused_all_the_same(lines: bytes) -> None:
+async def test_a_large_head_in_one_read_is_refused_too(lines: bytes) -> None:
     async with connected(answering_once(HEAD + lines + b"Content-Length: 0\r\n\r\n"), limits=LIMITS) as (_, upstream):
         assert (await ask(upstream)).kind == Kind.PROTOCOL
 

@@ -92,7 +92,7 @@ async def test_it_pauses_everything_and_resumes(world: World, window: Window) ->
     await window.says("Idle: nothing waits, nothing runs.")
 
 
-async def test_it_says_first_that_everything_is_drained_and_what_takes_it_back(world: World, window: Window) -> None:
+async def test_it_begins_with_the_drain_of_everything_and_its_remedy(world: World, window: Window) -> None:
     await world.engine()
     await world.gateway(slots=2)
     for tenant in ("team-a", "team-b"):
@@ -183,7 +183,7 @@ async def test_a_number_and_its_unit_stay_on_one_line(world: World, window: Wind
     assert shown == ["50\xa0%", "14.2\xa0s", "20\xa0ms", "down (for 14.2\xa0s), 3\xa0ms\xa0ago, 90\xa0% of 5 slots"]
 
 
-async def test_a_range_of_which_there_is_less_says_since_when(world: World, window: Window) -> None:
+async def test_a_range_with_less_history_reports_its_beginning(world: World, window: Window) -> None:
     await world.engine()
     await world.gateway()
     await window.open(world)

@@ -178,7 +178,7 @@ def test_a_number_is_never_used_again() -> None:
         beside.says("a", Arrived(1, _request()))
 
 
-def test_who_has_rates_is_told_what_is_left_before_the_action() -> None:
+def test_a_tenant_with_rates_gets_the_remainder_before_the_action() -> None:
     beside = Beside(tenants={"t": Limits(requests_per_minute=10)})
     told = beside.says("a", Arrived(1, _request(tenant="t")))
     assert [type(message) for message in told] == [Allowed, Told]
@@ -187,7 +187,7 @@ def test_who_has_rates_is_told_what_is_left_before_the_action() -> None:
     assert told[0].allowance.requests.remaining == 9
 
 
-def test_places_are_told_of_those_who_wait() -> None:
+def test_queued_requests_have_positions() -> None:
     beside = Beside()
     beside.says("a", *(Arrived(n, _request(f"{n}")) for n in range(1, 5)))
     (told,) = beside.says("a", WherePlaced([1, 3, 4, 77]))

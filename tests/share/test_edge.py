@@ -85,7 +85,7 @@ def test_what_is_taken_back_before_its_first_byte_waits_again() -> None:
     assert desk.said == [Finished(number, 6, Usage(1, 2))]
 
 
-def test_what_a_client_reads_is_not_taken_back_and_the_decider_is_told() -> None:
+def test_an_answer_that_a_client_reads_is_not_revoked_and_the_decider_learns_it() -> None:
     desk = Desk()
     number = desk.sent()
     desk.edge.first_token(5, now=0.2)
@@ -198,7 +198,7 @@ def test_growth_is_told_at_once_where_a_limit_on_the_pace_is_held_against_it() -
     assert desk.said == [Progressed(number, 5, 9), Finished(number, 5, Usage(1, 9))]
 
 
-def test_growth_of_an_answer_that_was_taken_back_meanwhile_is_not_told() -> None:
+def test_growth_of_a_revoked_answer_is_not_reported() -> None:
     desk = Desk()
     number = desk.sent()
     desk.edge.progressed(5, 70, now=0.1)

@@ -108,7 +108,7 @@ def test_random_bytes_never_do_anything_but_end_the_link() -> None:
     assert ended > 500
 
 
-def test_another_protocol_or_version_is_told_with_both_names() -> None:
+def test_another_protocol_or_version_is_reported_with_both_names() -> None:
     hello = Hello(PROTOCOL, penstock.__version__, "w", 0, "")
     assert why_not(hello, version=penstock.__version__) is None
     other = msgspec.structs.replace(hello, version="0.0.1")

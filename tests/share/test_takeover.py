@@ -198,7 +198,7 @@ def test_an_eviction_that_was_never_received_is_decided_again_by_the_age() -> No
     assert evict.reason is Reason.QUEUE_TIMEOUT
 
 
-def test_who_hung_up_meanwhile_is_not_announced() -> None:
+def test_a_client_that_disconnected_meanwhile_is_not_announced() -> None:
     house = House()
     house.sent("a", "r")
     house.edges["a"].cancelled("r", now=1.0)
@@ -297,7 +297,7 @@ def test_without_a_link_answers_break_and_failures_wait_without_asking() -> None
 # --- gathering --------------------------------------------------------------------------------------------------------
 
 
-def test_a_decider_waits_for_all_who_were_there_and_half_a_second_for_those_who_are_silent() -> None:
+def test_a_new_decider_waits_for_all_known_edges_half_a_second_at_most() -> None:
     house = House("ab")
     for name in "ab":
         house.arrives(name, f"of {name}")
@@ -335,7 +335,7 @@ def test_facts_while_it_gathers_are_told_when_it_begins_and_in_their_order() -> 
     assert {remote.request.id for remote in house.peers["a"].requests.values()} == {"new"}
 
 
-def test_who_could_not_renew_sends_nothing_and_puts_newcomers_off() -> None:
+def test_a_leader_that_could_not_renew_sends_nothing_and_puts_newcomers_off() -> None:
     house = House()
     lease = house.sent("a", "r")
     decider = house.one.decider
@@ -350,7 +350,7 @@ def test_who_could_not_renew_sends_nothing_and_puts_newcomers_off() -> None:
     assert _dispatched(house.tell("a", house.one)) == ["w"]
 
 
-def test_who_leads_no_more_holds_nothing() -> None:
+def test_a_former_leader_holds_nothing() -> None:
     house = House()
     house.sent("a", "r")
     house.arrives("a", "w1")
@@ -380,7 +380,7 @@ def test_alone_it_decides_with_its_part_and_with_all_when_it_leads() -> None:
     assert _dispatched(house.tell("a", house.two)) == ["r2"]
 
 
-def test_members_are_told_when_they_come_and_go() -> None:
+def test_members_are_logged_when_they_come_and_go() -> None:
     house = House("ab")
     house.tell("a", house.one)
     assert list(house.edges["a"].edges) == ["a", "b"]

@@ -142,7 +142,7 @@ def test_weights_hold_wherever_requests_come_in(placement: dict[str, list[int]])
     ],
     ids=["A|BCD", "ABD|BCD", "ABC|CD", "A|B|C|C+D"],
 )
-def test_four_tenants_get_the_same_whoever_carries_them(placement: dict[str, list[int]]) -> None:
+def test_four_tenants_get_the_same_at_any_edge(placement: dict[str, list[int]]) -> None:
     got = list(_backlogged(placement, dict.fromkeys("abcd", 1.0), edges=4).values())
     jain = sum(got) ** 2 / (len(got) * sum(one * one for one in got))
     assert jain >= 0.995, (jain, got)

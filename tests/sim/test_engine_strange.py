@@ -43,7 +43,7 @@ async def test_an_answer_without_done_ends_with_its_last_event() -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_an_answer_without_a_reason_ends_all_the_same(path: str) -> None:
+async def test_an_answer_without_a_reason_still_ends(path: str) -> None:
     async with bench() as at:
         await at.fault(kind="no_finish_reason")
         text = (await at.http.post(path, json=body_for(path, stream=True))).text
@@ -132,7 +132,7 @@ async def test_who_stood_before_the_engine_is_served_in_the_end() -> None:
         assert entry.started - entry.arrived >= 0.015
 
 
-def test_a_course_says_how_slow_it_is_and_when() -> None:
+def test_a_course_sets_the_slowness_over_time() -> None:
     faults = Faults()
     faults.set(Fault("slow", course=[(0.0, 2.0), (5.0, 1.0)]), 100.0)
     assert [faults.slow_factor(now) for now in (100.0, 104.9, 105.0)] == [2.0, 2.0, 1.0]

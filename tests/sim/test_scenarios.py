@@ -64,7 +64,7 @@ def test_only_best_effort_work_is_shed() -> None:
 
 
 @pytest.mark.slow
-def test_retry_after_tells_the_truth() -> None:
+def test_retry_after_is_the_true_wait() -> None:
     kept("overload", 120.0, "Retry-After")
 
 

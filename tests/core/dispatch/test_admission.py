@@ -106,7 +106,7 @@ def test_shunned() -> None:
     assert misfit(entry, endpoint(), SETTINGS, now=1.0) is Cause.SHUNNED
 
 
-def test_each_cause_says_when_time_alone_lifts_it() -> None:
+def test_each_cause_has_the_time_at_which_it_may_end_by_itself() -> None:
     at = endpoint(leases=4)
     assert lifts_s(Cause.NO_BACKEND, at, now=1.0) == math.inf
     assert lifts_s(Cause.SLOTS_FULL, at, now=1.0) == math.inf

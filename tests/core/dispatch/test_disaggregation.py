@@ -62,7 +62,7 @@ def held(made: CheckedScheduler, now: float = 0.0) -> dict[str, tuple[int, int]]
         ({"role": "gateway"}, Role.BOTH),
     ],
 )
-def test_a_role_is_what_the_label_says_and_unlabelled_is_both(labels: dict[str, str], role: Role) -> None:
+def test_a_role_is_that_of_the_label_and_unlabelled_is_both(labels: dict[str, str], role: Role) -> None:
     assert role_of(labels) is role
 
 

@@ -158,7 +158,7 @@ def test_in_a_flood_of_long_prompts_two_endpoints_take_turns() -> None:
     assert now == pytest.approx(3.05, abs=0.1), "half of the prompt at the other one is done"
 
 
-def test_who_was_overtaken_as_often_as_may_be_does_not_wait_for_its_turn() -> None:
+def test_a_request_overtaken_the_most_times_does_not_wait_for_its_turn() -> None:
     made = flooded()
     assert computed(made, "a", 2.05) == [("h0", "a")]
     made.inspect().entries["h1"].own_dispatch().backfilled = 32

@@ -86,7 +86,7 @@ def test_what_a_band_got_while_nobody_above_it_wanted_anything_does_not_cost_it_
     assert low == pytest.approx(10, abs=2)
 
 
-def test_engines_are_told_a_rank_from_the_band_and_what_the_tenant_has_pending() -> None:
+def test_engines_get_a_priority_from_the_band_and_the_tenants_pending_work() -> None:
     made = scheduler(SchedulerSettings(bands=TWO_BANDS, engine_priority=True), a=9)
     ranks = [made.arrived(request(f"{at}", band=at % 2, tenant="t"), now=0.0)[0].rank for at in range(4)]  # type: ignore[union-attr]
     assert ranks == [1, BAND_RANKS + 1, 2, BAND_RANKS + 2]

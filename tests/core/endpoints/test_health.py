@@ -28,7 +28,7 @@ def test_three_failures_in_a_row_eject_and_then_each_one_twice_as_long() -> None
     assert lengths == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
-def test_whoever_returns_is_tried_out_with_twice_as_many_each_round() -> None:
+def test_a_returning_endpoint_gets_twice_as_many_each_round() -> None:
     health = fresh()
     assert health.trial is None
     health.probed(up=False, presence=Presence.LOADING, now=0.0)

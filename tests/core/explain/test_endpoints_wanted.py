@@ -126,7 +126,7 @@ def test_noise_makes_no_waves() -> None:
     assert len(set(wanted[400:])) == 1
 
 
-def test_what_waits_is_told_in_seconds() -> None:
+def test_waits_are_reported_in_seconds() -> None:
     hall = Hall(2)
     hall.go(300, steady(worth(1.0)))
     assert hall.rule.backlog_s == 0.0

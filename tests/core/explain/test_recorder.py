@@ -38,7 +38,7 @@ def full(now: float, kv_usage: float) -> Observation:
     return Observation(now, 1, 0, kv_usage=kv_usage, kv_capacity_tokens=10_000, progress=now)
 
 
-def test_a_wait_is_told_cause_by_cause() -> None:
+def test_a_wait_is_explained_cause_by_cause() -> None:
     made = scheduler(a=2)
     first = the_lease(made.arrived(request("first"), now=0.0))
     the_lease(made.arrived(request("second"), now=0.0))
@@ -63,7 +63,7 @@ def test_a_request_that_never_waited_waited_for_nothing() -> None:
     assert (told.prompt_tokens, told.output_tokens, told.reason) == (7, 9, None)
 
 
-def test_who_left_the_queue_unserved_waited_until_then() -> None:
+def test_a_request_that_left_unserved_waited_until_then() -> None:
     made = scheduler(SchedulerSettings(bands=(BandSettings("only", wait_s_max=10.0),)), a=1)
     the_lease(made.arrived(request("running"), now=0.0))
     for name in ("timed out", "cancelled", "removed"):
@@ -105,7 +105,7 @@ def test_a_pause_is_a_cause_from_the_moment_it_begins() -> None:
     assert causes(made, "r", 5.0) == {"slots_full": 2.0, "paused": 3.0}
 
 
-def test_who_went_before_is_told_with_the_reason() -> None:
+def test_predecessors_are_named_with_the_reason() -> None:
     made = scheduler(TWO_BANDS, a=1)
     lease = the_lease(made.arrived(request("running", band=1, tenant="x"), now=0.0))
     made.arrived(request("own", band=1, tenant="mine"), now=0.1)
@@ -137,7 +137,7 @@ def test_a_bumped_request_is_named_as_such_by_those_it_passed() -> None:
     assert [served.why for served in explained(made, "r", 1.0).before] == ["bumped"]
 
 
-def test_requeues_are_told_and_both_waits_count() -> None:
+def test_requeues_are_reported_and_both_waits_count() -> None:
     made = scheduler(a=1)
     lease = the_lease(made.arrived(request("r"), now=0.0))
     made.failed(lease, Failure.BUSY, now=1.0)
@@ -161,7 +161,7 @@ def test_refusals_and_evictions_are_explained_too() -> None:
     assert made.explain("never here", now=6.0) is None
 
 
-def test_what_an_operator_ended_says_so() -> None:
+def test_a_request_that_an_operator_ended_has_that_reason() -> None:
     made = scheduler(a=1)
     the_lease(made.arrived(request("running"), now=0.0))
     made.arrived(request("waiting"), now=0.0)
@@ -190,7 +190,7 @@ def test_an_id_that_came_twice_means_the_later_one() -> None:
 # --- the picture ------------------------------------------------------------------------------------------------------
 
 
-def test_shares_follow_the_weights_of_those_who_wait() -> None:
+def test_shares_follow_the_weights_of_waiting_tenants() -> None:
     made = scheduler(a=1)
     lease = the_lease(made.arrived(request("running", tenant="x"), now=0.0))
     for at in range(30):
@@ -206,7 +206,7 @@ def test_shares_follow_the_weights_of_those_who_wait() -> None:
     assert flows["x"].fair_share is None  # it has all it asked for
 
 
-def test_new_weights_are_told_at_once_of_who_waits_who_runs_and_who_was_served() -> None:
+def test_new_weights_show_at_once_for_waiting_running_and_served_tenants() -> None:
     settings = SchedulerSettings(tenant_weights={"running": 2.0, "waiting": 2.0, "served": 2.0})
     made = scheduler(settings, a=1)
     made.finished(the_lease(made.arrived(request("s", tenant="served", weights=(2.0,)), now=0.0)), now=0.0)
@@ -225,7 +225,7 @@ def weights(made: CheckedScheduler) -> dict[str, float]:
     return {flow.tenant: flow.weight for flow in made.snapshot(now=1.0).flows}
 
 
-def test_a_model_says_what_keeps_it_and_at_how_many_endpoints() -> None:
+def test_a_model_reports_its_cause_and_the_number_of_endpoints() -> None:
     made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=4, b=4)
     for at in range(2):
         the_lease(made.arrived(request(f"r{at}"), now=0.0))
@@ -250,7 +250,7 @@ def test_lists_are_cut_and_say_how_many_more_there_are() -> None:
     assert all(flow.waiting == 1 for flow in picture.flows)
 
 
-def test_meters_of_callers_who_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meters_of_absent_callers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.core.explain.shares.METERS_MAX", 100)
     made = Scheduler(SchedulerSettings(), random=Random(1))
     made.endpoint_added(EndpointSpec(name="a", slots=1, models=frozenset({"m"})), now=0.0)

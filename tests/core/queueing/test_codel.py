@@ -124,7 +124,7 @@ def test_work_that_gets_no_turn_at_all_is_shed_too() -> None:
     assert slow.ended == [("starved", "evicted", "overload")]
 
 
-def test_shedding_that_is_switched_on_looks_at_who_waits_from_then_on() -> None:
+def test_shedding_that_is_switched_on_judges_queued_requests_from_then_on() -> None:
     off = SchedulerSettings(bands=(BANDS[0], BandSettings("batch")))
     slow = Slow(off)
     overload(slow, for_s=10)

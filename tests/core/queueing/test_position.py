@@ -51,7 +51,7 @@ def test_whom_an_operator_put_first_stands_first() -> None:
     assert {name: place.position for name, place in places.items()} == {"third": 1, "first": 2, "second": 3}
 
 
-def test_who_stands_further_back_is_told_to_wait_longer() -> None:
+def test_a_request_further_back_gets_a_longer_retry_after() -> None:
     core = scheduler(a=1)
     lease = the_lease(core.arrived(request("running"), now=0.0))
     assert core.places(["running"], now=0.0) == {}
@@ -67,7 +67,7 @@ def test_who_stands_further_back_is_told_to_wait_longer() -> None:
     assert etas_s[3] == pytest.approx(6.0, rel=0.35)
 
 
-def test_nothing_is_said_of_how_long_while_nothing_is_known() -> None:
+def test_no_estimate_is_given_while_nothing_is_known() -> None:
     core = scheduler()
     core.arrived(request("w1"), now=0.0)
     assert core.places(["w1"], now=0.0)["w1"].eta_s is None

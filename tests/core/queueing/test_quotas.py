@@ -26,7 +26,7 @@ def refused(tenants: Quotas, tokens: int, now: float) -> tuple[str, float]:
 # Rates
 
 
-def test_a_minutes_worth_may_come_at_once_and_the_next_is_told_when() -> None:
+def test_a_minutes_worth_may_come_at_once_and_the_next_gets_a_retry_after() -> None:
     tenants = one(requests_per_minute=6)
     assert [tenants.admit(("a",), tokens=1, now=100.0) for _ in range(6)] == [None] * 6
     assert refused(tenants, 1, 100.0) == ("requests_per_minute", 10.0)
@@ -61,7 +61,7 @@ def test_what_is_told_is_the_limit_as_it_is_set() -> None:
     assert (reached.limit, reached.most) == ("requests_per_minute", 7)
 
 
-def test_of_two_limits_the_one_that_lasts_longer_is_told() -> None:
+def test_of_two_limits_the_one_that_lasts_longer_is_reported() -> None:
     tenants = one(requests_per_minute=1, tokens_per_minute=6_000)
     tenants.admit(("a",), tokens=6_000, now=0.0)
     assert refused(tenants, 100, 0.0) == ("requests_per_minute", 60.0)

@@ -103,7 +103,7 @@ def test_waits_are_foretold_within_fifteen_percent(fairness: str, error_max: flo
     assert overall <= error_max
 
 
-def test_those_ahead_who_leave_unsent_shorten_the_wait_of_those_behind() -> None:
+def test_requests_ahead_that_leave_unsent_shorten_the_wait_of_those_behind() -> None:
     """Ten come each second, five are sent and five give up: the line moves up by ten, not by five."""
     made = scheduler(SchedulerSettings(wait_s_max=10.0), a=5)
     running: list[int] = []
@@ -188,7 +188,7 @@ def test_a_stall_while_a_queue_was_measured_refuses_nobody_whom_the_slots_would_
     assert ends(made.arrived(request("r", deadline_s=12.0), now=10.0)) == []
 
 
-def test_who_waits_past_its_deadline_is_told_at_once() -> None:
+def test_a_request_past_its_deadline_is_refused_at_once() -> None:
     made = scheduler(SchedulerSettings(bands=(BandSettings("b", deadline_s=5.0),)), a=1)
     made.arrived(request("first"), now=0.0)
     made.arrived(request("late"), now=1.0)
@@ -196,7 +196,7 @@ def test_who_waits_past_its_deadline_is_told_at_once() -> None:
     assert ends(made.expire(now=6.0)) == [("late", "evicted", "deadline_missed")]
 
 
-def test_who_was_to_be_given_up_waits_on_when_first_tokens_come_sooner_by_now() -> None:
+def test_a_hopeless_request_waits_on_when_first_tokens_come_sooner() -> None:
     """It was armed when they took 5 s; at that time they take 0.1 s, and it has neither waited nor missed anything."""
     made = scheduler(a=1)
     for _ in range(20):

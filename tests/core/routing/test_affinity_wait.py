@@ -75,7 +75,7 @@ def test_however_many_are_held_an_open_endpoint_is_spared_no_longer_than_affinit
     assert (name, at) == ("third", "b" if home == "a" else "a")
 
 
-def test_who_is_held_is_not_overtaken_in_the_sense_of_the_window() -> None:
+def test_a_held_request_is_not_overtaken_in_the_sense_of_the_window() -> None:
     """Nothing is kept for it, and any number of held requests hide nobody."""
     homes = ((session, scheduler(settings(), a=1, b=64)) for session in "stuvwxyz")
     made, session = next((made, session) for session, made in homes if at_home(made, session)[0] == "a")
@@ -101,7 +101,7 @@ def test_who_is_held_when_the_policy_changes_to_one_without_homes_waits_like_all
     assert made.inspect().entries["second"].dispatch.backfilled == 1
 
 
-def test_a_policy_that_comes_back_holds_who_waits_anew() -> None:
+def test_a_policy_that_comes_back_holds_queued_requests_again() -> None:
     made = scheduler(settings(), a=1, b=1)
     home, lease = at_home(made, "s")
     other = made.arrived(request("other", pinned="b" if home == "a" else "a"), now=0.0)

@@ -31,7 +31,7 @@ def test_every_policy_chooses_one_of_those_it_was_given(policy: str) -> None:
         assert router.choose(given, context()).endpoint in given
 
 
-def test_round_robin_takes_turns_per_model_and_skips_who_is_closed() -> None:
+def test_round_robin_takes_turns_per_model_and_skips_closed_endpoints() -> None:
     a, b, c = some = endpoints(a=1, b=1, c=1)
     router = RoundRobin(RoutingSettings(), Random(1).random)
     assert [router.choose(some, context()).endpoint.name for _ in range(4)] == ["a", "b", "c", "a"]

@@ -24,7 +24,7 @@ def test_where_slots_are_full_it_waits_like_any_other() -> None:
     assert drive.sent(made.finished(lease, now=1.0)) == [("r", "a")]
 
 
-def test_the_last_endpoint_that_goes_sends_away_those_who_need_not_wait_for_it() -> None:
+def test_the_last_endpoint_that_goes_releases_requests_with_a_fallback() -> None:
     for goes in ("down", "drained", "removed", "another model"):
         made = drive.scheduler(a=1, b=1)
         for at in range(2):

@@ -41,7 +41,7 @@ def test_nothing_goes_to_a_removed_endpoint_and_what_runs_there_ends_in_its_own_
     assert [endpoint.name for endpoint in made.snapshot(now=4.0).endpoints] == ["b"]
 
 
-def test_who_waits_for_a_removed_endpoint_waits_for_another_one_and_gets_no_endpoint_in_the_end() -> None:
+def test_requests_for_a_removed_endpoint_wait_for_another_one_then_get_no_endpoint() -> None:
     made = scheduler(SchedulerSettings(wait_s_max=5.0), a=1)
     made.endpoint_added(EndpointSpec("other", 1, frozenset("n")), now=0.0)
     fill(made, 1)
@@ -127,13 +127,13 @@ def test_a_drain_is_not_ignored_for_want_of_healthy_endpoints() -> None:
     assert sent(made.arrived(request("r"), now=3.0)) == [("r", "b")]  # ejected, but all there is
 
 
-def test_who_is_pinned_to_a_drained_endpoint_is_told_that_it_drains() -> None:
+def test_a_request_pinned_to_a_drained_endpoint_gets_draining() -> None:
     made = scheduler(a=1)
     made.endpoint_drained("a", now=0.0)
     assert ends(made.arrived(request("r", pinned="a"), now=0.0)) == [("r", "rejected", "draining")]
 
 
-def test_who_waits_for_nothing_but_drained_endpoints_gets_no_endpoint() -> None:
+def test_requests_for_drained_endpoints_only_get_no_endpoint() -> None:
     made = scheduler(SchedulerSettings(wait_s_max=5.0), a=1)
     made.endpoint_drained("a", now=0.0)
     made.arrived(request("r"), now=0.0)
@@ -184,7 +184,7 @@ def test_with_queueing_off_a_failed_request_is_not_tried_elsewhere_during_a_paus
     assert ends(made.failed(lease, Failure.RESET, now=1.0)) == [("r", "failed", "upstream_error")]
 
 
-def test_of_a_drained_model_nothing_new_is_let_in_and_who_waits_is_served() -> None:
+def test_a_drained_model_admits_nothing_and_serves_queued_requests() -> None:
     made = scheduler(a=1)
     made.endpoint_added(EndpointSpec("b", 1, frozenset("n")), now=0.0)
     (running,) = fill(made, 1)
@@ -229,7 +229,7 @@ def test_a_pause_does_not_make_estimated_waits_longer_once_it_is_over() -> None:
 # --- one request --------------------------------------------------------------------------------------------------
 
 
-def test_a_bumped_request_is_the_next_of_its_band_whoever_stands_before_it() -> None:
+def test_a_bumped_request_is_the_next_of_its_band() -> None:
     made = scheduler(SchedulerSettings(bands=(BandSettings("high"), BandSettings("low"))), a=1)
     (running,) = fill(made, 1)
     for at in range(5):
@@ -335,7 +335,7 @@ def test_auto_begins_with_the_slots_there_are_where_the_engine_does_not_tell() -
     assert (shown.slots, shown.slots_auto) == (9, True)
 
 
-def test_what_an_engine_tells_of_its_slots_holds_as_long_as_nobody_sets_them() -> None:
+def test_an_engines_reported_slots_hold_until_somebody_sets_them() -> None:
     made = scheduler()
     made.endpoint_added(EndpointSpec("a", 4, M, adaptive_slots=True), now=0.0)
     made.endpoint_changed("a", told_slots=3, now=0.0)
@@ -362,7 +362,7 @@ def test_a_paused_tenant_waits_beside_free_slots_while_others_are_served() -> No
     assert made.snapshot(now=4.0).paused_tenants == []
 
 
-def test_who_waited_before_a_pause_is_told_of_it_and_of_its_end() -> None:
+def test_a_request_queued_before_a_pause_shows_the_pause_and_its_end() -> None:
     made = scheduler(a=1)
     (lease,) = fill(made, 1, "y")
     made.arrived(request("x1", tenant="x"), now=0.0)

@@ -103,7 +103,7 @@ def test_all_are_served_once_and_hardly_any_is_sent_three_times() -> None:
 
 
 @pytest.mark.parametrize("oddity", ["lies", "lingers"])
-def test_nothing_comes_back_where_the_engine_says_that_none_waits_or_goes_on_for_nobody(oddity: str) -> None:
+def test_nothing_comes_back_if_the_page_shows_no_queue_or_the_engine_continues_aborted_requests(oddity: str) -> None:
     engine = Engine(**{oddity: True})
     engine.ask(100)
     engine.run(10.0)

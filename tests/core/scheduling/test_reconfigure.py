@@ -55,7 +55,7 @@ def test_bands_are_matched_by_name_whatever_their_order() -> None:
     [(("a", "c"), "c"), (("a",), "a"), (("c", "a"), "c"), (("a", "new"), "new")],
     ids=["the next lower one", "the lowest, where none is lower", "by the old order", "the lowest, a new one"],
 )
-def test_who_waits_in_a_band_that_is_gone_goes_on_in_the_next_lower_one(staying: tuple[str, ...], heir: str) -> None:
+def test_requests_of_a_removed_band_go_on_in_the_next_lower_one(staying: tuple[str, ...], heir: str) -> None:
     made, lease = busy(SchedulerSettings(bands=tuple(map(BandSettings, "abc"))))
     for at in range(3):
         made.arrived(request(f"r{at}", band=1), now=0.0)
@@ -73,7 +73,7 @@ def test_what_runs_in_a_band_that_is_gone_is_settled_in_its_heir() -> None:
     assert served(made, lease, 3) == ["y", "x", "late"]  # z has got something already
 
 
-def test_those_who_move_are_displaced_by_age_like_all_others() -> None:
+def test_moved_requests_are_displaced_by_age_like_all_others() -> None:
     bounds = QueueBounds(requests_max=4)
     made, _ = busy(SchedulerSettings(bands=(HIGH, BandSettings("middle"), LOW), bounds=bounds))
     for at, band in enumerate((2, 1, 2, 1)):
@@ -105,7 +105,7 @@ def test_a_band_that_was_promised_a_share_and_no_longer_is_has_no_credit_left() 
 # --- who waits ----------------------------------------------------------------------------------------------------
 
 
-def test_who_waits_keeps_the_time_it_was_promised_or_gets_more() -> None:
+def test_a_queued_request_keeps_its_promised_time_or_gets_more() -> None:
     made, _ = busy(SchedulerSettings(wait_s_max=10.0))
     made.arrived(request("r"), now=0.0)
     made.reconfigured(SchedulerSettings(wait_s_max=1.0), now=5.0)
@@ -126,7 +126,7 @@ def test_a_queue_that_is_longer_than_it_may_be_now_lets_nobody_in_and_sends_nobo
     assert served(made, lease, 4) == ["r0", "r1", "r2", "r3"]
 
 
-def test_another_ordering_holds_for_who_waits_too() -> None:
+def test_another_ordering_holds_for_queued_requests_too() -> None:
     made, lease = busy(SchedulerSettings())
     made.arrived(request("long", output_tokens=128), now=0.0)
     made.arrived(request("short", output_tokens=1, deadline_s=50.0), now=0.1)
@@ -142,7 +142,7 @@ def test_another_ordering_holds_for_who_waits_too() -> None:
 # --- fairness -----------------------------------------------------------------------------------------------------
 
 
-def test_new_weights_rule_at_once_also_for_those_who_wait() -> None:
+def test_new_weights_hold_at_once_for_queued_requests_too() -> None:
     made, lease = busy(PATIENT)
     for at in range(12):
         made.arrived(request(f"a{at}", tenant="a"), now=0.0)

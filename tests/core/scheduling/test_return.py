@@ -77,7 +77,7 @@ def test_a_restart_ends_an_ejection() -> None:
     assert state(made, 1.1) == "up"
 
 
-def test_a_probe_tells_how_it_is_away() -> None:
+def test_a_probe_reports_how_the_engine_is_away() -> None:
     made = scheduler(a=4)
     told = []
     for presence in (Presence.LOADING, Presence.SLEEPING, Presence.STOPPING, Presence.HUNG, Presence.DOWN):
@@ -86,7 +86,7 @@ def test_a_probe_tells_how_it_is_away() -> None:
     assert told == ["loading", "sleeping", "stopping", "hung", "down"]
 
 
-def test_who_takes_no_connection_but_still_streams_is_stopping_and_not_gone() -> None:
+def test_an_engine_without_new_connections_that_still_streams_is_stopping() -> None:
     made = scheduler(a=4)
     (dispatch,) = flood(made, 1, now=0.0, streamed=True)
     made.first_token(dispatch.lease, now=1.0)

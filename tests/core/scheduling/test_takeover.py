@@ -53,7 +53,7 @@ def test_nothing_is_sent_while_halted_and_all_that_fits_when_it_begins() -> None
     assert sent(core.begun(now=5.0)) == ["c"]
 
 
-def test_those_who_waited_elsewhere_go_in_the_order_in_which_they_came() -> None:
+def test_requests_that_waited_elsewhere_go_in_order_of_arrival() -> None:
     core = scheduler(slots=1)
     for name, age_s in (("young", 1.0), ("old", 9.0), ("middle", 5.0)):
         waits(core, name, age_s)

@@ -106,7 +106,7 @@ def test_without_tokens_this_machine_looks_at_a_gateway_on_loopback_and_changes_
 
 
 @pytest.mark.parametrize("header", [name.decode() for name in PROXY_HEADERS])
-def test_who_came_through_a_proxy_is_not_this_machine(header: str) -> None:
+def test_a_proxied_caller_is_not_this_machine(header: str) -> None:
     head = Head("127.0.0.1", host="127.0.0.1:8080", **{header.replace("-", "_"): "127.0.0.1"})
     assert reason(auth(), head, writes=False) is Reason.FORBIDDEN
 
@@ -194,7 +194,7 @@ async def test_a_gateway_that_listens_everywhere_without_tokens_answers_403(worl
     assert [(await world.ask("GET", path)).status for path in (LIST, "/admin/", "/admin/what")] == [403, 403, 403]
 
 
-async def test_what_is_not_there_is_said_in_the_shape_of_all_errors(world: World) -> None:
+async def test_a_missing_path_has_an_error_in_the_usual_shape(world: World) -> None:
     await world.gateway()
     assert (await world.ask("GET", "/admin/nothing")).error()["code"] == "path_not_found"
     other = await world.ask("PUT", LIST)

@@ -60,7 +60,7 @@ async def let_go(clients: list[Client]) -> None:
         client.hang_up()
 
 
-async def test_the_state_opens_with_a_sentence_that_says_who_waits_and_why(world: World) -> None:
+async def test_the_state_opens_with_a_sentence_about_the_waiting_requests(world: World) -> None:
     clients = await crowded(world)
     seen = await state(world)
     assert seen["headline"].startswith(
@@ -115,7 +115,7 @@ async def test_a_pause_holds_and_a_resume_lets_go(world: World) -> None:
     assert (await state(world))["paused"] == []
 
 
-async def test_a_drain_refuses_newcomers_and_serves_who_waits(world: World) -> None:
+async def test_a_drain_refuses_newcomers_and_serves_queued_requests(world: World) -> None:
     await world.engine()
     await world.gateway()
     await verb(world, "drain", {"model": "sim"})
@@ -342,7 +342,7 @@ def test_a_text_stays_on_its_line() -> None:
     assert log.latest(1)[0].text == f"line {EVENTS_MAX + 4}··2026-01-01 INFO forged"
 
 
-def test_durations_are_said_as_people_say_them() -> None:
+def test_durations_are_in_words() -> None:
     assert [seconds(value) for value in (0.25, 4.24, 125, 7_500)] == ["250 ms", "4.2 s", "2 min 5 s", "2 h 5 min"]
 
 

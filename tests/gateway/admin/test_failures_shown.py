@@ -117,7 +117,7 @@ def test_an_incident_without_end_begins_again_so_that_it_is_seen() -> None:
     assert len(minute.texts()) == 3
 
 
-def test_who_looks_around_makes_no_events() -> None:
+def test_reading_makes_no_events() -> None:
     minute = Minute()
     minute.happens(50, "", Outcome.REJECTED, Reason.PATH_NOT_FOUND)
     minute.happens(2, "", Outcome.REJECTED, Reason.UNAUTHORIZED)
@@ -201,7 +201,7 @@ def test_whose_requests_went_wrong_is_known_for_each_tenant_that_is_shown() -> N
     assert minute.last.by_tenant({"victim"}) == {}
 
 
-def test_who_sends_most_of_a_flood_is_named_with_the_verb_that_holds_it() -> None:
+def test_the_heaviest_sender_of_a_flood_is_named_with_the_verb_that_holds_it() -> None:
     minute = Minute()
     minute.happens(30, "crawler's", Outcome.REJECTED, Reason.QUEUE_FULL)
     minute.happens(10, "team-a", Outcome.REJECTED, Reason.QUEUE_FULL)
@@ -290,7 +290,7 @@ def test_a_drain_that_makes_requests_wait_is_what_can_be_taken_back() -> None:
     assert advice(made.snapshot(now=1.0), quiet) == "", "nothing waits any more"
 
 
-def test_limits_of_a_tenant_are_told_apart_in_rows_and_in_events() -> None:
+def test_limits_of_a_tenant_have_rows_and_events_of_their_own() -> None:
     minute = Minute()
     minute.happens(3, "nightly", Outcome.REJECTED, Reason.TENANT_LIMIT, limit=LimitReached("queued", 4))
     minute.happens(2, "nightly", Outcome.REJECTED, Reason.TENANT_LIMIT, limit=LimitReached("tokens_per_minute", 900))

@@ -58,7 +58,7 @@ def test_memory_that_is_not_full_but_too_little_is_told_with_what_is_needed_and_
     ]
 
 
-def test_slots_that_work_for_who_hung_up_are_told() -> None:
+def test_slots_that_work_for_disconnected_clients_are_reported() -> None:
     made = scheduler(a=4)
     made.endpoint_changed("a", lingers=True, now=0.0)
     for at in range(8):
@@ -77,7 +77,7 @@ def test_an_endpoint_over_its_ceiling_says_both() -> None:
     assert endpoint_why(picture.endpoints[0], picture) == "93 % of its KV memory is used, the ceiling is 90 %"
 
 
-def test_who_is_next_and_who_waits_behind_by_priority_is_told_apart() -> None:
+def test_the_next_tenant_and_those_behind_by_priority_are_distinguished() -> None:
     bands = (BandSettings("high"), BandSettings("mid"), BandSettings("low"))
     made = scheduler(SchedulerSettings(bands=bands), a=1)
     the_lease(made.arrived(request("r", tenant="x"), now=0.0))
@@ -111,7 +111,7 @@ def test_an_endpoint_that_an_operator_drained_is_told_last_and_needs_no_attentio
     assert tone(made.snapshot(now=0.0)) == "busy"
 
 
-def test_a_drain_that_is_not_over_is_told_from_one_that_is() -> None:
+def test_an_unfinished_drain_is_distinguished_from_a_finished_one() -> None:
     """It said "drained" beside requests that ran there."""
     made = full(scheduler(a=2), 2, waiting=0)
     made.endpoint_drained("a", now=0.5)
@@ -160,7 +160,7 @@ def test_since_when_an_engine_is_missing_stands_in_the_lead() -> None:
     assert both[0] == "2 of 2 endpoints are down (the first for 19.2 s)."
 
 
-def test_where_no_gateway_is_known_to_decide_nothing_is_said_to_be_paused() -> None:
+def test_without_a_known_leader_nothing_is_reported_as_paused() -> None:
     """It said "m is paused", as if an operator had been there."""
     made = scheduler(a=1)
     made.halted(now=0.0)
@@ -218,7 +218,7 @@ def test_slots_that_were_taken_away_under_requests_are_told_as_what_they_are() -
     assert "all slots are taken, 5 of 5 on 1 engine, and 3 more requests run there." in said(made, 1.0)
 
 
-def test_slots_that_another_model_has_are_taken_all_the_same() -> None:
+def test_slots_of_another_model_count_as_taken() -> None:
     """It said "all slots taken, 1 of 4": those of the model itself."""
     made = scheduler(a=4)
     made.endpoint_changed("a", models=["m", "n"], now=0.0)
@@ -228,7 +228,7 @@ def test_slots_that_another_model_has_are_taken_all_the_same() -> None:
     assert "all slots are taken, 4 of 4 on 1 engine." in said(made, 1.0)
 
 
-def test_a_model_with_a_live_endpoint_is_never_said_to_have_none() -> None:
+def test_a_model_with_a_live_endpoint_is_never_reported_without_one() -> None:
     """It said "no endpoint alive" beside one that was alive and refused as busy, or was drained."""
     made = scheduler(a=8, b=8)
     made.endpoint_down("b", now=0.0)
@@ -267,7 +267,7 @@ def test_nothing_to_send_to_is_said() -> None:
     assert tone(made.snapshot(now=0.0)) == "bad"
 
 
-def test_a_model_that_nobody_serves_is_not_said_to_have_endpoints() -> None:
+def test_a_model_that_nobody_serves_is_not_reported_with_endpoints() -> None:
     made = scheduler(a=1, b=1)
     made.endpoint_changed("b", models=["n"], now=0.0)
     made.endpoint_removed("a", now=0.0)
@@ -275,7 +275,7 @@ def test_a_model_that_nobody_serves_is_not_said_to_have_endpoints() -> None:
     assert said(made, 1.0) == "Holding 1 for m: no live endpoint can serve the request. Oldest 1.0 s."
 
 
-def test_a_full_queue_says_what_is_full_and_which_setting_bounds_it() -> None:
+def test_a_full_queue_names_its_measure_and_the_setting_that_bounds_it() -> None:
     """It said "Holding 40", and that so many were refused because the queue is full: of how many?"""
     bands = (BandSettings("high", requests_max=3), BandSettings("low"))
     settings = SchedulerSettings(bands=bands, bounds=QueueBounds(requests_max=10, tokens_max=1_000))
@@ -296,7 +296,7 @@ def test_a_full_queue_says_what_is_full_and_which_setting_bounds_it() -> None:
     assert " of at most 1,000 prompt tokens (queue.max_tokens)." in said(made, 1.0)
 
 
-def test_what_operators_stopped_is_told_from_a_fault() -> None:
+def test_operators_stops_are_distinguished_from_faults() -> None:
     """A drained gateway looked as one whose engines are dead."""
     made = scheduler(a=1, b=1)
     assert not is_by_operators(made.snapshot(now=0.0))
@@ -316,7 +316,7 @@ def test_what_operators_stopped_is_told_from_a_fault() -> None:
     assert not is_by_operators(made.snapshot(now=0.0))
 
 
-def test_who_has_most_of_what_waits_is_named() -> None:
+def test_the_tenant_with_most_queued_requests_is_named() -> None:
     made = scheduler(a=1)
     the_lease(made.arrived(request("r", tenant="x"), now=0.0))
     for at, tenant in enumerate(("big", "big", "big", "small")):

@@ -65,7 +65,7 @@ def test_a_folder_that_others_may_write_to_gets_no_token(tmp_path: Path, caplog:
     assert own.token not in caplog.text
 
 
-def test_a_folder_that_cannot_be_made_is_said_and_no_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_made_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", None):
         caplog.clear()

@@ -108,7 +108,7 @@ async def test_a_thousand_requests_are_cancelled_at_a_time(world: World) -> None
     await let_go(clients)
 
 
-async def test_the_list_has_who_waits_first_and_all_of_the_settings(world: World) -> None:
+async def test_the_list_begins_with_waiting_tenants_and_has_all_of_the_settings(world: World) -> None:
     clients = await crowded(world)
     listed = (await world.ask("GET", "/admin/tenants")).json()
     assert [(row["name"], row["waiting"], row["in_settings"]) for row in listed["tenants"]][:2] == [

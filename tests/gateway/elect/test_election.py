@@ -76,7 +76,7 @@ def test_one_that_dies_is_replaced_within_its_lease_and_a_look() -> None:
     told(story)
 
 
-def test_who_steps_down_is_replaced_at_once_and_does_not_come_back_first() -> None:
+def test_a_leader_that_steps_down_is_replaced_at_once_and_does_not_come_back_first() -> None:
     async def story(world: World) -> None:
         leader = await first(world)
         leader.elector.step_down()
@@ -98,7 +98,7 @@ def test_one_alone_that_steps_down_comes_back_after_its_rest() -> None:
     told(story, nodes=1)
 
 
-def test_who_drains_gives_the_place_back() -> None:
+def test_a_draining_leader_releases_its_record() -> None:
     async def story(world: World) -> None:
         leader = await first(world)
         await leader.elector.close()
@@ -109,7 +109,7 @@ def test_who_drains_gives_the_place_back() -> None:
     told(story)
 
 
-def test_who_can_not_renew_stops_before_another_begins() -> None:
+def test_a_leader_that_cannot_renew_stops_before_another_begins() -> None:
     async def story(world: World) -> None:
         leader = await first(world)
         leader.way.cut = True
@@ -274,7 +274,7 @@ def test_a_decider_that_hears_of_a_higher_epoch_takes_one_that_is_higher_still()
     told(story)
 
 
-def test_a_newcomer_learns_at_once_who_decides() -> None:
+def test_a_newcomer_learns_the_leader_at_once() -> None:
     async def story(world: World) -> None:
         leader = await first(world)
         newcomer = world.add("late")

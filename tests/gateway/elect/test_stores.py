@@ -183,7 +183,7 @@ async def test_a_store_that_stands_still_is_given_up_after_a_while(
 # --- Kubernetes -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lease_says_what_others_read_in_it(api: LeaseApi) -> None:
+async def test_a_lease_reports_what_others_read_in_it(api: LeaseApi) -> None:
     async with store_of(lease(api)) as store:
         assert store.where == "the Lease gate in prod"
         first = await store.write(await store.read(), ONE)
@@ -220,7 +220,7 @@ async def test_a_lease_that_was_deleted_is_made_again(api: LeaseApi) -> None:
 
 
 @pytest.mark.parametrize("verb", ["get", "create", "update"])
-async def test_without_rights_it_says_which_are_needed(api: LeaseApi, verb: str) -> None:
+async def test_without_rights_it_names_those_needed(api: LeaseApi, verb: str) -> None:
     if verb == "update":
         async with store_of(lease(api)) as store:
             await store.write(await store.read(), Claim("", "", 1))

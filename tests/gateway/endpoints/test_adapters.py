@@ -119,7 +119,7 @@ async def test_a_pinned_request_is_not_tried_elsewhere(world: World) -> None:
     assert len(has.log.entries) == 0
 
 
-async def test_a_tokenizer_call_goes_to_who_has_the_model(world: World) -> None:
+async def test_a_tokenizer_call_goes_to_an_endpoint_with_the_model(world: World) -> None:
     without, has = await adapted(world)
     await load(world, without, "unload")
     answer = await world.ask(path="/tokenize", body={"model": ADAPTER, "prompt": "x"})

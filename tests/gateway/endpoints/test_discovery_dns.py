@@ -184,7 +184,7 @@ async def test_a_file_may_come_late_and_change(listing: Path, monkeypatch: pytes
         (b"[{url: 'http://a:1', labels: {x: '${ENGINE_KEY:-x}'}}]", "endpoints[0].labels: a variable may only"),
     ],
 )
-async def test_a_bad_file_changes_nothing_and_is_said_once(
+async def test_a_bad_file_changes_nothing_and_is_logged_once(
     listing: Path, content: bytes, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     listing.write_text("[http://good:1]")

@@ -65,7 +65,7 @@ async def test_pods_come_change_and_go() -> None:
         assert api.lists == 1
 
 
-async def test_labels_that_no_pod_has_are_told_once_and_again_when_all_are_gone(
+async def test_labels_without_a_pod_are_logged_once_and_again_when_all_are_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def told() -> list[str]:

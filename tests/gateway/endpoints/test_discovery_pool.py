@@ -133,7 +133,7 @@ async def test_a_pool_of_another_cluster_is_not_followed(caplog: pytest.LogCaptu
         ({"targetPorts": [{"number": "http"}]}, "can't be read"),
     ],
 )
-async def test_a_pool_that_cannot_be_used_changes_nothing_and_is_told(
+async def test_an_unusable_pool_changes_nothing_and_is_logged(
     spec: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with KubeCluster() as cluster:

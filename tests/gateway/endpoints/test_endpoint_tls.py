@@ -100,7 +100,7 @@ async def test_an_engine_that_wants_a_certificate_is_shown_one(world: World, tmp
     assert await problems({"url": engine.url, "tls": tls}) != []
 
 
-async def test_a_certificate_that_is_not_checked_is_said_in_the_log(
+async def test_an_unverified_certificate_is_logged(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -133,7 +133,7 @@ async def test_files_and_settings_that_change_are_followed_by_a_reload(world: Wo
     assert "endpoints[0].tls.ca: cannot be read: no such file or directory" in refused.body.decode()
 
 
-def test_what_is_wrong_with_the_files_is_said_at_the_start(tmp_path: Path) -> None:
+def test_faults_of_the_files_are_reported_at_start(tmp_path: Path) -> None:
     cert, other = str(certificate(tmp_path, "a")), str(certificate(tmp_path, "b"))
     secret = str(certificate(tmp_path, "c", "DNS:x", "-passout", "pass:secret"))
     text_file = tmp_path / "text.pem"

@@ -51,7 +51,7 @@ async def test_an_added_endpoint_serves_what_waited_for_it(world: World) -> None
     assert (await admin(world, "GET", "")).json()["endpoints"][0]["source"] == "operator"
 
 
-async def test_the_log_says_why_an_endpoint_is_down(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_has_the_reason_why_an_endpoint_is_down(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock.gateway.endpoints.observer")
     places = {"closed": "http://127.0.0.1:1", "misspelt": "http://no.invalid:1"}
     await world.gateway(endpoints=[{"url": url, "name": name} for name, url in places.items()])

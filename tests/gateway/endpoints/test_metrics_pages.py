@@ -86,7 +86,7 @@ async def test_a_page_is_read_as_it_comes(world: World, page: str) -> None:
     ],
     ids=["to another host", "in a circle", "badly packed", "packed otherwise", "too large"],
 )
-async def test_a_page_that_cant_be_read_is_said_once(
+async def test_an_unreadable_page_is_logged_once(
     world: World, caplog: pytest.LogCaptureFixture, answer: bytes, words: str
 ) -> None:
     caplog.set_level(logging.WARNING)

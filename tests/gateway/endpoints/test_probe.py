@@ -47,7 +47,7 @@ def test_what_an_answer_means_depends_on_what_was_before() -> None:
     assert told == ["loading", "up", "stopping", "stopping", "down", "loading", "up", "loading", "down", "loading"]
 
 
-def test_one_slow_answer_says_nothing_and_many_say_it_hangs() -> None:
+def test_one_slow_answer_proves_nothing_and_many_show_a_hang() -> None:
     prober = Prober(TIMEOUT_S)
     assert judged(prober, ProbeAnswer(200)) is Presence.UP
     times = [0.0, 2.5, 5.0, 7.5, 10.0]

@@ -151,7 +151,7 @@ async def command(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, 
     return code, out, err
 
 
-async def test_the_command_tells_people_and_programs(world: Faces, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_command_prints_for_people_and_programs(world: Faces, capsys: pytest.CaptureFixture[str]) -> None:
     made = [await world.face(routes) for routes in (faces.VLLM, faces.LLAMACPP)]
     urls = [part for face in made for part in ("--endpoint", face.url)]
     code, out, err = await command(capsys, *urls)

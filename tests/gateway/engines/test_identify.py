@@ -70,7 +70,7 @@ async def test_recognising_most_engines_costs_one_question_and_none_is_asked_wha
     [(faces.SGLANG, 5, 1), (faces.LLAMACPP, 1, 0), (faces.TRTLLM, 9, 2), (faces.TGI, 4, 6)],
     ids=["sglang without --enable-metrics", "llama.cpp without --metrics", "trt-llm", "tgi"],
 )
-async def test_load_is_read_from_wherever_it_is_told(
+async def test_load_is_read_from_each_of_its_sources(
     world: Faces, routes: dict[str, Route], running: int, waiting: int
 ) -> None:
     face = await world.face(routes)
@@ -100,7 +100,7 @@ async def test_slots_that_are_all_busy_do_not_tell_whether_others_wait(world: Fa
     assert world.endpoint(face).engine_running == 1, "the last reading that made sense"
 
 
-async def test_who_can_not_tell_its_load_is_not_asked_for_it_again_and_again(world: Faces) -> None:
+async def test_an_engine_that_cannot_report_its_load_is_not_asked_again_and_again(world: Faces) -> None:
     face = await world.face(faces.LLAMACPP_ROUTER)
     await world.behind(face)
     assert world.endpoint(face).models == ["m", "n"]
@@ -205,7 +205,7 @@ async def test_what_is_set_is_neither_guessed_nor_overruled(world: Faces) -> Non
 
 
 @pytest.mark.parametrize(("routes", "sign"), [(faces.VLLM, 1), (faces.SGLANG, -1)], ids=["vllm", "sglang"])
-async def test_each_engine_is_told_the_order_in_its_own_direction(
+async def test_each_engine_gets_the_priority_in_its_own_direction(
     world: Faces, routes: dict[str, Route], sign: int
 ) -> None:
     face = await world.face(routes)
@@ -218,7 +218,7 @@ async def test_each_engine_is_told_the_order_in_its_own_direction(
     assert 0 < found[0] < found[1]
 
 
-async def test_an_sglang_that_does_not_schedule_by_priority_is_told_none(world: Faces) -> None:
+async def test_an_sglang_that_does_not_schedule_by_priority_gets_none(world: Faces) -> None:
     info = json.loads(faces.SGLANG["/server_info"][1])
     face = await world.face({**faces.SGLANG, "/server_info": faces.doc({**info, "enable_priority_scheduling": False})})
     await world.behind(face, admission={"engine_priority": True})
@@ -291,7 +291,7 @@ async def test_a_list_of_a_hundred_thousand_models_is_read_up_to_a_bound(
 
 
 @pytest.mark.parametrize("body", [b'{"data":[{"id":"a\xff"}]}', b'{"data":null}', b"<html>", b"[" * 100_000])
-async def test_a_list_that_makes_no_sense_is_said_once_and_asked_for_again(
+async def test_an_invalid_list_is_logged_once_and_requested_again(
     world: Faces, caplog: pytest.LogCaptureFixture, body: bytes
 ) -> None:
     face = await world.face({**faces.VLLM, "/v1/models": (200, body, "application/json")})

@@ -95,7 +95,7 @@ async def test_it_waits_its_turn_and_errors_have_its_shape(world: Faces) -> None
     never.set()
 
 
-async def test_who_hangs_up_stops_the_engine(world: Faces) -> None:
+async def test_a_disconnect_stops_the_engine(world: Faces) -> None:
     gone = asyncio.Event()
 
     async def serve(peer: Peer, request: bytes) -> None:

@@ -160,7 +160,7 @@ def test_a_client_without_a_key_is_named_by_its_header() -> None:
     assert served(callers(identity={"tenant_header": "X-Team"}), x_team="red", x_tenant_id="blue").tenant == "red"
 
 
-def test_a_client_without_a_name_is_anonymous_if_none_are_told_apart() -> None:
+def test_a_client_without_a_name_is_anonymous_if_clients_are_not_distinguished() -> None:
     who = callers(identity={"distinguish": []})
     for caller in (served(who), served(who, x_tenant_id=""), served(who, x_tenant_id="  ")):
         assert (caller.tenant, caller.weight) == ("anonymous", 1.0)

@@ -150,7 +150,7 @@ async def test_claims_name_the_tenant_and_the_user(world: World) -> None:
         )
 
 
-async def test_a_band_is_given_up_to_the_tenants_highest_and_what_was_lowered_is_told(world: World) -> None:
+async def test_a_band_above_the_tenants_highest_is_lowered_and_reported(world: World) -> None:
     async with Issuer("rsa-1") as issuer:
         await in_front(world, issuer, jwt={"band_claim": "band"})
 

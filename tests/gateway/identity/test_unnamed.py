@@ -15,7 +15,7 @@ def name(who: Any, peer: str = "192.0.2.1", *, user: str | None = None, now: flo
     return served(who, peer, body={"user": user}, now=now, **headers).tenant
 
 
-def test_callers_without_a_tenant_are_told_apart_by_address_key_and_user() -> None:
+def test_callers_without_a_tenant_are_distinguished_by_address_key_and_user() -> None:
     who = callers(tenants=[])
     assert name(who) == "client:192.0.2.1"
     assert name(who, "192.0.2.2") == "client:192.0.2.2"
@@ -126,7 +126,7 @@ def test_files_of_clients_without_a_tenant_stay_common() -> None:
         ),
     ],
 )
-def test_the_log_states_by_what_callers_are_told_apart(document: dict[str, object], told: str) -> None:
+def test_the_log_states_how_callers_are_distinguished(document: dict[str, object], told: str) -> None:
     assert told_apart(from_mapping(document)) == f"callers take turns {told}"
 
 

@@ -76,7 +76,7 @@ async def test_a_body_that_can_not_be_scheduled_is_a_400(world: World, path: str
     await served(world)
 
 
-async def test_each_message_says_what_is_wrong(world: World) -> None:
+async def test_each_message_names_the_fault(world: World) -> None:
     await world.engine()
     await world.gateway()
     said = {
@@ -207,7 +207,7 @@ async def test_a_query_of_a_thousand_fields_is_a_400(world: World) -> None:
         ("POST", "/metrics", "GET, HEAD"),
     ],
 )
-async def test_a_wrong_method_is_a_405_that_says_which_are_right(
+async def test_a_wrong_method_is_a_405_that_lists_the_right_ones(
     world: World, method: str, path: str, allowed: str
 ) -> None:
     await world.engine()
@@ -338,7 +338,7 @@ async def test_what_is_not_http_1_is_a_400(world: World, raw: bytes) -> None:
     await served(world)
 
 
-async def test_a_websocket_is_told_that_there_are_none(world: World) -> None:
+async def test_a_websocket_request_gets_426(world: World) -> None:
     await world.engine()
     await world.gateway()
     upgrade = {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-key": "x"}

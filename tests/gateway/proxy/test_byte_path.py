@@ -80,7 +80,7 @@ def test_each_piece_is_counted_before_it_is_kept() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_what_is_not_packed_as_it_says_is_refused(noise: bytes) -> None:
+def test_a_body_that_is_not_packed_as_declared_is_refused(noise: bytes) -> None:
     packed = gzip.compress(b"hello")
     for bad in (noise, packed[:-1], packed + b"x", packed + packed[:9], zlib.compress(b"hello")):
         with pytest.raises(BadPacking, match="gzip"):
@@ -120,7 +120,7 @@ async def test_a_large_packed_body_is_unpacked_in_steps_with_others_served_in_be
     assert (await answered).status == 200
 
 
-async def test_who_goes_while_its_body_is_unpacked_is_forgotten(world: World) -> None:
+async def test_a_client_that_leaves_while_its_body_is_unpacked_is_forgotten(world: World) -> None:
     engine = await world.engine()
     await world.gateway()
     client = await world.client(request(headers={"content-encoding": "gzip"}, body=gzip.compress(b" " * (20 << 20), 0)))
@@ -172,7 +172,7 @@ async def test_packed_bodies_reach_the_engine_unpacked(world: World) -> None:
 @pytest.mark.parametrize(
     "coding", ["zstd", "br", "compress", "gzip, gzip", "deflate,gzip", "identity\r\ncontent-encoding: br"]
 )
-async def test_other_packings_are_a_415_that_says_what_is_taken(world: World, coding: str) -> None:
+async def test_other_packings_are_a_415_that_lists_the_accepted_ones(world: World, coding: str) -> None:
     await world.engine()
     await world.gateway()
     answer = await world.ask(body=gzip.compress(json.dumps(chat()).encode()), headers={"content-encoding": coding})

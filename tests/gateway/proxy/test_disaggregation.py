@@ -265,7 +265,7 @@ async def test_many_at_once_leave_nothing_behind(world: World, pair: Pair) -> No
     assert sum(entry.kv_transfer == "used" for engine in world.engines[2:] for entry in log(engine)) == 40
 
 
-async def test_ready_tells_of_a_model_with_one_role_only(world: World, pair: Pair) -> None:
+async def test_ready_reports_a_model_with_one_role_only(world: World, pair: Pair) -> None:
     prefill, _ = await pair.add("prefill"), await pair.add("decode")
     await pair.gateway()
     assert "roles" not in (await world.ask("GET", "/ready")).json()["missing"]

@@ -103,7 +103,7 @@ async def test_an_answer_that_shall_not_stream_is_whole_and_counted(world: World
     assert await world.metric("penstock_ttft_seconds_count") == 0
 
 
-async def test_a_stream_of_lines_that_ends_before_it_is_done_is_broken_and_says_so(world: World) -> None:
+async def test_a_stream_of_lines_without_done_is_broken_and_ends_with_an_error_line(world: World) -> None:
     await one_engine(world, *lines(said("one"), said("two")))
     answer = await world.ask(path="/api/chat", body=OLLAMA)
     told = [json.loads(line) for line in answer.body.splitlines()]
@@ -130,7 +130,7 @@ async def test_a_stream_that_begins_with_an_error_is_asked_for_elsewhere(world: 
     assert await world.metric("penstock_requeues_total") == 1
 
 
-async def test_ollama_is_told_errors_in_its_own_shape(world: World) -> None:
+async def test_ollama_gets_errors_in_its_own_shape(world: World) -> None:
     await one_engine(world, whole(DONE))
     refused = await world.ask(path="/api/chat", body={**OLLAMA, "model": "other"})
     assert refused.status == 404

@@ -32,7 +32,7 @@ async def vllm(world: World, **settings: Any) -> list[bytes]:
     return requests
 
 
-async def test_a_higher_band_has_a_lower_number_whatever_the_client_says(world: World) -> None:
+async def test_a_higher_band_has_a_lower_number_whatever_the_client_sends(world: World) -> None:
     requests = await vllm(world, **ON)
     for name, rank in BANDS.items():
         for extra in ({}, {"priority": -(2**31)}, {"priority": None}, {"priority": 2**63}, {"priority": {"a": [1]}}):
@@ -110,7 +110,7 @@ async def test_switched_off_a_callers_own_priority_orders_here_and_never_reaches
         assert b"x-other: -8" in requests[-1]
 
 
-async def test_an_engine_that_is_not_known_to_order_is_told_nothing(world: World) -> None:
+async def test_an_engine_that_is_not_known_to_order_gets_no_priority(world: World) -> None:
     endpoint, requests = await world.scripted(OK)
     await world.gateway(endpoints=[endpoint], **ON)
     body = b'{"model":"sim","priority":7}'
@@ -146,7 +146,7 @@ async def test_the_engine_serves_what_waits_inside_it_in_that_order(world: World
     assert [entry.id.partition("-")[0] for entry in served] == expected
 
 
-async def test_of_one_band_the_engine_serves_who_has_less_pending_first(world: World) -> None:
+async def test_of_one_band_the_engine_serves_the_tenant_with_less_pending_first(world: World) -> None:
     engine = await world.engine(step_s=0.005, max_num_seqs=1, priority=True)
     await world.gateway(
         slots=64,

@@ -85,7 +85,7 @@ async def test_an_engines_last_error_passes_through_after_all_attempts(world: Wo
     assert len(world.seen()) == 3
 
 
-async def test_retries_are_the_share_of_requests_that_the_budget_says_and_ten_at_least(world: World) -> None:
+async def test_retries_are_the_budgets_share_of_requests_and_ten_at_least(world: World) -> None:
     engines = await pair(world, retry={"budget": 0.2})
     for engine in engines:
         fault(engine, "error")
@@ -114,7 +114,7 @@ async def test_refused_by_all_ends_with_their_status_and_a_retry_after(world: Wo
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_an_engine_that_says_retry_after_is_left_alone_and_another_one_asked(world: World, status: int) -> None:
+async def test_an_engine_with_a_retry_after_is_left_alone_and_another_one_used(world: World, status: int) -> None:
     body = b'{"error": {"message": "slow down"}}'
     head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nRetry-After: 60\r\nContent-Length: %d\r\n\r\n"
     busy, seen = await world.scripted(head % (status, len(body)) + body)
@@ -161,7 +161,7 @@ def stale_engine() -> tuple[Script, list[bytes]]:
 
 
 @pytest.mark.parametrize("path", [CHAT, f"{CHAT}?id=e", "/tokenize", "/tokenize?id=e"])
-async def test_what_a_stale_connection_lost_is_sent_again_counted_and_told(world: World, path: str) -> None:
+async def test_a_request_lost_on_a_stale_connection_is_sent_again_counted_and_reported(world: World, path: str) -> None:
     script, requests = stale_engine()
     raw = await world.beside(RawEngine(script))
     endpoint = {"url": raw.url, "name": "e", "engine": "openai", "models": ["sim"], "slots": 4}
@@ -321,7 +321,7 @@ async def test_a_wait_that_is_too_long_is_a_429(world: World) -> None:
     assert len(world.seen()) == 1
 
 
-async def test_before_the_engines_have_told_their_models_requests_wait(world: World) -> None:
+async def test_before_the_engines_have_reported_their_models_requests_wait(world: World) -> None:
     engine = await world.engine()
     await engine.close()
     world.engines.clear()
@@ -378,7 +378,7 @@ async def test_an_error_inside_of_a_stream_passes_and_counts_as_a_failure(world:
     assert await world.metric("penstock_requests_total", outcome="failed", reason="stream_broken") == 1
 
 
-async def test_an_abort_inside_of_a_stream_is_told_before_it_is_done(world: World) -> None:
+async def test_an_abort_inside_a_stream_is_an_error_event_before_done(world: World) -> None:
     """As vLLM ends what runs when it gets SIGTERM: by a finish reason that a client may well take for an end."""
     bad, _ = await pair(world)
     fault(bad, "abort", after_bytes=1000, count=1)
@@ -400,7 +400,7 @@ def sse(*events: bytes) -> bytes:
     return SSE_HEAD + b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in (*events, b""))
 
 
-async def test_an_engine_that_never_says_why_it_ended_works_and_its_streams_pass_as_they_are(world: World) -> None:
+async def test_streams_of_an_engine_without_finish_reasons_pass_unchanged(world: World) -> None:
     endpoint, seen = await world.scripted(sse(WORD, END))
     await world.gateway(endpoints=[endpoint])
     for _ in range(4):
@@ -411,7 +411,9 @@ async def test_an_engine_that_never_says_why_it_ended_works_and_its_streams_pass
     assert world.picture().endpoints[0].state == "up"
 
 
-async def test_an_engine_that_always_said_why_and_once_does_not_has_failed_and_nothing_is_put_in(world: World) -> None:
+async def test_a_missing_finish_reason_fails_if_the_engine_gave_them_before_and_nothing_is_inserted(
+    world: World,
+) -> None:
     endpoint, _ = await world.scripted(sse(WORD, WHY, END), then=sse(WORD, END))
     await world.gateway(endpoints=[endpoint])
     assert (await world.chat(stream=True)).body == WORD + WHY + END
@@ -433,7 +435,7 @@ async def test_a_stream_that_fails_with_its_first_event_is_asked_for_again(world
     assert await world.metric("penstock_requeues_total", reason="server_error") == 1
 
 
-async def test_where_no_engine_does_better_than_an_empty_stream_the_caller_is_told(world: World) -> None:
+async def test_if_all_engines_send_empty_streams_the_caller_gets_an_error(world: World) -> None:
     for engine in await pair(world):
         fault(engine, "abort", after_bytes=0)
     answer = await world.chat(stream=True)
@@ -450,7 +452,7 @@ async def test_where_every_engine_fails_at_once_the_last_ones_own_error_passes(w
     assert await world.metric("penstock_requests_total", outcome="failed", reason="upstream_error") == 1
 
 
-async def test_a_callers_own_mistake_told_in_the_stream_is_not_asked_again(world: World) -> None:
+async def test_a_callers_own_mistake_reported_in_the_stream_is_not_retried(world: World) -> None:
     event = b'data: {"error":{"message":"too long","code":400}}\n\n'
     endpoint, requests = await world.scripted(
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n%b" % (len(event), event)
@@ -502,7 +504,7 @@ async def test_a_whole_answer_that_its_engine_aborted_is_asked_for_again(world: 
     await world.until(lambda: world.picture().running == 0)
 
 
-async def test_where_every_engine_aborts_the_caller_is_told_and_not_given_half_an_answer(world: World) -> None:
+async def test_if_every_engine_aborts_the_caller_gets_an_error_and_no_half_answer(world: World) -> None:
     body = b'{"choices":[{"message":{"content":"a few wo"},"finish_reason": "abort"}]}'
     endpoint, requests = await world.scripted(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
     await world.gateway(endpoints=[endpoint])
@@ -564,7 +566,7 @@ async def test_a_page_that_dies_while_it_says_full_does_not_close_the_engine_for
 
 
 @STREAMED
-async def test_who_hangs_up_while_waiting_never_reaches_an_engine(world: World, stream: bool) -> None:
+async def test_a_client_that_disconnects_while_waiting_never_reaches_an_engine(world: World, stream: bool) -> None:
     engine = await world.engine(step_s=0.01)
     await world.gateway(slots=1)
     running = await world.streaming(tokens=2000)
@@ -609,7 +611,7 @@ async def _left(world: World, engine: EngineServer, client: Client) -> None:
 
 
 @STREAMED
-async def test_who_hangs_up_before_the_first_token_is_aborted_at_the_engine(world: World, stream: bool) -> None:
+async def test_a_disconnect_before_the_first_token_aborts_at_the_engine(world: World, stream: bool) -> None:
     engine = await world.engine(step_s=0.3)
     await world.gateway(slots=1)
     client = await world.client(request(body=chat(tokens=500, stream=stream)))
@@ -617,7 +619,7 @@ async def test_who_hangs_up_before_the_first_token_is_aborted_at_the_engine(worl
     await _left(world, engine, client)
 
 
-async def test_who_hangs_up_in_mid_stream_is_aborted_at_the_engine(world: World) -> None:
+async def test_a_disconnect_in_mid_stream_aborts_at_the_engine(world: World) -> None:
     engine = await world.engine(step_s=0.01)
     await world.gateway(slots=1)
     client = await world.streaming(tokens=2000)

@@ -156,7 +156,7 @@ async def test_two_requests_with_one_id_are_two_requests(world: World) -> None:
 
 
 @pytest.mark.virtual_time
-async def test_an_answer_says_where_it_came_from_and_how_long_it_waited(world: World) -> None:
+async def test_an_answer_has_headers_for_its_endpoint_and_its_wait(world: World) -> None:
     await world.engine(step_s=0.03)
     await world.gateway(slots=1, endpoints=[{"url": world.engines[0].url, "name": "gpu-0", "slots": 1}])
     first = world.soon(world.chat(tokens=4))
@@ -274,7 +274,7 @@ async def later(world: World, **settings: Any) -> int:
     return port
 
 
-async def test_who_names_no_model_before_one_is_known_waits_for_it(world: World) -> None:
+async def test_a_request_without_a_model_waits_until_one_is_known(world: World) -> None:
     port = await later(world)
     asked = [world.soon(world.ask(path=path, body={"prompt": "x"})) for path in ("/completion", "/v1/completions")]
     gone = await world.client(request(path="/completion", body={"prompt": "x"}))
@@ -293,7 +293,7 @@ async def test_who_names_no_model_before_one_is_known_waits_for_it(world: World)
         ({"max_wait": "100ms", "max_requests": 0}, ["queue_full", "queue_full"]),
     ],
 )
-async def test_who_names_no_model_waits_within_the_bounds_of_the_queue(
+async def test_a_request_without_a_model_waits_within_the_bounds_of_the_queue(
     world: World, queue: dict[str, Any], refused: list[str]
 ) -> None:
     await later(world, queue=queue)
@@ -405,7 +405,7 @@ async def test_with_queueing_off_nothing_waits_and_slots_do_not_limit(world: Wor
         client.hang_up()
 
 
-async def test_with_queueing_off_the_first_requests_wait_until_the_engines_have_told_what_they_serve(
+async def test_with_queueing_off_the_first_requests_wait_until_the_engines_report_their_models(
     world: World,
 ) -> None:
     engine = await world.engine()

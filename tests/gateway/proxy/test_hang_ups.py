@@ -91,7 +91,7 @@ async def test_an_id_that_is_used_again_at_once_is_another_request(world: World)
 
 
 @pytest.mark.interpreted  # it has a pool of its own
-async def test_who_hangs_up_while_a_large_body_is_on_its_way_to_the_engine_ends_it_at_once() -> None:
+async def test_a_disconnect_during_a_large_body_to_the_engine_ends_it_at_once() -> None:
     """What is left of the body was written after the end of our side: an error in the loop, found by a soak."""
     pool, transport = Mock(), Mock(spec=asyncio.Transport)
     transport.is_closing.return_value = False

@@ -77,7 +77,7 @@ async def body_of(client: Client) -> bytes:
 FIRST = refusing(b"200 OK", b"{}")  # the answer of the request that came before
 
 
-async def test_a_waiting_stream_is_told_its_place_and_then_gets_the_engines_bytes(world: World) -> None:
+async def test_a_waiting_stream_gets_its_position_and_then_the_engines_bytes(world: World) -> None:
     engine = await gated(world, FIRST, HEAD + chunked(TOKEN, TOKEN, LAST, USAGE, DONE))
     await world.gateway(endpoints=[engine.settings], **SOON)
     client = await waiting(world, stream_options={"include_usage": True})
@@ -109,7 +109,7 @@ async def test_the_usage_that_nobody_asked_for_is_hidden_after_heartbeats_too(wo
     assert await world.metric("penstock_tokens_total", kind="prompt") == 7
 
 
-async def test_the_estimate_is_told_once_there_is_one(world: World) -> None:
+async def test_a_heartbeat_has_the_estimate_once_there_is_one(world: World) -> None:
     await world.engine(step_s=0.02)
     await world.gateway(slots=1, **SOON)
     await world.chat(tokens=10)  # from which the time that a lease takes is learned
@@ -133,7 +133,7 @@ async def test_anthropics_clients_get_the_pings_they_know(world: World) -> None:
     assert (await body_of(client)).removeprefix(ping) == message
 
 
-async def test_a_client_that_would_time_out_is_told_before_it_does_while_queued_and_while_an_engine_thinks(
+async def test_a_client_gets_heartbeats_before_its_time_out_while_queued_and_while_an_engine_works(
     world: World,
 ) -> None:
     engine = await gated(world, FIRST, HEAD + chunked(LAST, DONE), slots=2)
@@ -176,7 +176,7 @@ async def test_a_client_that_waits_longer_than_the_queue_lets_it_keeps_its_statu
     engine.go.set()
 
 
-async def test_what_is_not_streamed_is_told_nothing(world: World) -> None:
+async def test_answers_that_are_not_streamed_get_no_heartbeats(world: World) -> None:
     engine = await gated(world, FIRST, FIRST)
     await world.gateway(endpoints=[engine.settings], queue={"heartbeat_after": "50ms", "max_wait": "300ms"})
     await waiting(world)
@@ -330,7 +330,7 @@ async def test_a_caller_sees_its_own_place_and_limits_and_nobody_elses(world: Wo
     engine.go.set()
 
 
-async def test_what_is_left_of_a_rate_is_told_with_each_answer(world: World) -> None:
+async def test_each_answer_reports_the_rest_of_a_rate(world: World) -> None:
     await world.engine()
     limits = {"requests_per_minute": 60, "tokens_per_minute": 600}
     await world.gateway(tenants=[{"name": "team-a", "limits": limits}, {"name": "team-b", "limits": {"running": 5}}])

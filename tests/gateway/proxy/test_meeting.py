@@ -214,7 +214,7 @@ async def test_without_a_decode_endpoint_nothing_is_computed_and_it_waits(world:
 
 
 @pytest.mark.parametrize("field", FIELDS)
-async def test_who_brings_a_meeting_of_their_own_is_not_divided(world: World, pairs: Pair, field: str) -> None:
+async def test_a_request_with_its_own_bootstrap_fields_is_not_divided(world: World, pairs: Pair, field: str) -> None:
     prefill, decode = await pairs.add("prefill"), await pairs.add("decode")
     await pairs.gateway()
     assert (await world.chat(PROMPT, **{field: "h" if field == "bootstrap_host" else 7})).status == 200

@@ -87,7 +87,7 @@ async def test_a_callers_own_mistake_is_asked_twice_at_a_new_engine_and_once_whe
     assert ["stream_options" in asked for asked in seen] == [True, False, True, True, False]
 
 
-async def test_a_priority_that_is_refused_is_left_out_and_usage_is_asked_for_all_the_same(world: World) -> None:
+async def test_a_refused_priority_is_left_out_and_usage_is_still_requested(world: World) -> None:
     answer = b'{"error":{"message":"Unknown parameter: \'priority\'."}}'
     seen = await engine(
         world,

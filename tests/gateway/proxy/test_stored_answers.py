@@ -130,7 +130,7 @@ async def test_what_nobody_has_is_not_found(world: World) -> None:
     assert "resp_none" in error["message"]
 
 
-async def test_where_nobody_answers_it_is_told_so(world: World) -> None:
+async def test_without_an_answer_it_is_reported(world: World) -> None:
     await world.gateway(endpoints=[{"url": "http://127.0.0.1:9", "models": ["sim"]}])
     refused = await stored(world, "resp_none")
     assert (refused.status, refused.error()["code"]) == (503, "no_endpoint")

@@ -32,7 +32,7 @@ def message(answer: Answer, status: int = 404, code: str = "path_not_found") -> 
         ("/v1/tokenize", "/tokenize", ""),
     ],
 )
-async def test_a_wrong_base_url_is_told_what_was_meant(world: World, path: str, meant: str, advice: str) -> None:
+async def test_a_wrong_base_url_gets_the_right_path_as_a_hint(world: World, path: str, meant: str, advice: str) -> None:
     await world.engine()
     await world.gateway()
     text = message(await world.ask(path=path, body=chat()))
@@ -52,7 +52,7 @@ async def test_our_own_paths_are_meant_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("path", BARE)
-async def test_a_path_without_v1_is_told_so_where_no_engine_has_it(world: World, path: str) -> None:
+async def test_a_path_without_v1_gets_a_hint_if_no_engine_has_it(world: World, path: str) -> None:
     await world.engine()
     await world.gateway()
     text = message(await world.ask(path=path, body=chat()))
@@ -79,12 +79,12 @@ async def test_where_batches_are_off_the_setting_is_named(world: World, path: st
     assert "`batch.data`" in text
 
 
-def test_where_batches_are_off_a_wrong_base_url_is_told_that_first() -> None:
+def test_with_batches_off_a_wrong_base_url_gets_that_hint_first() -> None:
     for path in ("/v1/v1/files", "/batches", "/v1/batches/"):
         assert "`batch.data`" in (meant_instead(path, lambda _: False) or "")
 
 
-async def test_the_root_says_what_this_is_and_where_to_go(world: World) -> None:
+async def test_the_root_names_the_gateway_and_its_main_paths(world: World) -> None:
     await world.gateway(endpoints=[{"url": "http://127.0.0.1:9"}], admin={"token": "secret-of-the-operators"})
     answer = await world.ask("GET", "/")
     assert (answer.status, answer.header("content-type")) == (200, "text/plain; charset=utf-8")
@@ -112,7 +112,7 @@ async def test_the_root_says_what_this_is_and_where_to_go(world: World) -> None:
         ("PUT", "/admin/state", "GET"),
     ],
 )
-async def test_a_wrong_method_is_told_which_is_right(
+async def test_a_wrong_method_gets_the_right_one(
     world: World, method: str, path: str, allow: str, tmp_path: object
 ) -> None:
     await world.gateway(endpoints=[{"url": "http://127.0.0.1:9"}], batch={"data": str(tmp_path)})

@@ -57,7 +57,7 @@ async def _links(at: str, *messages: Hello, then: bytes = b"") -> None:
         await over.wait()
 
 
-async def test_bad_links_are_told_and_nothing_is_lost_by_them(world: World, tmp_path: Path) -> None:
+async def test_bad_links_are_reported_and_lose_nothing(world: World, tmp_path: Path) -> None:
     """All at once, at the one that decides, while streams run and others wait at both gateways."""
     engine = await world.engine(step_s=0.01)
     async with group(world, tmp_path) as made:
@@ -173,7 +173,7 @@ def _bad_stores() -> Iterator[dict[str, tuple[dict[str, Any], str]]]:
             client.config_set("requirepass", "")
 
 
-async def test_stores_with_which_no_election_is_possible_are_told_and_all_is_served(
+async def test_stores_without_a_possible_election_are_reported_and_all_is_served(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await world.engine()

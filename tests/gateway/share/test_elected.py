@@ -77,7 +77,7 @@ async def test_another_gateway_decides_within_seconds_and_no_stream_of_others_br
                 assert state["share"]["name"] != first.name, "who decides goes on to"
 
 
-async def test_whoever_decides_steps_down_when_told_to_and_what_runs_and_waits_goes_on(
+async def test_a_leader_steps_down_on_command_and_running_and_queued_requests_go_on(
     world: World, tmp_path: Path
 ) -> None:
     engine = await world.engine(step_s=0.1)  # answers of minutes, until all is hurried
@@ -134,7 +134,7 @@ async def test_a_store_that_is_stopped_and_comes_back_empty_changes_nothing(worl
 
 
 @pytest.mark.slow
-async def test_a_decider_that_stood_still_follows_whoever_was_elected_meanwhile(world: World, tmp_path: Path) -> None:
+async def test_a_suspended_decider_follows_the_one_elected_meanwhile(world: World, tmp_path: Path) -> None:
     """As a machine that swaps, or a process in a debugger: its workers go on, it knows nothing of the time."""
     engine = await world.engine(step_s=0.1)  # answers of minutes, until all is hurried
     with valkey.server() as server:

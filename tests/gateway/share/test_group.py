@@ -204,7 +204,7 @@ def test_the_seed_of_prompts_keys_is_the_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_another_secret_and_other_settings_are_told_at_both_ends_and_each_serves_alone(
+async def test_another_secret_and_other_settings_are_logged_at_both_ends_and_each_serves_alone(
     world: World, tmp_path: Path
 ) -> None:
     await world.engine()
@@ -226,9 +226,7 @@ async def test_another_secret_and_other_settings_are_told_at_both_ends_and_each_
 
 
 @pytest.mark.slow
-async def test_an_address_that_nobody_reaches_is_told_and_the_gateway_serves_alone(
-    world: World, tmp_path: Path
-) -> None:
+async def test_an_unreachable_address_is_reported_and_the_gateway_serves_alone(world: World, tmp_path: Path) -> None:
     """Where a gateway listens, and where the others are told that it does, are two things: here one port is wrong."""
     await world.engine()
     async with group(world, tmp_path) as made:

@@ -19,7 +19,7 @@ __all__ = ["_beside"]
 
 
 @pytest.mark.usefixtures("_beside")
-async def test_a_fault_in_the_looking_is_told_and_it_goes_on(
+async def test_a_fault_while_looking_is_reported_and_looking_goes_on(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, count = 0, GroupRole._count
@@ -44,7 +44,7 @@ async def test_a_fault_in_the_looking_is_told_and_it_goes_on(
 
 
 @pytest.mark.usefixtures("_beside")
-async def test_a_fault_in_the_election_is_told_and_it_begins_again(
+async def test_a_fault_in_the_election_is_reported_and_the_election_restarts(
     world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, runs = StaticElection.run, 0

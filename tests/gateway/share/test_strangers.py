@@ -65,7 +65,7 @@ def test_two_that_know_the_secret_greet_each_other() -> None:
     assert talk(b"secret", b"secret") == ("e", "e")
 
 
-def test_another_secret_is_told_to_both() -> None:
+def test_another_secret_is_reported_to_both() -> None:
     assert talk(b"secret", b"other") == ("its share.secret differs",) * 2
 
 
@@ -242,7 +242,7 @@ def hello(world: World, **other: object) -> Hello:
     ],
     ids=["settings", "version", "protocol", "name", "no name"],
 )
-async def test_an_edge_that_does_not_fit_is_told_why(
+async def test_an_edge_that_does_not_fit_gets_the_reason(
     world: World, caplog: pytest.LogCaptureFixture, other: dict[str, object], words: str
 ) -> None:
     at = await decider(world)
@@ -270,7 +270,7 @@ async def test_an_edge_that_does_not_fit_is_told_why(
     ids=["4 GB", "garbage", "half a frame", "hello twice"],
 )
 @pytest.mark.parametrize("greeted", [False, True], ids=["at first", "later"])
-async def test_a_link_that_says_nonsense_is_closed_with_a_line(
+async def test_a_link_with_invalid_messages_is_closed_with_a_log_line(
     world: World, caplog: pytest.LogCaptureFixture, data: bytes, words: str, *, greeted: bool
 ) -> None:
     at = await decider(world)

@@ -184,7 +184,7 @@ async def test_the_engines_gauges_are_shown_as_observed(world: World) -> None:
     assert await world.metric("penstock_endpoint_up") == 0
 
 
-async def test_the_routers_names_are_there_for_who_asks(world: World) -> None:
+async def test_the_routers_names_are_exported_if_set(world: World) -> None:
     await world.engine(step_s=0.01)
     await world.gateway(slots=1, queue={"max_requests": 1}, metrics={"aliases": ["vllm_router"]})
     found = {sample.name: family.type for family in await families(world) for sample in family.samples}

@@ -15,7 +15,7 @@ NIGHTLY = {"X-Tenant-Id": "nightly"}
 ENDED = "penstock_tenant_requests_total"
 
 
-async def test_outcomes_refusals_waits_and_first_tokens_are_told_by_tenant(world: World) -> None:
+async def test_outcomes_refusals_waits_and_first_tokens_are_counted_by_tenant(world: World) -> None:
     await world.engine(step_s=0.01)
     await world.gateway(slots=1, queue={"max_requests": 1}, tenants=[{"name": "nightly"}, {"name": "team"}])
     running = await world.streaming(tokens=60)
@@ -46,7 +46,7 @@ async def test_a_refusal_of_a_request_with_a_key_is_its_tenants_although_it_was_
     assert await world.metric(ENDED, tenant="nightly", outcome="rejected", reason="bad_request") == 1
 
 
-async def test_a_broken_stream_and_a_retry_are_told_with_tenant_and_endpoint(world: World) -> None:
+async def test_a_broken_stream_and_a_retry_are_reported_with_tenant_and_endpoint(world: World) -> None:
     engine = await world.engine()
     await world.gateway(tenants=[{"name": "nightly"}])
     fault(engine, "die", count=1, after_bytes=600)  # beyond the role

@@ -93,7 +93,7 @@ async def test_each_try_has_a_call_of_its_own_and_the_wait_between_them_too(worl
     ]
 
 
-async def test_who_is_refused_or_hangs_up_has_a_span_that_ends(world: World) -> None:
+async def test_a_refused_or_disconnected_request_has_a_span_that_ends(world: World) -> None:
     await world.engine()
     memory = await traced(world, slots=1, queue={"max_requests": 0})
     running = await world.streaming(tokens=500)
@@ -117,7 +117,7 @@ async def test_a_parent_that_is_none_begins_a_trace(world: World, parent: str) -
     assert spans(memory)[0].parent is None
 
 
-async def test_who_is_not_sampled_is_not_sent_but_the_engine_hears_so(world: World) -> None:
+async def test_an_unsampled_request_is_not_exported_but_the_engine_gets_the_decision(world: World) -> None:
     await world.engine()
     memory = await traced(world)
     assert (await world.chat_with({"traceparent": PARENT[:-1] + "0"})).status == 200

@@ -94,7 +94,7 @@ async def test_an_answer_without_usage_is_estimated_in_a_column_of_its_own(world
     )
 
 
-async def test_refusals_are_told_by_reason_and_waits_with_their_seconds(world: World, tmp_path: Path) -> None:
+async def test_refusals_are_reported_by_reason_and_waits_in_seconds(world: World, tmp_path: Path) -> None:
     await world.engine(step_s=0.01)
     await gateway(world, tmp_path, queue={"max_requests": 1})
     running = [await world.client_for(chat(tokens=3000, stream=True), by_key("alpha")) for _ in range(4)]
@@ -182,7 +182,7 @@ async def test_a_question_may_go_back_further_than_time(world: World, tmp_path: 
     assert (told["from"], told["rows"]) == ("1970-01-01T00:00:00Z", [{**told["total"]}])
 
 
-async def test_without_a_store_there_is_no_ledger_and_the_answer_says_what_is_missing(world: World) -> None:
+async def test_without_a_store_there_is_no_ledger_and_the_answer_names_what_is_missing(world: World) -> None:
     await world.engine()
     await world.gateway()
     answer = await world.ask("GET", "/admin/usage")
@@ -202,7 +202,7 @@ async def test_without_a_store_there_is_no_ledger_and_the_answer_says_what_is_mi
         ("by=key&by=model", "`by` is given twice."),
     ],
 )
-async def test_a_wrong_question_is_told_what_is_wrong(world: World, tmp_path: Path, query: str, says: str) -> None:
+async def test_a_wrong_query_gets_the_reason(world: World, tmp_path: Path, query: str, says: str) -> None:
     await world.engine()
     await gateway(world, tmp_path)
     answer = await world.ask("GET", f"/admin/usage?{query}")

@@ -252,7 +252,7 @@ async def test_nothing_of_workers_is_imported_by_a_gateway_of_one_process() -> N
     assert out.strip() == b"[]"
 
 
-async def test_a_worker_that_can_not_start_is_said_and_exit_code_1(world: World, tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_start_is_an_error_line_and_exit_code_1(world: World, tmp_path: Path) -> None:
     """As where two versions are mixed, or a file is missing."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif 'penstock.gateway.workers' in ' '.join(sys.orig_argv):\n    os._exit(7)\n"
