@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import hashlib
 import os
+import re
 import shutil
 import signal
 import ssl
