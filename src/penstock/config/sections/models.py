@@ -47,9 +47,8 @@ class ModelSection(Section):
     prices: ModelPrices = ModelPrices()
     fallback: Annotated[tuple[values.ModelName, ...], BeforeValidator(values.items(0, FALLBACKS_MAX))] = setting(
         (),
-        "Models or aliases to use instead, in this order, if this one has no endpoint in service, is unknown, is "
-        "overloaded, or fails every attempt before the first byte. Each is tried once, without its own fallbacks. "
-        "`x-penstock-model` names the one that answers.",
+        "Models or aliases to use instead, in this order, if this one is unknown, has no endpoint in service, is "
+        "overloaded, or fails every attempt before the first byte (docs/fallback.md).",
     )
 
     @property

@@ -184,9 +184,9 @@ class Identity(Section):
         tuple[Literal["address", "key", "user"], ...], BeforeValidator(values.items(0, len(DISTINGUISH)))
     ] = setting(
         DISTINGUISH,
-        "How callers without a key of a tenant and without a tenant's name are told apart, each with its own flow: by "
-        "their address (of an IPv6 address the first 64 bits), the key that they send to the engine, and their user. "
-        "An address has one share, which its keys and users divide. `[]`: all of them are one caller.",
+        "The properties that distinguish callers without a tenant, each with its own flow: address (IPv6: the first "
+        "64 bits), the key they send to the engine, user. An address has one share, which its keys and users divide. "
+        "`[]`: all are one caller.",
     )
     anonymous: Anonymous = Anonymous()
     jwt: JwtSection | None = setting(None, "")
