@@ -229,6 +229,17 @@ def test_a_pause_does_not_make_estimated_waits_longer_once_it_is_over() -> None:
 # --- one request --------------------------------------------------------------------------------------------------
 
 
+def next_four(made: CheckedScheduler, running: int, usage: Usage) -> list[str]:
+    """The next four requests in the slot of the lease `running`, each of this `usage`."""
+    served = []
+    for at in range(4):
+        (dispatch,) = made.finished(running, usage, now=2.0 + at)
+        assert isinstance(dispatch, Dispatch)
+        running = dispatch.lease
+        served.append(dispatch.request_id)
+    return served
+
+
 def test_a_bumped_request_is_the_next_of_its_band() -> None:
     made = scheduler(SchedulerSettings(bands=(BandSettings("high"), BandSettings("low"))), a=1)
     (running,) = fill(made, 1)
@@ -238,13 +249,7 @@ def test_a_bumped_request_is_the_next_of_its_band() -> None:
     made.arrived(request("high"), now=0.0)
     made.bumped("low-4", now=1.0)
     made.bumped("low-3", now=1.0)
-    served = []
-    for at in range(4):
-        (dispatch,) = made.finished(running, Usage(1, 1), now=2.0 + at)
-        assert isinstance(dispatch, Dispatch)
-        running = dispatch.lease
-        served.append(dispatch.request_id)
-    assert served == ["high", "low-4", "low-3", "other"]
+    assert next_four(made, running, Usage(1, 1)) == ["high", "low-4", "low-3", "other"]
 
 
 def test_a_bumped_request_is_charged_to_its_flow_like_any_other() -> None:
@@ -254,13 +259,7 @@ def test_a_bumped_request_is_charged_to_its_flow_like_any_other() -> None:
         made.arrived(request(f"a{at}", tenant="a"), now=0.0)
         made.arrived(request(f"b{at}", tenant="b"), now=0.0)
     made.bumped("a2", now=0.0)
-    served = []
-    for at in range(4):
-        (dispatch,) = made.finished(running, Usage(1, 50), now=1.0 + at)
-        assert isinstance(dispatch, Dispatch)
-        running = dispatch.lease
-        served.append(dispatch.request_id)
-    assert served == ["a2", "b0", "a0", "b1"]
+    assert next_four(made, running, Usage(1, 50)) == ["a2", "b0", "a0", "b1"]
 
 
 def test_a_bump_overrides_what_is_kept_for_flows_under_their_share() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from penstock.config.load import ConfigError, from_mapping
 from penstock.gateway.identity.callers import key_hash
-from tests.gateway.conftest import World, chat
+from tests.gateway.conftest import Answer, Client, World, chat
 
 CI, DEV = {"authorization": "Bearer pk-ci"}, {"authorization": "Bearer pk-dev"}
 
@@ -17,6 +18,17 @@ CI, DEV = {"authorization": "Bearer pk-ci"}, {"authorization": "Bearer pk-dev"}
 def team(ci: dict[str, Any] | None = None, **limits: Any) -> dict[str, Any]:
     keys = [{"hash": key_hash("pk-ci"), "name": "ci", "limits": ci or {}}, {"hash": key_hash("pk-dev"), "name": "dev"}]
     return {"tenants": [{"name": "team", "keys": keys, "limits": limits}]}
+
+
+async def one_runs_one_waits(world: World) -> tuple[Client, asyncio.Task[Answer]]:
+    """Two requests of a key whose limit is one running request."""
+    await world.engine(step_s=0.01)
+    await world.gateway(slots=4, **team({"running": 1}))
+    first = await world.client_for(chat(tokens=3000, stream=True), CI)
+    await first.begun()
+    waiter = world.soon(world.chat_with(CI, tokens=1))
+    await world.until(lambda: world.picture().waiting == 1)
+    return first, waiter
 
 
 async def test_a_keys_rate_refuses_that_key_only_and_names_the_limit(world: World) -> None:
@@ -47,12 +59,7 @@ async def test_a_models_rate_refuses_that_model_only(world: World) -> None:
 
 
 async def test_a_key_at_its_running_limit_waits_and_others_of_its_tenant_do_not(world: World) -> None:
-    await world.engine(step_s=0.01)
-    await world.gateway(slots=4, **team({"running": 1}))
-    first = await world.client_for(chat(tokens=3000, stream=True), CI)
-    await first.begun()
-    waiter = world.soon(world.chat_with(CI, tokens=1))
-    await world.until(lambda: world.picture().waiting == 1)
+    first, waiter = await one_runs_one_waits(world)
     assert (await world.chat_with(DEV, tokens=1)).status == 200
     row = (await world.ask("GET", "/admin/state")).json()["requests"]["waiting"][0]
     assert row["cause"] == "tenant_cap"
@@ -93,12 +100,7 @@ async def test_every_limit_of_a_key_and_of_a_model_is_held(world: World, limited
 
 
 async def test_a_reload_changes_the_limit_of_a_key_that_is_here(world: World) -> None:
-    await world.engine(step_s=0.01)
-    await world.gateway(slots=4, **team({"running": 1}))
-    first = await world.client_for(chat(tokens=3000, stream=True), CI)
-    await first.begun()
-    waiter = world.soon(world.chat_with(CI, tokens=1))
-    await world.until(lambda: world.picture().waiting == 1)
+    first, waiter = await one_runs_one_waits(world)
     world.document |= team({"running": 2})
     assert (await world.ask("POST", "/admin/reload")).status == 200
     assert (await waiter).status == 200
