@@ -99,7 +99,7 @@ def _youngest(
 
 
 def _preemptible(state: SchedulerState, entry: Entry, lease: Lease) -> bool:
-    """True if the client of a request of a preemptible band has seen nothing of it, and it may be queued again."""
+    """True if a running request may go back to the queue: its client has seen nothing of the answer."""
     if entry.state is not State.RUNNING or lease.passed_on or lease.pending or lease.first_token_s is not None:
         return False
     if entry.retry.preemptions >= state.settings.admission.preemptions_max or entry.request.pinned is not None:

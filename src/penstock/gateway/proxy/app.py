@@ -156,7 +156,7 @@ class App:
         self._intake.take(exchange, found, journey)
 
     def _foreign(self, exchange: Exchange) -> str | None:
-        """Why a page of another site, or another host name, is not served. A request with a key is not a page's."""
+        """The reason to refuse a page of another site or a foreign host name. A request with a key is no page's."""
         foreign = self._origins.foreign(exchange)
         if foreign is None or any(part.owns(exchange.target_path) for part in self._guarded):
             return None

@@ -71,7 +71,7 @@ class Heartbeats:
         self._wait_s_max = max([ENGINE_S, *[empty_s + (band.max_wait or queue.max_wait) for band in settings.bands]])
 
     def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None, since_s: float) -> None:
-        """Look after a stream that was there at `since_s`, until its answer begins."""
+        """Send heartbeats to a stream that arrived at `since_s`, until its answer begins."""
         after_s, patience_s = self._after_s or math.inf, _patience_s(read_timeout)
         if patience_s >= self._wait_s_max:
             patience_s = math.inf

@@ -110,7 +110,7 @@ class UsageBook:
                 logger.warning("the ledger of use can't be written; it is counted in memory meanwhile: %s", error)
             self.trouble = str(error)
         except Exception:
-            logger.exception("a fault while the ledger of use was written")
+            logger.exception("unexpected error while writing the ledger of use")
 
     async def _add(self) -> None:
         async with self._adding:

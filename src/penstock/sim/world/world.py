@@ -423,7 +423,7 @@ class World:
     # --- gauges and measurements --------------------------------------------------------------------------------
 
     def _ask_gauges(self, node: EngineNode) -> None:
-        """Ask now; the engine reads its gauges half of `scrape_answer_s` later, the answer comes after all of it."""
+        """Ask now. The answer comes after `scrape_answer_s`, with the gauges of half of that time."""
         asked_s, way_s = self.now, self.settings.scrape_answer_s
         if node.stands(asked_s, FreezeKind.STOPPED):
             self.at(asked_s + PAGE_TIMEOUT_S, partial(self._heard_gauges, node, None))
