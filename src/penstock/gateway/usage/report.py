@@ -76,7 +76,7 @@ class UsageReport:
         except StoreError as error:
             answer_error(exchange, AdminError(503, "store_down", f"The ledger can't be read: {error}"))
         except Exception:
-            logger.exception("unexpected error while reading the ledger of use")
+            logger.exception("a fault while the ledger of use was read")
             answer_error(exchange, AdminError(500, "internal_error", "It failed; see the log."))
 
 
