@@ -515,6 +515,7 @@ EVERYTHING: list[dict[str, Any]] = [
     },
     {"routing": {"policy": "load_balanced_kv", "imbalance_threshold": 7}},
     {"routing": {"divide_from": 77}},
+    {"epp": {"fallbacks": 2, "sample_every": 7}},
     {"routing": {"policy": "kv", "locality": "lmcache", "lmcache": {"coordinator": "http://127.0.0.1:9"}}},
     {"routing": {"policy": "kv", "locality": "lmcache", "lmcache": {"controller": "http://127.0.0.1:9"}}},
 ]
