@@ -3,14 +3,14 @@
 The constant part (the request) and the common part (its state, its lease) are on the entry. The rest is in records by
 subject; `tests/tidy/test_records.py` holds their writers (docs/decisions/0033):
 
-| record | content | written by |
+| record | tells | written by |
 |---|---|---|
-| `queue` | its place in its flow, and the beginning and limit of its wait | `queueing` |
-| `charge` | its estimate, and the charges of its flow so far | `queueing` |
+| `queue` | its place in its flow, since when and how long it may wait there | `queueing` |
+| `charge` | what it was estimated to take, and what its flow was charged so far | `queueing` |
 | `route` | where its prompt is believed cached | `routing` |
 | `affinity` | the wait for an endpoint that it prefers | `routing` |
-| `dispatch` | how often requests that fit passed it | `dispatch` |
-| `retry` | its failed tries, and the endpoints excluded for it | `scheduling` |
+| `dispatch` | how often others passed it that fit where it does not | `dispatch` |
+| `retry` | its failed tries, and the endpoints that are excluded for it | `scheduling` |
 
 The last three are of few requests. They are made when first written; until then all share an empty one.
 """
@@ -54,7 +54,7 @@ class QueueRecord:
 
     @property
     def waits_since_s(self) -> float:
-        """The time at which one uninterrupted wait of the same length would have begun."""
+        """When the request began to wait, had it waited all its time in one go."""
         return self.since_s - self.waited_s
 
     def meet(self, deadline_s: float) -> None:

@@ -37,7 +37,7 @@ class Link(asyncio.Protocol, Generic[M]):
         self._out: list[object] = []
 
     def adopt(self, transport: asyncio.Transport, came: bytes) -> None:
-        """Take over a connection with the bytes already received on it."""
+        """Take over a connection, and what came on it."""
         transport.set_protocol(self)
         self.connection_made(transport)
         if came:
