@@ -198,7 +198,7 @@ def test_a_flow_gets_no_further_ahead_by_overtaking_however_often_the_other_begi
     assert sent(made.observed("a", Observation(1.0, 0, 0, kv_usage=0.1), now=1.0))[0] == ("large60", "a")
 
 
-def test_nothing_is_kept_of_overtaken_requests_that_left() -> None:
+def test_nothing_is_kept_of_those_who_were_overtaken_and_went_away() -> None:
     made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=1000)
     for now in (0.0, 1.0, 2.0, 3.0):
         running = 1 + BACKFILLED_MAX * now
