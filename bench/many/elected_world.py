@@ -260,7 +260,7 @@ class ElectedWorld(ManyWorld):
             self._hang_up_link(member.link)
         member.alone = True
         epoch = member.edge.epoch + 1
-        member.deciding.decider.lead(epoch, expected=(member.edge_name,), alone=True)
+        member.deciding.decider.lead(epoch, expected=(member.edge_name,), alone=len(self.members))
         self._dial_member(member, member)
 
     # --- links --------------------------------------------------------------------------------------------------------

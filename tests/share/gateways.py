@@ -166,7 +166,7 @@ class Gateways(SharedWorld):
             epoch = max([decider.epoch, *[process.edge.epoch for process in own]]) + 1
             if decider.phase is not Phase.IDLE:
                 self._steps_down(gateway.parent)
-            decider.lead(epoch, gateway.edges, alone=True)
+            decider.lead(epoch, gateway.edges, alone=len(self.gateways))
 
     def _takes(self, gateway: Gateway, leader: Parent) -> bool:
         leads = leader.decider.phase in (Phase.GATHERING, Phase.DECIDING) and not leader.decider.alone

@@ -44,7 +44,7 @@ class Beside:
         for peer in self.peers.values():
             self.decider.opened(peer)
             self.world.tell(self.decider.take(peer, Announcing([])))
-            self.world.tell(self.decider.take(peer, Announced([], 1)))
+            self.world.tell(self.decider.take(peer, Announced([])))
 
     def says(self, name: str, *facts: Fact) -> list[Down]:
         """Returns what that edge is told of it."""

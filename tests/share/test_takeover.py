@@ -26,7 +26,6 @@ from penstock.share.messages import (
     Finished,
     FirstToken,
     Frame,
-    Members,
     RunsHere,
     Told,
     Up,
@@ -314,6 +313,18 @@ def test_a_new_decider_waits_for_all_known_edges_half_a_second_at_most() -> None
     assert house.running(house.two) == 2
 
 
+def test_a_decider_waits_for_no_edge_of_a_leader_that_died() -> None:
+    house = House("ab")
+    for name in "ab":
+        house.arrives(name, f"of {name}")
+        house.hear(name, house.one)
+        house.tell(name, house.one)
+    house.two.decider.lead(2, ["a", "b"], silent=["b"])
+    house.link("a", house.two)  # which names b
+    assert house.phase() is Phase.DECIDING
+    assert house.running(house.two) == 1
+
+
 def test_facts_while_it_gathers_are_told_when_it_begins_and_in_their_order() -> None:
     house = House("ab")
     lease = house.sent("a", "r")
@@ -368,10 +379,9 @@ def test_a_former_leader_holds_nothing() -> None:
 
 def test_alone_it_decides_with_its_part_and_with_all_when_it_leads() -> None:
     house = House()
-    house.edges["a"].take(Frame(1, [Members(["g1/a", "g2/b"], 2)]), now=0.0)
     for name in ("r1", "r2", "r3"):
         house.arrives("a", name)
-    house.two.decider.lead(2, ["a"], alone=True)
+    house.two.decider.lead(2, ["a"], alone=2)
     house.link("a", house.two)
     assert _dispatched(house.tell("a", house.two)) == ["r1"]  # one slot of two
     house.two.decider.step_down()
@@ -400,14 +410,14 @@ RUNS = RunsHere(1, Request("r", "m", 0), 1.0, 0.0, Underway(5, "e", 1.0))
         [Arrived(1, Request("r", "m", 0))],
         [Announcing([]), FirstToken(1, 1)],
         [Announcing([]), Announcing([])],
-        [Announcing([]), Announced([], 1), Announcing([])],
+        [Announcing([]), Announced([]), Announcing([])],
         [Announcing([]), RUNS, WaitsHere(1, Request("r2", "m", 0), 1.0, 0.0)],
         [Announcing([]), WaitsHere(1, Request("r", "m", 9), 1.0, 0.0)],
         [Announcing([]), WaitsHere(1, Request("r", "m", 0), float("nan"), 0.0)],
         [Announcing([]), WaitsHere(0, Request("r", "m", 0), 1.0, 0.0)],
         [Announcing([]), RunsHere(1, Request("r", "m", 0), 1.0, 0.0, Underway(5, "e", -1.0))],
         [Announcing([]), RunsHere(1, Request("r", "m", 0), 1.0, 0.0, Underway(5, "e", 1.0, decode="d"))],
-        [Announcing([]), RUNS, Announced([], 1), Arrived(1, Request("r2", "m", 0))],
+        [Announcing([]), RUNS, Announced([]), Arrived(1, Request("r2", "m", 0))],
     ],
 )
 def test_what_no_edge_announces_ends_the_link_and_books_nothing(messages: list[Up]) -> None:

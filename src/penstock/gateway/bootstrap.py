@@ -178,7 +178,6 @@ class Parts:
                 targets=endpoints.targets,
                 catalog=catalog,
                 hold=self.server.hold,
-                ready=lambda: bool(endpoints.targets),
             )
         self.certificate = Certificate()
         reads_requests = (

@@ -93,7 +93,6 @@ def announce(
     requests: Iterable[HeldRequest],
     memory: EdgeMemory,
     edges: Sequence[str],
-    gateways: int,
     now: float,
 ) -> None:
     """Send all that an edge holds. Each of its requests either waits or runs."""
@@ -126,7 +125,7 @@ def announce(
         send(Homes(some, []))
     for others in _pieces(prefixes):
         send(Homes([], others))
-    send(Announced(list(edges), gateways))
+    send(Announced(list(edges)))
 
 
 def _pieces(rows: list[Row]) -> Iterator[list[Row]]:

@@ -95,12 +95,12 @@ class Decider:
         self.peers: list[Peer] = []
         self._serial = 0
         self.epoch = 1 if leads else 0
-        self.alone = False  #: it decides for its own edges only, with its part of slots and limits
-        self.gateways = 1  #: as last announced
+        self.alone = 0  #: it decides for its own edges only, with its part: that of one of so many gateways
         self._phase = Phase.DECIDING if leads else Phase.IDLE
         self._holds = False
         self._cut: dict[str, Peer] = {}  # by name: links that broke recently, with their leases
         self._expected: set[str] = set()  # edges that may hold requests
+        self._silent: Collection[str] = ()  # those of them that announce nothing
         self._begins_s = math.inf
         self._credited: set[str] = set()  # edges whose flows' service was counted
         self._later: list[tuple[Peer, Fact, float]] = []  # deferred facts, and when they came
@@ -114,21 +114,21 @@ class Decider:
     def phase(self) -> Phase:
         return Phase.HOLDING if self._holds and self._phase is Phase.DECIDING else self._phase
 
-    def lead(self, epoch: int, expected: Collection[str] = (), *, alone: bool = False) -> None:
+    def lead(self, epoch: int, expected: Collection[str] = (), *, silent: Collection[str] = (), alone: int = 0) -> None:
         """Lead as soon as the `expected` edges, and those that they name, have announced what they hold.
 
-        `alone`: wait for no other gateway's edges, and decide with one gateway's part of slots and limits. A leader
-        that is called again takes the higher epoch.
+        Edges that are `silent` announce nothing. `alone`: as one of so many gateways, with its part of slots and
+        limits, and without others' edges. A leader that is called again takes the higher epoch.
         """
         now = self._now()
         if self._phase is not Phase.IDLE:
-            assert alone == self.alone, "step down before the change between alone and all"
+            assert bool(alone) == bool(self.alone), "step down before the change between alone and all"
             self.epoch = max(self.epoch, epoch)
             if self.phase is Phase.DECIDING:
                 self._journeys.tell(self._scheduler.begun(lease_from=self._lease_from, now=now))
             return
         self.epoch, self.alone, self._phase = epoch, alone, Phase.GATHERING
-        self._expected, self._begins_s = set(expected), now + GATHER_S
+        self._expected, self._silent, self._begins_s = set(expected), silent, now + GATHER_S
         self._scheduler.halted(afresh=True, now=now)
 
     def hold(self) -> None:
@@ -158,7 +158,7 @@ class Decider:
         self._credited.clear()
         if self.alone:
             self._journeys.tell(self._scheduler.apportioned(1, now=now))
-        self.alone = self._holds = False
+        self.alone, self._holds = 0, False
         self._phase, self._begins_s = Phase.IDLE, math.inf
 
     def next_deadline(self) -> float | None:
@@ -185,12 +185,12 @@ class Decider:
         now = self._now()
         announced = {peer.name for peer in self.peers if peer.pieces is not None and peer.pieces.end is not None}
         over = now >= self._begins_s
-        if self._holds or not (over or (self._expected and self._expected <= announced)):
+        if self._holds or not (over or (self._expected and self._expected.difference(self._silent) <= announced)):
             return
         self._phase, self._begins_s = Phase.DECIDING, math.inf
         self._book([peer for peer in self.peers if peer.name in announced], now)
         if self.alone:
-            self._scheduler.apportioned(self.gateways, now=now)
+            self._scheduler.apportioned(self.alone, now=now)
         self._journeys.tell(self._scheduler.begun(lease_from=self._lease_from, afresh=True, now=now))
         self._catch_up()
 
@@ -257,7 +257,7 @@ class Decider:
 
     def _tell_members(self) -> None:
         names = sorted({peer.name for peer in self.peers if peer.announced})
-        told = Members(names, len({name.rpartition("/")[0] for name in names}))
+        told = Members(names)
         for peer in self.peers:
             if peer.announced:
                 peer.send(told)
@@ -280,7 +280,6 @@ class Decider:
         if not isinstance(message, Announced):
             return []
         peer.last_number = max(peer.pieces.requests, default=0)
-        self.gateways = max(1, message.gateways)
         if not self.alone:
             self._expected.update(message.edges)
         if self._phase is Phase.GATHERING:

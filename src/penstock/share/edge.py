@@ -109,7 +109,6 @@ class Edge:
         self.bands: Sequence[str] = ()  #: names, by the settings in force
         self.waiting_max = WAITING_MAX  #: bound of requests that wait without a link
         self.edges: Sequence[str] = ()  #: of the decider, as last reported
-        self.gateways = 1  #: as last reported
         self._memory = EdgeMemory() if remembers else None  # None: no other decider will ask
         self.requests: dict[int, HeldRequest] = {}
         self._by_id: dict[str, HeldRequest] = {}
@@ -144,7 +143,6 @@ class Edge:
             requests=self.requests.values(),
             memory=memory,
             edges=self.edges,
-            gateways=self.gateways,
             now=now,
         )
         return actions
@@ -192,7 +190,7 @@ class Edge:
                 case Places():
                     self.view.placed(message)
                 case Members():
-                    self.edges, self.gateways = message.edges, message.gateways
+                    self.edges = message.edges
                 case _:
                     others.append(message)
         return actions, others

@@ -20,7 +20,7 @@ from penstock.core.values.located import Source
 from penstock.core.values.request import Request, ServiceGot, Underway, Usage
 from penstock.core.values.rows import Allowance
 
-PROTOCOL = 6  # version of this file; both ends need the same
+PROTOCOL = 7  # version of this file; both ends need the same
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):
@@ -121,7 +121,6 @@ class Announced(Piece, frozen=True):
     """The announcement is complete; facts follow."""
 
     edges: list[str]  #: by the latest `Members`: the edges to wait for
-    gateways: int
 
 
 # --- facts: up ----------------------------------------------------------------------------------------------------
@@ -276,10 +275,9 @@ class Told(_Message, frozen=True):
 
 
 class Members(_Message, frozen=True):
-    """The members, whenever they change: the next decider waits for them, and one alone takes its part of them."""
+    """The members, whenever they change: the next decider waits for them."""
 
     edges: list[str]
-    gateways: int
 
 
 class Allowed(_Message, frozen=True):
@@ -363,7 +361,6 @@ class WhoDecides(_Message, frozen=True):
 
     address: str | None  #: empty: this gateway
     epoch: int
-    gateways: int = 0  #: as last counted; 0: as the last decider reported
 
 
 class Drain(_Message, frozen=True):

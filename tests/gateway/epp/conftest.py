@@ -21,20 +21,33 @@ from tests.ports import free_port
 
 __all__ = ["pytest_asyncio_loop_factories", "world"]
 
-CONFIG = Path("deploy/envoy/envoy.yaml")
-FALLBACKS = Path("deploy/envoy/fallbacks.yaml")
+CONFIG, FALLBACKS = Path("deploy/envoy/envoy.yaml"), Path("deploy/envoy/fallbacks.yaml")
+DOCS = Path("docs/epp.md")
 
 
 class Envoy:
     """One Envoy process, before a picker's port."""
 
-    def __init__(self, *, bodies: str = "FULL_DUPLEX_STREAMED", engines: Sequence[str] = (), **changes: str) -> None:
-        """`engines`: their `ip:port`, if it should know them and try fallbacks (`deploy/envoy/fallbacks.yaml`)."""
-        self.port, self.picker, admin = free_port(), free_port(), free_port()
+    def __init__(
+        self,
+        *,
+        bodies: str = "FULL_DUPLEX_STREAMED",
+        engines: Sequence[str] = (),
+        picker: int = 0,
+        also: int = 0,
+        **changes: str,
+    ) -> None:
+        """`engines`: their `ip:port`, if it should know them and try fallbacks (`deploy/envoy/fallbacks.yaml`).
+
+        `picker`: its port, or a free one; `also`: that of a second one, with what docs/epp.md has for several.
+        """
+        self.port, self.picker, admin = free_port(), picker or free_port(), free_port()
         text = CONFIG.read_text().replace("port_value: 9901", f"port_value: {admin}")
         text = text.replace("port_value: 8081", f"port_value: {self.port}")
         text = text.replace("port_value: 9002", f"port_value: {self.picker}")
         text = text.replace("response_body_mode: FULL_DUPLEX_STREAMED", f"response_body_mode: {bodies}")
+        if also:
+            text = several(text, self.picker, also)
         for key, value in changes.items():
             before = next(line for line in text.splitlines() if line.strip().startswith(f"{key}:"))
             text = text.replace(before, before[: before.index(key)] + f"{key}: {value}")
@@ -78,6 +91,16 @@ def _with_fallbacks(text: str, engines: Sequence[str]) -> str:
     ]
     resources["clusters"][0] = parts["cluster"]
     return yaml.safe_dump(whole)
+
+
+def several(text: str, *ports: int) -> str:
+    """Returns the configuration for several pickers: the pieces of docs/epp.md are put into it."""
+    docs = DOCS.read_text()
+    retry, checks = (line.strip() for line in docs.splitlines() if line.startswith(("retry_policy:", "health_checks:")))
+    text = text.replace("{cluster_name: penstock}, timeout: 0s}", f"{{cluster_name: penstock}}, timeout: 0s, {retry}}}")
+    text = text.replace("    - name: penstock\n", f"    - name: penstock\n      {checks}\n")
+    *before, last = text.rstrip().splitlines()
+    return "\n".join([*before, *(last.replace(f"port_value: {ports[0]}", f"port_value: {port}") for port in ports), ""])
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from penstock.share.messages import Down, Frame, Hello, NotTaken, Welcome
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.1  # before the next try; doubles
-PAUSE_S_MAX: Final = 1.0
+PAUSE_S_MAX: Final = 0.5  # what a leader that restarts is waited for in vain
 SILENT_S: Final = 3.0  # a decider answers each second; after three without, it or the way to it is gone
 LOOK_S: Final = 0.25
 LOGGED_S: Final = 30.0  # the same trouble is logged again after so long

@@ -40,6 +40,7 @@ STEADY_S: Final = 30.0  # a fault after so long counts as the first
 THERE_S: Final = 60.0  # a gateway that is gone may be cut off: it counts for so long
 GATEWAYS: Final = 2  # until one is met: one that decides, and this one
 REFUSED_SHOWN_S: Final = 60.0  # a refused edge is in the headline for so long after its last try
+GONE_S: Final = 1.0  # a leader that hands over was heard later than that; one that died is replaced after 2 to 3.5 s
 
 Role = Literal["leads", "stands_by", "alone", "looks"]
 
@@ -196,11 +197,12 @@ class GroupRole:
                     decider.go_on()
                     self._events.note("share", f"this gateway decides for all still, epoch {epoch}")
                     return
+                silent = self._silent()
                 self._step_down()
                 self._link.to("")
                 self._turn("leads", f"this gateway decides for all, epoch {epoch}")
                 self._followed = self._share.place
-                self._table.lead(epoch, [name for name in self._edge.edges if name != self._called])
+                self._table.lead(epoch, self._edge.edges, silent=silent)
             case Follows(address, epoch):
                 self._seen_s = self._now()  # it was elected just now, or was there when this gateway came
                 if self.role == "leads":
@@ -214,6 +216,14 @@ class GroupRole:
             case _:
                 if self.role == "leads":
                     decider.hold()
+
+    def _silent(self) -> list[str]:
+        """Returns the edges that announce nothing: this process, and all of a leader that died."""
+        if self._now() - self._seen_s <= GONE_S:
+            return [self._called]
+        edges = [*self._edge.edges, self._called]
+        # Every gateway except the leader has its first process, called `NAME/`, among the edges.
+        return [self._called, *(name for name in edges if f"{name.rpartition('/')[0]}/" not in edges)]
 
     def superseded(self, epoch: int) -> None:
         """An edge has followed `epoch`."""

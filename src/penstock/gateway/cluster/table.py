@@ -221,11 +221,11 @@ class Table:
 
     # --- the decider ----------------------------------------------------------------------------------------------
 
-    def lead(self, epoch: int, expected: Sequence[str] = (), *, alone: int = 0) -> None:
+    def lead(self, epoch: int, expected: Sequence[str] = (), *, silent: Sequence[str] = (), alone: int = 0) -> None:
         """Decide from now on: for all, or for the own workers, `alone` of so many gateways."""
-        self._decides = WhoDecides("", epoch, alone)
-        led = self.decider.phase != "idle" and self.decider.alone is bool(alone)
-        self.decider.lead(epoch, expected, alone=bool(alone))
+        self._decides = WhoDecides("", epoch)
+        led = self.decider.phase != "idle" and bool(self.decider.alone) == bool(alone)
+        self.decider.lead(epoch, expected, silent=silent, alone=alone)
         if led:  # and goes on, in a higher epoch
             for member in self.members():
                 if member.link is not None and member.peer is not None:

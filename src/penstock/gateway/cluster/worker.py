@@ -161,7 +161,6 @@ class Worker:
                 targets=self.targets.targets,
                 catalog=catalog,
                 hold=self.server.hold,
-                ready=self._is_ready,
             )
         self._followers: tuple[Follower, ...] = (
             *(callers, affinities, heartbeats, catalog, origins, self.metrics, reporting, app),
@@ -189,10 +188,6 @@ class Worker:
         await self._tokens.start()
         if self._picker is not None and self._settings.epp.listen is not None:
             await self._picker.start(self._settings.epp.listen)
-
-    def _is_ready(self) -> bool:
-        """True if requests can be picked for: there is a leader, and it named endpoints."""
-        return self._edge.is_linked and bool(self.targets.targets)
 
     def follow(self, settings: Settings) -> None:
         """Serve new requests by these settings."""
@@ -263,7 +258,6 @@ class Worker:
             self._is_home = True
             self._followed = self._settings.share.place if self._leader_link is not None else ""
             self._home.at(decides.epoch)
-            self._edge.gateways = decides.gateways or self._edge.gateways
             self.driver.tell(self._edge.linked(self._home.say, decides.epoch, now=self.driver.now()))
 
     def _is_followed(self) -> None:

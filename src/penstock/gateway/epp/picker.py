@@ -43,6 +43,11 @@ class Picker:
         self._unseen = 0  # answers whose bodies do not come
         self._peers: dict[str, tuple[str, int]] = {}
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether endpoints are known. Without a leader for a while requests queue here, so a picker stays ready."""
+        return bool(self._targets) and not self.driver.draining
+
     def follow(self, settings: Settings) -> None:
         """Take new requests by these bounds."""
         self.body_bytes_max = settings.limits.max_body

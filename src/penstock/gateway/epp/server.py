@@ -38,19 +38,16 @@ def picker_server(
     targets: Mapping[str, Target],
     catalog: Catalog,
     hold: Callable[[int], bool],
-    ready: Callable[[], bool],
 ) -> PickerServer:
     """Returns the picker of a process that carries requests: a gateway alone, or a worker."""
-    return PickerServer(Picker(app, driver, targets, catalog, hold), settings, ready)
+    return PickerServer(Picker(app, driver, targets, catalog, hold), settings)
 
 
 class PickerServer:
     """Serves proxies on one port."""
 
-    def __init__(self, picker: Picker, settings: Settings, ready: Callable[[], bool]) -> None:
-        """`ready`: whether requests can be picked for now: settings, engines and a leader are known."""
+    def __init__(self, picker: Picker, settings: Settings) -> None:
         self._picker = picker
-        self._ready = ready
         self._settings = settings
         self._certificate: tuple[bytes, bytes] | None = None
         self.port = 0
@@ -140,7 +137,7 @@ class PickerServer:
         if service == LIVENESS:
             return _SERVING
         if service in ("", READINESS, SERVICE):
-            return _SERVING if self._ready() and not self._picker.driver.draining else _NOT_SERVING
+            return _SERVING if self._picker.is_ready else _NOT_SERVING
         return _UNKNOWN
 
     async def _check(self, request: bytes, context: Any) -> bytes:
