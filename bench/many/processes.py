@@ -16,7 +16,7 @@ from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Requeue
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import EndpointSpec
-from penstock.share.decider import Decider
+from penstock.share.decider import Decider, Peer, Remote
 from penstock.share.edge import Edge
 from penstock.share.frames import decider_reader, edge_reader, written
 from penstock.share.messages import (
@@ -31,7 +31,6 @@ from penstock.share.messages import (
     Up,
     Welcome,
 )
-from penstock.share.peer import Peer, Remote
 from penstock.sim.world.world_values import SimulatedJourney
 
 if TYPE_CHECKING:

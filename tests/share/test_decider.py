@@ -10,6 +10,7 @@ from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.catalogue import Failure
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.settings import BandSettings, Limits
+from penstock.share.decider import Peer
 from penstock.share.frames import LinkError
 from penstock.share.messages import (
     Allowed,
@@ -27,7 +28,6 @@ from penstock.share.messages import (
     Told,
     WherePlaced,
 )
-from penstock.share.peer import Peer
 from tests.share.virtual import BANDS, Chances, SharedWorld
 
 

@@ -12,7 +12,7 @@ from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject, 
 from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.request import Request, Underway, Usage
 from penstock.core.values.settings import BandSettings
-from penstock.share.decider import Phase
+from penstock.share.decider import Peer, Phase
 from penstock.share.edge import Edge
 from penstock.share.frames import LinkError
 from penstock.share.messages import (
@@ -31,7 +31,6 @@ from penstock.share.messages import (
     Up,
     WaitsHere,
 )
-from penstock.share.peer import Peer
 from tests.share.virtual import BANDS, Chances, Parent, SharedWorld
 
 CUT_S = 3.0

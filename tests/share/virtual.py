@@ -23,11 +23,10 @@ from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.settings import EndpointSpec
-from penstock.share.decider import Decider, Phase
+from penstock.share.decider import Decider, Peer, Phase, Remote
 from penstock.share.edge import Edge
 from penstock.share.frames import decider_reader, edge_reader, written
 from penstock.share.messages import Down, EndpointRow, Endpoints, Loads, Up, Welcome
-from penstock.share.peer import Peer, Remote
 
 BANDS = ("interactive", "standard", "batch")
 

@@ -158,12 +158,13 @@ class Parts:
         handlers: tuple[Handler, Handler] = app, self.operators_app
         if several:
             from penstock.gateway.cluster.cluster import GatewayCluster  # noqa: PLC0415 - one process needs none of it
+            from penstock.share.messages import NewKeys, NewRules  # noqa: PLC0415
 
             self.cluster = cluster = GatewayCluster(settings, self)
             handlers = cluster.handlers
-            rules.tell_workers(cluster.table.know_rules)
+            rules.tell_workers(lambda document: cluster.table.tell_workers(NewRules(document)))
             if self.book is not None:
-                self.book.tell_workers(cluster.table.know_keys)
+                self.book.tell_workers(lambda document: cluster.table.tell_workers(NewKeys(document)))
         self.server, operators = (
             HttpServer(handler, settings_map.server_limits(settings), wall_clock=clock.wall) for handler in handlers
         )

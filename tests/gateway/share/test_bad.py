@@ -14,7 +14,7 @@ import redis
 import penstock
 from penstock.cli.main import main
 from penstock.gateway.cluster.greeting import EDGE, NAME
-from penstock.gateway.cluster.link import Link
+from penstock.gateway.cluster.link import Link, taken_over
 from penstock.gateway.cluster.listener import Dialler, GroupListener
 from penstock.share.frames import decider_reader, edge_reader
 from penstock.share.messages import PROTOCOL, Down, Hello, Up, Welcome
@@ -46,7 +46,7 @@ async def _links(at: str, *messages: Hello, then: bytes = b"") -> None:
     """One that knows the secret, says these, and then something else: it is closed."""
     over = asyncio.Event()
     link: Link[Down] = Link(edge_reader(), epoch=0, heard=lambda _: None, lost=lambda _: over.set())
-    link.adopt(*await Dialler(section())(at, EDGE))
+    taken_over(*await Dialler(section())(at, EDGE), link)
     for message in messages:
         link.say(message)
     link.flush()
@@ -117,7 +117,7 @@ async def _decider(at: str, epochs: Iterator[int]) -> AsyncIterator[None]:
 
         link: Link[Up] = Link(decider_reader(), epoch=0, heard=heard, lost=lambda _: None)
         links.append(link)
-        link.adopt(transport, rest)
+        taken_over(transport, rest, link)
 
     port = GroupListener(
         section(int(at.rpartition(":")[2])), edge=came, question=lambda transport, _: transport.abort()

@@ -13,7 +13,7 @@ from penstock.config.load import shared_hash
 from penstock.config.sections.share import ShareSection
 from penstock.gateway.cluster import listener, supervisor, table, worker
 from penstock.gateway.cluster.greeting import EDGE, NAME, GreetingError, dialing, listening
-from penstock.gateway.cluster.link import Link
+from penstock.gateway.cluster.link import Link, taken_over
 from penstock.gateway.cluster.listener import Dialler, GroupListener
 from penstock.share.frames import edge_reader, written
 from penstock.share.messages import PROTOCOL, Down, Frame, Hello, NotTaken, Welcome
@@ -206,7 +206,7 @@ class Other:
         self.why = why
 
     async def dial(self, at: str, *says: object) -> None:
-        self.link.adopt(*await Dialler(section())(at, EDGE))
+        taken_over(*await Dialler(section())(at, EDGE), self.link)
         for message in says:
             self.link.say(message)
 

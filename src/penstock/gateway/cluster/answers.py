@@ -25,16 +25,12 @@ class SharedAnswers:
         self.tell_decider: Callable[[AnswerMade], None] = lambda _: None  #: in another gateway, if that one decides
         responses.tell = self._made_here
 
-    def heard(self, made: AnswerMade, member: Member) -> None:
-        """Note what a worker, or another gateway, reports, and pass it on if it is news."""
+    def heard(self, made: AnswerMade, member: Member | None) -> None:
+        """Note what a worker, another gateway, or (None) the decider reports, and pass it on if it is news."""
         if self._responses.note(made.answer, made.endpoint, made.owner):
             self._pass_down(made, but=member)
-            self.tell_decider(made)
-
-    def heard_above(self, made: AnswerMade) -> None:
-        """Note what the gateway that decides reports, and pass it on if it is news."""
-        if self._responses.note(made.answer, made.endpoint, made.owner):
-            self._pass_down(made)
+            if member is not None:
+                self.tell_decider(made)
 
     def tell(self, say: Callable[[AnswerMade], None]) -> None:
         """Report the latest answers to a newcomer, by `say`."""

@@ -35,17 +35,7 @@ class GatewayCluster:
     """Owns the edges, the workers' processes and the group's port."""
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
-        self.table = Table(
-            settings,
-            count=settings_map.workers(settings),
-            driver=parts.driver,
-            endpoints=parts.endpoints,
-            catalog=parts.catalog,
-            metrics=parts.metrics,
-            responses=parts.affinities.responses,
-            events=parts.events,
-            prefix_seed=parts.affinities.prefix_seed,
-        )
+        self.table = Table(settings, parts)
         self._supervisor = Supervisor(self.table, settings, parts.events)
         self.group: Group | None = None
         self.handlers: tuple[Handler, Handler] = RelayedApp(parts.app), parts.operators_app

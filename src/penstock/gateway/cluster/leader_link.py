@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.core.values.actions import Action
 from penstock.gateway.cluster.greeting import EDGE
-from penstock.gateway.cluster.link import Link
+from penstock.gateway.cluster.link import Link, taken_over
 from penstock.gateway.cluster.listener import Dialler
 from penstock.share.edge import Edge
 from penstock.share.frames import edge_reader
@@ -113,7 +113,7 @@ class LeaderLink:
         self._link = link
         self.heard_s = self._now()
         try:
-            link.adopt(transport, came)
+            taken_over(transport, came, link)
             link.say(self._hello())
             while not self._ended.is_set():
                 if self._now() - self.heard_s > SILENT_S:

@@ -36,15 +36,6 @@ class Link(asyncio.Protocol, Generic[M]):
         self._transport: asyncio.Transport | None = None
         self._out: list[object] = []
 
-    def adopt(self, transport: asyncio.Transport, came: bytes) -> None:
-        """Take over a connection, and what came on it."""
-        transport.set_protocol(self)
-        self.connection_made(transport)
-        if came:
-            self.data_received(came)
-        if not transport.is_closing() and not transport.is_reading():
-            transport.resume_reading()
-
     def at(self, epoch: int) -> None:
         """Messages from now on are of this epoch."""
         self.flush()
@@ -103,3 +94,13 @@ class Link(asyncio.Protocol, Generic[M]):
     def connection_lost(self, exc: Exception | None) -> None:
         cut = " inside a frame" if self._reader.inside else ""
         self.end(f"the link was closed{cut}" + (f": {exc}" if exc is not None else ""))
+
+
+def taken_over(transport: asyncio.Transport, came: bytes, by: asyncio.Protocol) -> None:
+    """Give a connection, and what came on it, to another protocol."""
+    transport.set_protocol(by)
+    by.connection_made(transport)
+    if came:
+        by.data_received(came)
+    if not transport.is_closing() and not transport.is_reading():
+        transport.resume_reading()

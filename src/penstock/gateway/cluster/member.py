@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.gateway.cluster.link import Link
+from penstock.share.decider import Peer
 from penstock.share.messages import EdgeStanding, Up
-from penstock.share.peer import Peer
 
 if TYPE_CHECKING:
     from penstock.gateway.cluster.supervisor import WorkerProcess

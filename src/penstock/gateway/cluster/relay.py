@@ -19,6 +19,7 @@ from penstock.gateway.builtin.engine_paths import ENGINES, VERBS
 from penstock.gateway.builtin.operators import is_operators
 from penstock.gateway.builtin.paths import Refuse
 from penstock.gateway.cluster.greeting import QUESTION
+from penstock.gateway.cluster.link import taken_over
 from penstock.http.server.server import Exchange, Handler, Header, Refusal, SocketExchange
 
 if TYPE_CHECKING:
@@ -45,34 +46,13 @@ _ONE_HOP: Final = frozenset(
 Connect = Callable[[asyncio.Protocol], Awaitable[None]]
 
 
-class QuestionRelay:
-    """Asks elsewhere."""
-
-    def __init__(self, refuse: Refuse, unreachable: str) -> None:
-        self._refuse = refuse
-        self._unreachable = unreachable  # the error's text
-        self._open: set[RelayedQuestion] = set()  # as many as clients have connections
-
-    def ask(self, exchange: SocketExchange, connect: Connect) -> None:
-        """Ask as soon as the head is here."""
-        question = RelayedQuestion(exchange, self._failed, self._open.discard)
-        self._open.add(question)
-        question.ask(connect)
-
-    def _failed(self, exchange: SocketExchange) -> None:
-        if exchange.started:
-            exchange.abort()
-        else:
-            self._refuse(exchange, Reason.OVERLOAD, self._unreachable)
-
-
 class WorkerPaths:
     """At a worker: the paths that its gateway's first process answers."""
 
     def __init__(self, place: str, refuse: Refuse, request_id: Callable[[Exchange], bytes]) -> None:
         self._place = place  # of the first process's socket
         self._request_id = request_id
-        self._relay = QuestionRelay(refuse, "The gateway's own paths are not served at this moment.")
+        self._refuse = refuse
 
     def owns(self, path: str) -> bool:
         """Returns True for a path that is answered here or relayed."""
@@ -80,7 +60,8 @@ class WorkerPaths:
 
     def begin(self, exchange: SocketExchange) -> int | None:
         if not _asks_if_alive(exchange):
-            self._relay.ask(exchange, self._connect)
+            unreachable = "The gateway's own paths are not served at this moment."
+            RelayedQuestion(exchange, self._refuse, unreachable).ask(self._connect)
         return None
 
     def complete(self, exchange: SocketExchange) -> None:
@@ -107,13 +88,14 @@ class GroupPaths:
         self._asks = asks
         self._dial = dial
         self._leader = leader
-        self._relay = QuestionRelay(refuse, "The gateway that decides can't be asked at this moment.")
+        self._refuse = refuse
 
     def begin(self, exchange: SocketExchange) -> int | None:
         leader = self._leader()
         if leader is None or not self._asks(exchange.target_path):
             return self._app.begin(exchange)
-        self._relay.ask(exchange, lambda protocol: self._connect(leader, protocol))
+        unreachable = "The gateway that decides can't be asked at this moment."
+        RelayedQuestion(exchange, self._refuse, unreachable).ask(lambda protocol: self._connect(leader, protocol))
         return None
 
     def complete(self, exchange: SocketExchange) -> None:
@@ -128,13 +110,7 @@ class GroupPaths:
         return self._app.refused(exchange, refusal, detail)
 
     async def _connect(self, leader: str, protocol: asyncio.Protocol) -> None:
-        transport, came = await self._dial(leader, QUESTION)
-        transport.set_protocol(protocol)
-        protocol.connection_made(transport)
-        if came:
-            protocol.data_received(came)
-        if not transport.is_closing():
-            transport.resume_reading()
+        taken_over(*await self._dial(leader, QUESTION), protocol)
 
 
 def is_of_group(path: str) -> bool:
@@ -152,17 +128,13 @@ def _asks_if_alive(exchange: SocketExchange) -> bool:
 
 
 class RelayedQuestion(asyncio.Protocol):
-    """One request on its way there, and the answer on its way back."""
+    """One request on its way there, and the answer on its way back. Its exchange holds it."""
 
-    def __init__(
-        self,
-        exchange: SocketExchange,
-        failed: Callable[[SocketExchange], None],
-        closed: Callable[[RelayedQuestion], None],
-    ) -> None:
+    def __init__(self, exchange: SocketExchange, refuse: Refuse, unreachable: str) -> None:
+        """`unreachable`: the error's text if nobody answers."""
         self._exchange = exchange
-        self._failed = failed
-        self._closed = closed
+        self._refuse = refuse
+        self._unreachable = unreachable
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._headers: list[Header] = []
@@ -233,11 +205,14 @@ class RelayedQuestion(asyncio.Protocol):
         self._over = True
         if self._transport is not None:
             self._transport.close()
-        self._closed(self)
 
     def _end(self) -> None:
-        if not self._over:
-            self._failed(self._exchange)
+        if self._over:
+            return
+        if self._exchange.started:
+            self._exchange.abort()
+        else:
+            self._refuse(self._exchange, Reason.OVERLOAD, self._unreachable)
 
     # --- from the transport ---------------------------------------------------------------------------------------
 

@@ -272,7 +272,7 @@ class GroupRole:
                 case OperatorsSaid():
                     self.orders.heard(message)
                 case AnswerMade():
-                    self._table.answers.heard_above(message)
+                    self._table.answers.heard(message, None)
 
     def _is_there(self, now: float, at_s: float) -> None:
         """The decider reports that it decides."""

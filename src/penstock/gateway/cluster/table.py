@@ -26,19 +26,14 @@ import penstock
 from penstock.config.load import config_hash, shared_hash
 from penstock.config.model import Settings
 from penstock.config.sections.share import OWN
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway import settings_map
 from penstock.gateway.cluster import counts
 from penstock.gateway.cluster.answers import SharedAnswers
 from penstock.gateway.cluster.endpoint_feed import EndpointFeed
-from penstock.gateway.cluster.link import Link
+from penstock.gateway.cluster.link import Link, taken_over
 from penstock.gateway.cluster.member import EdgeNow, Member
-from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.registry import EndpointRegistry
-from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.proxy.ties import Responses
 from penstock.gateway.telemetry.edges import edge_levels
-from penstock.gateway.telemetry.metrics import Metrics
-from penstock.share.decider import Decider
+from penstock.share.decider import Decider, Peer
 from penstock.share.frames import decider_reader, why_not
 from penstock.share.messages import (
     AnswerMade,
@@ -63,9 +58,9 @@ from penstock.share.messages import (
     Welcome,
     WhoDecides,
 )
-from penstock.share.peer import Peer
 
 if TYPE_CHECKING:
+    from penstock.gateway.bootstrap import Parts
     from penstock.gateway.cluster.role import GroupRole
 
 logger = logging.getLogger(__name__)
@@ -95,30 +90,19 @@ class TurnedAway(msgspec.Struct, frozen=True):
 class Table:
     """The members, and their updates."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        count: int,
-        driver: Driver,
-        endpoints: EndpointRegistry,
-        catalog: Catalog,
-        metrics: Metrics,
-        responses: Responses,
-        events: EventLog,
-        prefix_seed: int,
-    ) -> None:
+    def __init__(self, settings: Settings, parts: Parts) -> None:
+        driver, endpoints, affinities = parts.driver, parts.endpoints, parts.affinities
         share = settings.share
         self._settings = settings
         self._address = share.place if share.enabled else ""  # of this gateway, as edges know it
-        self._prefix_seed = prefix_seed  # the same for each worker, restarted ones included
+        self._prefix_seed = affinities.prefix_seed  # the same for each worker, restarted ones included
         self._driver = driver
-        self._metrics = metrics
-        self._events = events
+        self._metrics = parts.metrics
+        self._events = parts.events
         self._hash, self.shared_hash = config_hash(settings), shared_hash(settings)
         bands = _bands(settings)
         self._bands_of = {self._hash: bands, self.shared_hash: bands}
-        self._feed = EndpointFeed(driver, endpoints, catalog, self.members)
+        self._feed = EndpointFeed(driver, endpoints, parts.catalog, self.members)
         self.decider = Decider(
             driver.scheduler,
             driver,
@@ -129,7 +113,7 @@ class Table:
             leads=not share.enabled,
         )
         prefix = f"{share.called}/" if share.enabled else ""
-        self.workers = [Member(f"{prefix}w{number}") for number in range(1, count + 1)]
+        self.workers = [Member(f"{prefix}w{number}") for number in range(1, settings_map.workers(settings) + 1)]
         self._by_name = {worker.name: worker for worker in self.workers}
         self.others: dict[str, Member] = {}  #: edges of other gateways that this one decides for
         self._newcomers: dict[Member, None] = {}  # of other gateways, before their hello
@@ -137,20 +121,19 @@ class Table:
         self.refusals: deque[TurnedAway] = deque(maxlen=REFUSALS_KEPT)
         self.role: GroupRole | None = None  #: of this gateway; None: without a group it always decides
         self._decides = WhoDecides(None, 0) if share.enabled else WhoDecides("", EPOCH)
-        self._keys: NewKeys | None = None  # None: none are issued here, or they were not read yet
-        self._rules: NewRules | None = None  # None: no pool is followed, or nothing of it was read yet
+        self._for_workers: dict[type, NewKeys | NewRules] = {}  # the latest of each
         self._timer: asyncio.TimerHandle | None = None
         self._deciders_timer: asyncio.TimerHandle | None = None
         self.ready = asyncio.Event()  #: all workers take connections, or one could not start
         self.idle = asyncio.Event()  #: no worker has a request, while the gateway drains
         self._ending = self._refreshes = False
-        self.answers = SharedAnswers(responses, self.members)
+        self.answers = SharedAnswers(affinities.responses, self.members)
         endpoints.changed, endpoints.told, endpoints.in_use = (
             self._feed.refresh,
             self._refresh_soon,
             self.decider.in_use,
         )
-        metrics.add_sources(edge_levels(lambda: self._status(self.workers)))  # others' are on their own pages
+        self._metrics.add_sources(edge_levels(lambda: self._status(self.workers)))  # others' are on their own pages
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -190,17 +173,11 @@ class Table:
         for worker in self.workers:
             worker.say(self._new_settings())
 
-    def know_keys(self, document: bytes) -> None:
-        """Other keys were issued or revoked; `document` holds all there are."""
-        self._keys = NewKeys(document)
+    def tell_workers(self, message: NewKeys | NewRules) -> None:
+        """Send all workers, present and future, what issued keys or pools' objects say now."""
+        self._for_workers[type(message)] = message
         for worker in self.workers:
-            worker.say(self._keys)
-
-    def know_rules(self, document: bytes) -> None:
-        """What pools' objects say has changed; `document` holds everything."""
-        self._rules = NewRules(document)
-        for worker in self.workers:
-            worker.say(self._rules)
+            worker.say(message)
 
     def members(self) -> Iterable[Member]:
         """Returns this gateway's workers, and the edges of others that it decides for."""
@@ -314,7 +291,7 @@ class Table:
             transport.abort()
             return
         self._newcomers[member] = None
-        self.link(member).adopt(transport, rest)
+        taken_over(transport, rest, self.link(member))
 
     def _frame(self, member: Member, frame: Frame[Up]) -> None:
         if not member.greeted and frame.messages:
@@ -378,10 +355,8 @@ class Table:
         """Send a worker all that it needs; from then on it follows this process."""
         worker.say(Welcome(penstock.__version__, self._hash))
         worker.say(self._new_settings())
-        if self._keys is not None:
-            worker.say(self._keys)
-        if self._rules is not None:
-            worker.say(self._rules)
+        for message in self._for_workers.values():
+            worker.say(message)
         self.answers.tell(worker.say)
         if self.decider.phase != "idle":
             self._admit(worker)

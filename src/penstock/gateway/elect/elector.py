@@ -113,20 +113,20 @@ class Elector:
     # --- its turns ------------------------------------------------------------------------------------------------
 
     async def _ask(self) -> None:
-        contender = self._contender
-        contender.asks(self._now())
+        self._contender.asks(self._now())
         try:
             await self._write_or_read()
         except TimeoutError:
-            self._knows = False
-            contender.failed(f"{self.where} does not answer within {ATTEMPT_S:g} s", self._now())
+            self._failed(f" does not answer within {ATTEMPT_S:g} s")
         except ElectionError as error:
-            self._knows = False
-            contender.failed(f"{self.where}: {error}", self._now())
+            self._failed(f": {error}")
         except Exception as error:
             logger.exception("election")
-            self._knows = False
-            contender.failed(f"{self.where}: {type(error).__name__}", self._now())
+            self._failed(f": {type(error).__name__}")
+
+    def _failed(self, how: str) -> None:
+        self._knows = False
+        self._contender.failed(f"{self.where}{how}", self._now())
 
     async def _write_or_read(self) -> None:
         contender = self._contender
