@@ -83,8 +83,12 @@ async def test_requests_that_a_proxy_sends_past_the_picker_are_reported_as_other
     monkeypatch.setattr(strangers, "LASTS_S", 0.3)
     monkeypatch.setattr(watch, "INTERVAL_S", 0.02)
     await world.engine()
-    modes = {"request_body_mode": "BUFFERED", "request_trailer_mode": "SKIP"}  # in duplex mode Envoy fails closed
-    envoy = Envoy(engines=places(world), failure_mode_allow="true", **modes)
+    envoy = Envoy(
+        engines=places(world),
+        failure_mode_allow="true",
+        request_body_mode="BUFFERED",  # in duplex mode Envoy fails closed
+        request_trailer_mode="SKIP",
+    )
     try:
         envoy.wait()
         await world.gateway(slots=8)
