@@ -13,7 +13,7 @@ So it does not matter what was on its way when a link broke.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -23,7 +23,6 @@ from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.located import Source
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import final_reason
-from penstock.core.values.rows import Allowance
 from penstock.share.announcing import EdgeMemory, announce
 from penstock.share.messages import (
     Allowed,
@@ -99,13 +98,13 @@ class HeldRequest:
         self.waits_s = now  #: since when, if it waits
 
 
-class Edge:
+class Edge(View):
     """Takes facts like a `Scheduler`; decisions come out of `take`."""
 
     def __init__(self, *, remembers: bool = True) -> None:
+        super().__init__()
         self._send: Callable[[Fact | Aside | Announcement], None] = _to_nobody
         self.is_linked = False
-        self.view = View()
         self.bands: Sequence[str] = ()  #: names, by the settings in force
         self.waiting_max = WAITING_MAX  #: bound of requests that wait without a link
         self.edges: Sequence[str] = ()  #: of the decider, as last reported
@@ -181,14 +180,14 @@ class Edge:
                     if held is not None and not held.loose and (done := self._decided(held, action, now)) is not None:
                         actions.append(done)
                 case Endpoints():
-                    self.view.endpoints(message)
+                    self.know_endpoints(message)
                     others.append(message)
                 case Loads():
-                    self.view.levels(message)
+                    self.know_loads(message)
                 case Allowed():
-                    self.view.allowed(message)
+                    self.know_allowance(message)
                 case Places():
-                    self.view.placed(message)
+                    self.know_places(message)
                 case Members():
                     self.edges = message.edges
                 case _:
@@ -203,7 +202,7 @@ class Edge:
                     return None  # it was granted with the dispatch
                 if held.begun:
                     return self._too_late(held)
-                if action.endpoint not in self.view.rows:
+                if action.endpoint not in self.rows:
                     self._send(Failed(held.number, action.lease, Failure.CONNECT))
                     return None
                 self._lend(held, action.lease, action.endpoint, now)
@@ -278,7 +277,7 @@ class Edge:
         held.output_tokens = output_tokens
         if held.loose:
             return []
-        if self.view.paced:
+        if self.paced:
             self._tell_progress(held, lease)
         elif output_tokens >= held.told_tokens + PROGRESS_TOKENS:
             self._grown[held.number] = held  # reported with `moved`, without waking the decider
@@ -288,7 +287,7 @@ class Edge:
         held = self._leases[lease]
         self._take_back(held)
         self._send(PromptComputed(held.number, lease, usage))
-        if held.decode is None or held.decode[0] not in self.view.rows:
+        if held.decode is None or held.decode[0] not in self.rows:
             held.undecided = Failure.CONNECT
             return [] if self.is_linked else [self._after(held, Failure.CONNECT, now)]
         # The other engine may have begun its answer: the lease holds now, not a round trip later.
@@ -389,41 +388,6 @@ class Edge:
 
     # --- questions ------------------------------------------------------------------------------------------------
 
-    @property
-    def paced(self) -> bool:
-        return self.view.paced
-
-    @property
-    def divides(self) -> bool:
-        return self.view.divides
-
-    @property
-    def watches(self) -> bool:
-        """False: observers are with the decider."""
-        return False
-
-    def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:  # noqa: ARG002
-        return self.view.least_loaded(model, but)
-
-    def serving(self, model: str, *, now: float) -> list[str]:  # noqa: ARG002
-        return self.view.serving(model)
-
-    def proven(self, name: str) -> bool:
-        """Returns whether the endpoint has answered as an engine, by the decider."""
-        row = self.view.rows.get(name)
-        return row is not None and row.proven
-
-    def refuses_key(self, name: str) -> bool:
-        """Returns whether the endpoint refuses the gateway's key, by the decider."""
-        row = self.view.rows.get(name)
-        return row is not None and row.key_refused
-
-    def knows(self, model: str, *, now: float) -> bool | None:  # noqa: ARG002
-        return self.view.knows(model)
-
-    def allowance(self, accounts: tuple[str, ...], *, now: float) -> Allowance | None:  # noqa: ARG002
-        return self.view.allowance(accounts)
-
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:  # noqa: ARG002
         """Returns the positions known from the last question, and asks again."""
         asked = {held.number: held for name in request_ids if (held := self._by_id.get(name)) is not None}
@@ -431,9 +395,9 @@ class Edge:
             return {}
         self._send(WherePlaced(list(asked)))
         return {
-            asked[number].request.id: place
-            for number, place in self.view.places(asked).items()
-            if asked[number].lease is None
+            held.request.id: place
+            for number, held in asked.items()
+            if held.lease is None and (place := self._places.get(number)) is not None
         }
 
     # --- small things ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""An edge's view of the endpoints: which exist, their models and their load, as last reported by the decider.
+"""An edge's view of the endpoints, as last reported by the decider: it answers the questions that a scheduler answers.
 
 The decider reports endpoints when they change and loads a few times a second, so loads may be a quarter of a second
 old; they decide about nothing that takes a slot.
@@ -7,7 +7,7 @@ old; they decide about nothing that takes a slot.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.values.rows import Allowance
@@ -18,7 +18,7 @@ PICKED_LOAD = 1 / 64  # of one request that was sent there without a slot, until
 
 
 class View:
-    """The latest reports."""
+    """The latest reports; an `Edge` is one."""
 
     def __init__(self) -> None:
         self.rows: dict[str, EndpointRow] = {}
@@ -31,7 +31,7 @@ class View:
         self._allowances: OrderedDict[tuple[str, ...], Allowance] = OrderedDict()
         self._places: dict[int, QueuePosition] = {}
 
-    def endpoints(self, told: Endpoints) -> None:
+    def know_endpoints(self, told: Endpoints) -> None:
         """Replace the endpoints."""
         self.rows = {row.name: row for row in told.rows}
         self.divides = told.divides
@@ -42,45 +42,57 @@ class View:
                 self._models.setdefault(model, []).append(row.name)
         self._loads = {name: load for name, load in self._loads.items() if name in self.rows}
 
-    def levels(self, told: Loads) -> None:
+    def know_loads(self, told: Loads) -> None:
         """Replace the loads."""
         self.paced = told.paced
         # If the report crossed a change of the endpoints, the next one corrects it.
         self._loads = {name: load for name, load in zip(self.rows, told.loads, strict=False) if load is not None}
 
-    def allowed(self, told: Allowed) -> None:
+    def know_allowance(self, told: Allowed) -> None:
         self._allowances[told.accounts] = told.allowance
         self._allowances.move_to_end(told.accounts)
         if len(self._allowances) > ALLOWANCES_MAX:
             self._allowances.popitem(last=False)
 
-    def placed(self, told: Places) -> None:
+    def know_places(self, told: Places) -> None:
         """Replace the queue positions."""
         self._places = {number: QueuePosition(*place) for number, place in told.rows}
 
     # --- questions ----------------------------------------------------------------------------------------------
 
-    def serving(self, model: str) -> list[str]:
+    @property
+    def watches(self) -> bool:
+        """False: observers are with the decider."""
+        return False
+
+    def serving(self, model: str, *, now: float) -> list[str]:  # noqa: ARG002
         """Returns the endpoints that are available for the model."""
         return [name for name in (*self._models.get(model, ()), *self._any) if name in self._loads]
 
-    def least_loaded(self, model: str, but: Collection[str]) -> str | None:
+    def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None:
         """Returns the least loaded of them. The pick counts as load until the next report, or all would go to one."""
-        usable = [name for name in self.serving(model) if name not in but]
+        usable = [name for name in self.serving(model, now=now) if name not in but]
         if not usable:
             return None
         chosen = min(usable, key=self._loads.__getitem__)
         self._loads[chosen] += PICKED_LOAD
         return chosen
 
-    def knows(self, model: str) -> bool | None:
+    def proven(self, name: str) -> bool:
+        """Returns whether the endpoint has answered as an engine."""
+        row = self.rows.get(name)
+        return row is not None and row.proven
+
+    def refuses_key(self, name: str) -> bool:
+        """Returns whether the endpoint refuses the gateway's key."""
+        row = self.rows.get(name)
+        return row is not None and row.key_refused
+
+    def knows(self, model: str, *, now: float) -> bool | None:  # noqa: ARG002
         """Returns whether some endpoint serves the model; None: not known yet."""
         if self._any or model in self._models:
             return True
         return False if self._sure else None
 
-    def allowance(self, accounts: tuple[str, ...]) -> Allowance | None:
+    def allowance(self, accounts: tuple[str, ...], *, now: float) -> Allowance | None:  # noqa: ARG002
         return self._allowances.get(accounts)
-
-    def places(self, numbers: Iterable[int]) -> dict[int, QueuePosition]:
-        return {number: place for number in numbers if (place := self._places.get(number)) is not None}
