@@ -6,7 +6,7 @@ requests leave behind: the service of flows in the last minute, and the endpoint
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -18,7 +18,7 @@ from penstock.core.values.settings import Prices
 from penstock.share.messages import Announced, Announcement, Announcing, Homes, RunsHere, ServedHere, WaitsHere
 
 if TYPE_CHECKING:
-    from penstock.share.edge import HeldRequest
+    from penstock.share.edge import Edge
 
 FLOWS_MAX = 10_000
 SESSIONS_MAX = 10_000
@@ -86,18 +86,10 @@ class EdgeMemory:
         return self._sessions.values(), prefixes[::-1]
 
 
-def announce(
-    send: Callable[[Announcement], None],
-    *,
-    bands: Sequence[str],
-    requests: Iterable[HeldRequest],
-    memory: EdgeMemory,
-    edges: Sequence[str],
-    now: float,
-) -> None:
+def announce(edge: Edge, send: Callable[[Announcement], None], *, now: float) -> None:
     """Send all that an edge holds. Each of its requests either waits or runs."""
-    send(Announcing(list(bands)))
-    for held in requests:
+    send(Announcing(list(edge.bands)))
+    for held in edge.requests.values():
         request = held.request
         if request.deadline_s is not None or request.locate_s:
             left_s = None if request.deadline_s is None else request.deadline_s - now
@@ -118,6 +110,7 @@ def announce(
             handed_over=held.handed_over,
         )
         send(RunsHere(held.number, request, came_s, held.waited_s, underway))
+    memory = edge.memory or EdgeMemory()
     for services in _pieces(memory.services(now)):
         send(ServedHere(services))
     sessions, prefixes = memory.homes()
@@ -125,7 +118,7 @@ def announce(
         send(Homes(some, []))
     for others in _pieces(prefixes):
         send(Homes([], others))
-    send(Announced(list(edges)))
+    send(Announced(list(edge.edges)))
 
 
 def _pieces(rows: list[Row]) -> Iterator[list[Row]]:

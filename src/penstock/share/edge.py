@@ -108,7 +108,7 @@ class Edge(View):
         self.bands: Sequence[str] = ()  #: names, by the settings in force
         self.waiting_max = WAITING_MAX  #: bound of requests that wait without a link
         self.edges: Sequence[str] = ()  #: of the decider, as last reported
-        self._memory = EdgeMemory() if remembers else None  # None: no other decider will ask
+        self.memory = EdgeMemory() if remembers else None  #: None: no other decider will ask
         self.requests: dict[int, HeldRequest] = {}
         self._by_id: dict[str, HeldRequest] = {}
         self._leases: dict[int, HeldRequest] = {}
@@ -135,15 +135,7 @@ class Edge(View):
         for held in self.requests.values():
             held.loose = False
             held.told_tokens = held.output_tokens
-        memory = self._memory or EdgeMemory()
-        announce(
-            send,
-            bands=self.bands,
-            requests=self.requests.values(),
-            memory=memory,
-            edges=self.edges,
-            now=now,
-        )
+        announce(self, send, now=now)
         return actions
 
     def unlinked(self, *, now: float) -> list[Action]:
@@ -211,8 +203,8 @@ class Edge(View):
                     held.waited_s = action.queue_s
                     if action.decode is not None and action.decode_lease is not None:
                         held.decode = action.decode, action.decode_lease
-                    if self._memory is not None:
-                        self._memory.sent(held.request, action.endpoint)
+                    if self.memory is not None:
+                        self.memory.sent(held.request, action.endpoint)
             case Requeue():
                 if held.begun:
                     return self._too_late(held)
@@ -266,8 +258,8 @@ class Edge(View):
     def rerouted(self, lease: int, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
         held = self._leases[lease]
         held.endpoint = endpoint
-        if self._memory is not None:
-            self._memory.sent(held.request, endpoint)
+        if self.memory is not None:
+            self.memory.sent(held.request, endpoint)
         if not held.loose:
             self._send(Rerouted(held.number, lease, endpoint))
         return []
@@ -306,8 +298,8 @@ class Edge(View):
     ) -> list[Action]:
         held = self._leases[lease]
         self._forget(held)
-        if self._memory is not None:
-            self._memory.ended(held.request, usage, held.output_tokens, now)
+        if self.memory is not None:
+            self.memory.ended(held.request, usage, held.output_tokens, now)
         if not held.loose:
             if usage is None and held.output_tokens > held.told_tokens:
                 self._tell_progress(held, lease)  # nothing else reports the length of the answer
@@ -330,8 +322,8 @@ class Edge(View):
 
     def cancelled(self, request_id: str, *, now: float) -> list[Action]:
         held = self._by_id[request_id]
-        if self._memory is not None and held.lease is not None:
-            self._memory.ended(held.request, None, held.output_tokens, now)
+        if self.memory is not None and held.lease is not None:
+            self.memory.ended(held.request, None, held.output_tokens, now)
         self._forget(held)
         if not held.loose:
             self._send(Cancelled(held.number))

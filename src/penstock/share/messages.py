@@ -258,9 +258,9 @@ class EdgeStanding(_Message, frozen=True):
     link_s: float  #: the last round trip
     lag_s: float  #: how late its loop ran a timer
     cpu_s: float  #: since it started
-    connections: int
-    requests: int  #: that it holds, queued ones included
-    bodies_bytes: int
+    connections: int = 0
+    requests: int = 0  #: that it holds, queued ones included
+    bodies_bytes: int = 0
     echo_s: float = 0.0  #: `at_s` of the decider's latest `Heard`
 
 

@@ -98,7 +98,7 @@ class Member:
 
     def now(self, at_s: float, epoch: int) -> EdgeNow:
         """Returns its status."""
-        standing, process = self.standing or EdgeStanding(0.0, 0.0, 0.0, 0.0, 0, 0, 0), self.process
+        standing, process = self.standing or EdgeStanding(0.0, 0.0, 0.0, 0.0), self.process
         return EdgeNow(
             name=self.name.rstrip("/"),
             where=self.where or (f"process {process.pid}" if process is not None and process.pid else "not started"),

@@ -335,7 +335,7 @@ class GroupRole:
     def _report(self, now: float, lag_s: float) -> None:
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu_s = used.ru_utime + used.ru_stime
-        self._link.say(EdgeStanding(now, self._link_s, max(0.0, lag_s), cpu_s, 0, 0, 0, self._echo_s))
+        self._link.say(EdgeStanding(now, self._link_s, max(0.0, lag_s), cpu_s, echo_s=self._echo_s))
 
     def _be_alone(self, now: float) -> None:
         """There has been no decider for too long."""
