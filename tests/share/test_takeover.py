@@ -444,7 +444,7 @@ def test_what_an_edge_remembers_is_bounded() -> None:
         edge.arrived(request, now=0.0)
         edge.take(Frame(1, [Told(number + 1, Dispatch(f"r{number}", "e", number + 1, 0.0))]), now=0.0)
         edge.finished(number + 1, Usage(1, 1), now=0.0)
-    sessions, prefixes = edge.memory.homes() if edge._memory else ([], [])
+    sessions, prefixes = edge.memory.homes() if edge.memory else ([], [])
     assert len(sessions) == 300
     assert len(prefixes) == 125
     assert prefixes[-1][1][0] == 299
