@@ -40,7 +40,7 @@ STEADY_S: Final = 30.0  # a fault after so long counts as the first
 THERE_S: Final = 60.0  # a gateway that is gone may be cut off: it counts for so long
 GATEWAYS: Final = 2  # until one is met: one that decides, and this one
 REFUSED_SHOWN_S: Final = 60.0  # a refused edge is in the headline for so long after its last try
-GONE_S: Final = 1.0  # a leader that hands over was heard later than that; one that died is replaced after 2 to 3.5 s
+GONE_S: Final = 1.0  # a leader that hands over was heard in this time; one that died is replaced after 2 to 3.5 s
 
 Role = Literal["leads", "stands_by", "alone", "looks"]
 
