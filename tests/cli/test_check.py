@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from penstock.cli.main import main
-from penstock.config.sections import locality, operation
 from penstock.gateway.serve import Gateway
 
 ENDPOINT = {"url": "http://127.0.0.1:9"}
@@ -120,8 +119,7 @@ def test_an_extra_that_is_missing_is_named_by_both(
     def find(name: str, *more: Any) -> Any:
         return None if name.partition(".")[0] == package else real(name, *more)
 
-    for place in (importlib.util, locality, operation):
-        monkeypatch.setattr(place, "find_spec", find)
+    monkeypatch.setattr(importlib.util, "find_spec", find)
     checked, served = both.say(**GOOD | wrong)
     assert checked == served
     assert any(f"pip install 'penstock-gateway[{extra}]'" in line for line in checked)

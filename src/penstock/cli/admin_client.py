@@ -102,6 +102,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_verb(
+    verbs: Any, name: str, meaning: str, description: str = "", *, names: str = "", **defaults: object
+) -> argparse.ArgumentParser:
+    """Returns the parser of a verb that calls the admin API, with `--url`, `--token` and `--json`.
+
+    `names`: of what the verb is about, as its first argument. `defaults` are set in the parsed arguments.
+    """
+    verb: argparse.ArgumentParser = verbs.add_parser(
+        name, help=meaning, description=description or f"{meaning.capitalize()}.", allow_abbrev=False
+    )
+    if names:
+        verb.add_argument("name", metavar="NAME", help=names)
+    add_arguments(verb)
+    verb.add_argument("--json", action="store_true", help="print the answer as JSON")
+    verb.set_defaults(**defaults)
+    return verb
+
+
 def client(args: argparse.Namespace) -> AdminClient:
     """Returns a client with the token of `args`, or with the generated one of a gateway on this machine."""
     return AdminClient(args.url, args.token or own_token.find(args.url, os.environ))

@@ -31,12 +31,13 @@ _RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires", "limit
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    new = commands.add_parser(
+    new = admin_client.add_verb(
+        commands,
         "new",
-        help="issue a key for a tenant",
-        description="Issue a key, which is shown once. With NAME, at a running gateway with `identity.made_keys`; "
+        "issue a key for a tenant",
+        "Issue a key, which is shown once. With NAME, at a running gateway with `identity.made_keys`; "
         "without, its hash is printed for the settings.",
-        allow_abbrev=False,
+        keys=_new,
     )
     new.add_argument("tenant", metavar="TENANT", help="the tenant's name")
     new.add_argument("name", metavar="NAME", nargs="?", help="the key's name at a running gateway")
@@ -45,26 +46,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--max-output-tokens", metavar="N", help="longest answer")
     new.add_argument("--expires", metavar="WHEN", help="2027-01-31 (the end of that day, UTC) or 2027-01-31T18:00:00Z")
     new.add_argument("--limits", metavar="NAME=N,…", help="its own limits: running, queued, requests_per_minute …")
-    new.set_defaults(keys=_new)
-    listing = commands.add_parser(
+    listing = admin_client.add_verb(
+        commands,
         "ls",
-        help="show the keys of a running gateway",
-        description="Show the keys of a running gateway, from its settings and issued ones.",
-        allow_abbrev=False,
+        "show the keys of a running gateway",
+        "Show the keys of a running gateway, from its settings and issued ones.",
+        keys=partial(admin_client.asked, work=_list),
     )
     listing.add_argument("--tenant", metavar="NAME", help="only those of one tenant")
-    listing.set_defaults(keys=partial(admin_client.asked, work=_list))
-    revoke = commands.add_parser(
+    admin_client.add_verb(
+        commands,
         "revoke",
-        help="revoke a key issued at a running gateway",
-        description="Revoke a key issued at a running gateway. Its next request gets 401; requests under way continue.",
-        allow_abbrev=False,
+        "revoke a key issued at a running gateway",
+        "Revoke a key issued at a running gateway. Its next request gets 401; requests under way continue.",
+        names="the key's name",
+        keys=partial(admin_client.asked, work=_revoke),
     )
-    revoke.add_argument("name", metavar="NAME", help="the key's name")
-    revoke.set_defaults(keys=partial(admin_client.asked, work=_revoke))
-    for sub in (new, listing, revoke):
-        admin_client.add_arguments(sub)
-        sub.add_argument("--json", action="store_true", help="print the answer as JSON")
     hashed = commands.add_parser(
         "hash",
         help="print a key's hash",

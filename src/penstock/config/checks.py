@@ -35,6 +35,7 @@ from penstock.config.problems import (
     did_you_mean,
     items_of,
     mapping_of,
+    missing_extra,
     problem,
     show,
     unreadable,
@@ -46,7 +47,7 @@ from penstock.config.sections.clients import ANY_ORIGIN, CorsSection, epp_checks
 from penstock.config.sections.discovery_checks import discovery_checks, tls_checks
 from penstock.config.sections.locality import locality_checks
 from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
-from penstock.config.sections.operation import Admin, Tracing, tracing_problem
+from penstock.config.sections.operation import Admin, Tracing
 from penstock.config.sections.routing import RoutingSection, routing_checks
 from penstock.config.sections.section import Section
 from penstock.config.sections.share import share_checks
@@ -59,7 +60,6 @@ from penstock.config.sections.tenancy import (
     PricesSection,
     Tenant,
 )
-from penstock.config.sections.tokens import tokens_problem
 
 S = TypeVar("S", bound=Section)
 LISTEN = Settings.model_fields["listen"].default
@@ -71,19 +71,12 @@ def cross_checks(document: Document) -> Found:
         yield from check(document)
 
 
-def _valid(section: type[S], raw: object) -> S | None:
-    try:
-        return section.model_validate(raw)
-    except ValidationError:
-        return None
-
-
 def _items(section: type[S], raw: object) -> list[S | None]:
-    return [_valid(section, item) for item in items_of(raw)]
+    return [section.valid(item) for item in items_of(raw)]
 
 
 def _admin(document: Document) -> Found:
-    admin = _valid(Admin, document.get("admin") or {})
+    admin = Admin.valid(document.get("admin") or {})
     if admin is not None and admin.read_token is not None and admin.read_token == admin.token:
         yield problem(("admin", "read_token"), "is the same as `admin.token`, so readers could change everything")
     names: set[str] = set()
@@ -108,8 +101,8 @@ def _admin(document: Document) -> Found:
 
 def _beyond_others(document: Document) -> Found:
     """Settings that another one makes pointless, so one of them is a mistake."""
-    queue, limits = _valid(Queue, document.get("queue")), _valid(LimitsSection, document.get("limits"))
-    batch = _valid(BatchSection, document.get("batch"))
+    queue, limits = Queue.valid(document.get("queue")), LimitsSection.valid(document.get("limits"))
+    batch = BatchSection.valid(document.get("batch"))
     raw = document.get("bands")
     for index, band in enumerate(_items(BandSection, raw)):
         if band is None or band.deadline is None or queue is None:
@@ -147,7 +140,7 @@ def _limits_of(tenant: Tenant) -> Iterator[tuple[Location, OwnLimits]]:
 
 
 def _cors(document: Document) -> Found:
-    cors, identity = _valid(CorsSection, document.get("cors")), _valid(Identity, document.get("identity") or {})
+    cors, identity = CorsSection.valid(document.get("cors")), Identity.valid(document.get("identity") or {})
     if cors is None or identity is None or ANY_ORIGIN not in cors.origins:
         return
     at: Location = ("cors", "origins", cors.origins.index(ANY_ORIGIN))
@@ -159,15 +152,17 @@ def _cors(document: Document) -> Found:
 
 
 def _extras(document: Document) -> Found:
-    if written_at(document, ("identity", "jwt")) is not None and (missing := tokens_problem()) is not None:
-        yield problem(("identity", "jwt"), missing, "pip install 'penstock-gateway[jwt]'")
-    tracing = _valid(Tracing, document.get("tracing") or {})
-    if tracing is not None and (missing := tracing_problem(tracing.endpoint)) is not None:
-        yield problem(("tracing", "endpoint"), missing, "pip install 'penstock-gateway[otel]'")
+    if written_at(document, ("identity", "jwt")) is not None:
+        needs = "tokens need PyJWT with `cryptography`"
+        yield from missing_extra(("identity", "jwt"), needs, "jwt", "jwt", "cryptography")
+    tracing = Tracing.valid(document.get("tracing") or {})
+    if tracing is not None and tracing.endpoint is not None:
+        modules = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+        yield from missing_extra(("tracing", "endpoint"), "traces need OpenTelemetry", "otel", *modules)
 
 
 def _tls(document: Document) -> Found:
-    tls = _valid(Tls, document.get("tls"))
+    tls = Tls.valid(document.get("tls"))
     if tls is None:
         return
     for key, other, path in (("cert", "key", tls.cert), ("key", "cert", tls.key)):
@@ -199,8 +194,8 @@ def _models(document: Document) -> Found:
     for index, endpoint in enumerate(_items(EndpointSection, document.get("endpoints"))):
         if endpoint is not None and endpoint.models != "auto":
             listed |= dict.fromkeys((model for model in endpoint.models if model not in listed), index)
-    fairness = _valid(FairnessSection, document.get("fairness"))
-    known = {name: model for name, raw in models.items() if (model := _valid(ModelSection, raw)) is not None}
+    fairness = FairnessSection.valid(document.get("fairness"))
+    known = {name: model for name, raw in models.items() if (model := ModelSection.valid(raw)) is not None}
     for name, model in known.items():
         if model.says_nothing:
             yield problem(
@@ -320,24 +315,24 @@ def _min_shares(document: Document) -> Found:
 
 def _fairness(document: Document) -> Found:
     raw = document.get("fairness")
-    fairness = _valid(FairnessSection, {"levels": written_at(raw, ("levels",))})
+    fairness = FairnessSection.valid({"levels": written_at(raw, ("levels",))})
     levels = () if fairness is None else fairness.levels
     for index, level in enumerate(levels):
         if levels.index(level) < index:
             message = f"is the same as fairness.levels[{levels.index(level)}]"
             yield problem(("fairness", "levels", index), message, "name each level once")
-    policy = _valid(FairnessSection, raw)
+    policy = FairnessSection.valid(raw)
     if policy is not None and written_at(raw, ("levels",)) is not None and _policies(document) == {"fcfs"}:
         message = "divides nothing: with `policy: fcfs` all requests stand in one line"
         yield problem(("fairness", "levels"), message, "write `policy: weighted_tokens`, or leave it out")
-    prices = _valid(PricesSection, written_at(raw, ("prices",)))
+    prices = PricesSection.valid(written_at(raw, ("prices",)))
     if prices is not None and not any((prices.prompt, prices.cached_prompt, prices.completion)):
         yield problem(("fairness", "prices"), "are all 0: at least one kind of token has to cost something")
 
 
 def _policies(document: Document) -> set[str] | None:
     """Returns the fairness policies in use; None if some are invalid, which another check reports."""
-    fairness = _valid(FairnessSection, document.get("fairness"))
+    fairness = FairnessSection.valid(document.get("fairness"))
     raw = document.get("bands")
     bands = list(DEFAULT_BANDS) if raw is None else _items(BandSection, raw)
     if fairness is None or None in bands:
@@ -350,7 +345,7 @@ def _tenants(document: Document) -> Found:
     names: dict[str, int] = {}
     keys: dict[str, str] = {}
     key_names: dict[str, str] = {}
-    models = {name: _valid(ModelSection, raw) for name, raw in mapping_of(document.get("models")).items()}
+    models = {name: ModelSection.valid(raw) for name, raw in mapping_of(document.get("models")).items()}
     aliases = {name: model.to for name, model in models.items() if model is not None and model.to is not None}
     for index, tenant in enumerate(tenants):
         if tenant is None:
@@ -375,7 +370,7 @@ def _tenants(document: Document) -> Found:
     if ANONYMOUS in names and written_at(document, ("identity", "anonymous")) is not None:
         message = f"is given twice, as tenants[{names[ANONYMOUS]}] too"
         yield problem(("identity", "anonymous"), message, "give it once")
-    identity = _valid(Identity, document.get("identity"))
+    identity = Identity.valid(document.get("identity"))
     other_keys = identity is not None and (identity.made_keys or identity.jwt is not None)
     if identity is not None and identity.require_key and not keys and not other_keys and None not in tenants:
         message = "no tenant has a key, so no client could be served"
@@ -383,10 +378,10 @@ def _tenants(document: Document) -> Found:
 
 
 def _identity(document: Document) -> Found:
-    identity = _valid(Identity, document.get("identity"))
+    identity = Identity.valid(document.get("identity"))
     if identity is None:
         return
-    batch = _valid(BatchSection, document.get("batch"))
+    batch = BatchSection.valid(document.get("batch"))
     if identity.made_keys and batch is not None and not batch.has_store:
         message = "needs a place to keep them"
         hint = "write `batch: {data: FOLDER}`, with `serve: false` if there are to be no batches"
@@ -406,13 +401,13 @@ def _is_band_name(value: object) -> bool:
 
 
 def _routing(document: Document) -> Found:
-    routing, queue = _valid(RoutingSection, document.get("routing")), _valid(Queue, document.get("queue"))
+    routing, queue = RoutingSection.valid(document.get("routing")), Queue.valid(document.get("queue"))
     if routing is not None and queue is not None:
         yield from routing_checks(routing, queue.max_wait)
 
 
 def _intervals(document: Document) -> Found:
-    health, observe = _valid(HealthSection, document.get("health")), _valid(Observe, document.get("observe"))
+    health, observe = HealthSection.valid(document.get("health")), Observe.valid(document.get("observe"))
     if health is not None and health.eject_for > health.eject_for_max:
         yield _longer(document, "health", "eject_for", "eject_for_max", health)
     if observe is not None and observe.fast_interval > observe.interval:

@@ -8,6 +8,7 @@ credentials in URLs, and the inside of mappings.
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,6 +125,19 @@ def written_at(document: object, location: Location) -> object:
 
 def problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:
     return location, Problem(write_path(location), message, suggestion)
+
+
+def missing_extra(location: Location, message: str, extra: str, *modules: str) -> Found:
+    """Yields a problem if one of the modules that an extra installs is missing."""
+    if not all(map(_is_installed, modules)):
+        yield problem(location, message, f"pip install 'penstock-gateway[{extra}]'")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False
 
 
 def unreadable(document: object, location: Location, path: str | None) -> Found:

@@ -32,10 +32,8 @@ MODELS_MAX = 1_000
 WORKERS_MAX = 64  # one decider feeds some tens of them
 WEIGHT_MAX = 1e6  # and 1/WEIGHT_MAX at least: beyond it, sums of tokens per weight lose their small parts
 
-TOKEN_CHARACTERS_MIN = (
-    8  # as for passwords (NIST SP 800-63B), which are guessed as slowly; docs/security.md asks for 32
-)
-TOKEN_DIFFERENT_MIN = 4
+TOKEN_CHARACTERS_MIN = 8  # as for passwords (NIST SP 800-63B), guessed as slowly; docs/security.md asks for 32
+DIFFERENT_CHARACTERS_MIN = 4
 TOKENS_KNOWN = frozenset({"change-me", "changeme", "changeit", "password", "penstock", "12345678", "admin-token"})
 
 _NUMBER = re.compile(r"[-+]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][-+]?\d{1,3})?", re.ASCII)
@@ -49,14 +47,9 @@ _BYTES = {"": 1, "b": 1} | {
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _VISIBLE = re.compile(r"[!-~]{1,4096}", re.ASCII)
 _NAME = re.compile(r"[^\s\"'`,]{1,128}")
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)  # RFC 9110 field name
 _KEY_HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]{0,31}://[a-z0-9._\[\]:-]{1,260}", re.ASCII)
-_HOST_PATTERN = re.compile(r"\*|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.ASCII)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
 _TIME = re.compile(r"[ tT]\d\d:\d\d(:\d\d(\.\d{1,6})?)?([zZ]|[+-]\d\d:\d\d)?", re.ASCII)
-_BAND = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +154,15 @@ def boolean(value: object) -> bool:
 
 def text(value: object) -> str:
     if not isinstance(value, str):
-        hint = "put it in quotes" if isinstance(value, bool | int | float) else None
-        raise Refused(f"expected text, found {show(value)}", hint)
+        raise Refused(f"expected text, found {show(value)}", _quoted(value))
     if len(value) > 4096 or not value.isprintable():
         raise Refused("expected at most 4096 printable characters")
     return str(value)
+
+
+def _quoted(value: object) -> str | None:
+    """Returns a suggestion for a number or boolean in place of text."""
+    return "put it in quotes" if isinstance(value, bool | int | float) else None
 
 
 def name(value: object) -> str:
@@ -194,24 +191,18 @@ def key_name(value: object) -> str:
     return result
 
 
-def key_name_or_empty(value: object) -> str:
-    return "" if value is None or value == "" else key_name(value)
+def matching(
+    pattern: re.Pattern[str], what: str, hint: str | None = None, *, lower: bool = False
+) -> Callable[[object], str]:
+    """Returns a reader of text that a pattern describes, as lower case with `lower`. `what` it is: for its refusal."""
 
+    def read(value: object) -> str:
+        written = value.lower() if lower and isinstance(value, str) else value
+        if not isinstance(written, str) or not pattern.fullmatch(written):
+            raise Refused(f"{show(value)} is not {what}", hint if isinstance(value, str) else _quoted(value))
+        return str(written)
 
-def band_name(value: object) -> str:
-    if not isinstance(value, str) or not _BAND.fullmatch(value):
-        raise Refused(f"{show(value)} is not a band's name: expected letters, digits, `-`, `_` and `.`, at most 64")
-    return str(value)
-
-
-def band_name_or_empty(value: object) -> str:
-    return "" if value is None or value == "" else band_name(value)
-
-
-def header_name(value: object) -> str:
-    if not isinstance(value, str) or not _TOKEN.fullmatch(value):
-        raise Refused(f"{show(value)} is not a header's name")
-    return value.lower()
+    return read
 
 
 def claim_name(value: object) -> str:
@@ -303,26 +294,22 @@ def secret(value: object) -> SecretStr:
     return SecretStr(value.strip())
 
 
-def admin_token(value: object) -> SecretStr:
-    """Returns a token for `/admin`. A short or well-known one is refused, because it is easily guessed."""
+def hard_to_guess(value: object, characters_min: int) -> SecretStr:
+    """Returns a secret that others could try to guess. A short or well-known one is refused."""
     result = secret(value)
     written = result.get_secret_value()
-    if len(written) < TOKEN_CHARACTERS_MIN or len(set(written)) < TOKEN_DIFFERENT_MIN:
-        raise Refused(
-            f"is too easily guessed: expected at least {TOKEN_CHARACTERS_MIN} characters, "
-            f"{TOKEN_DIFFERENT_MIN} of them different",
-            "`openssl rand -hex 32` makes a good one",
-        )
+    hint = "`openssl rand -hex 32` makes a good one"
+    if len(written) < characters_min or len(set(written)) < DIFFERENT_CHARACTERS_MIN:
+        expected = f"at least {characters_min} characters, {DIFFERENT_CHARACTERS_MIN} of them different"
+        raise Refused(f"is too easily guessed: expected {expected}", hint)
     if written.lower() in TOKENS_KNOWN:
-        raise Refused("is one of the first that attackers try", "`openssl rand -hex 32` makes a good one")
+        raise Refused("is one of the first that attackers try", hint)
     return result
 
 
-def origin(value: object) -> str:
-    """Returns a web page's origin as browsers send it: `https://host[:port]`."""
-    if not isinstance(value, str) or not _ORIGIN.fullmatch(value.lower()):
-        raise Refused(f"{show(value)} is not an origin", "for example https://chat.example.com")
-    return value.lower()
+def admin_token(value: object) -> SecretStr:
+    """Returns a token for `/admin`."""
+    return hard_to_guess(value, TOKEN_CHARACTERS_MIN)
 
 
 def cors_origin(value: object) -> str:
@@ -330,23 +317,10 @@ def cors_origin(value: object) -> str:
     return "*" if value == "*" else origin(value)
 
 
-def host_pattern(value: object) -> str:
-    """Returns a host's name without its port, or `*` for any."""
-    if not isinstance(value, str) or not _HOST_PATTERN.fullmatch(value.lower()):
-        raise Refused(f"{show(value)} is not a host's name", "for example gateway.example.com, without a port")
-    return value.lower()
-
-
 def host(value: object) -> str:
     if value == "*":
         raise Refused("`*` is not a host's name")
     return host_pattern(value)
-
-
-def variable_name(value: object) -> str:
-    if not isinstance(value, str) or not _VARIABLE.fullmatch(value):
-        raise Refused(f"{show(value)} is not the name of an environment variable")
-    return value
 
 
 def slots(value: object) -> int | Literal["auto"]:
@@ -388,6 +362,11 @@ def optional(read: Callable[[object], T]) -> Callable[[object], T | None]:
     return lambda value: None if value is None or value == "" else read(value)
 
 
+def or_empty(read: Callable[[object], str]) -> Callable[[object], str]:
+    """Returns a reader that gives an empty text for nothing."""
+    return lambda value: "" if value is None or value == "" else read(value)
+
+
 def items(at_least: int, at_most: int) -> Callable[[object], object]:
     """Returns a check that a list or mapping has `at_least` to `at_most` items as written.
 
@@ -400,10 +379,6 @@ def items(at_least: int, at_most: int) -> Callable[[object], object]:
         return value
 
     return bounded
-
-
-def write_whole(value: float) -> str:
-    return f"{value:.0f}"
 
 
 def write_duration(seconds: float) -> str:
@@ -419,11 +394,29 @@ def write_size(n_bytes: float) -> str:
     return f"{n_bytes:g}"
 
 
-_DURATION, _SIZE, _WHOLE = (
-    ValueKind("duration", write_duration),
-    ValueKind("size", write_size),
-    ValueKind("whole number", write_whole),
+_DURATION, _SIZE = ValueKind("duration", write_duration), ValueKind("size", write_size)
+_WHOLE = ValueKind("whole number", lambda value: f"{value:.0f}")
+
+band_name = matching(
+    re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII),
+    "a band's name: expected letters, digits, `-`, `_` and `.`, at most 64",
 )
+header_name = matching(  # RFC 9110
+    re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII), "a header's name", lower=True
+)
+origin = matching(  # of a web page, as browsers send it
+    re.compile(r"[a-z][a-z0-9+.-]{0,31}://[a-z0-9._\[\]:-]{1,260}", re.ASCII),
+    "an origin",
+    "for example https://chat.example.com",
+    lower=True,
+)
+host_pattern = matching(  # a host, or `*` for any
+    re.compile(r"\*|[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?", re.ASCII),
+    "a host's name",
+    "for example gateway.example.com, without a port",
+    lower=True,
+)
+variable_name = matching(re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII), "the name of an environment variable")
 
 EngineName = Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama", "openai"]
 Number = Annotated[float, BeforeValidator(number), ValueKind("number")]
@@ -434,13 +427,13 @@ Bool = Annotated[bool, BeforeValidator(boolean), ValueKind("true or false")]
 Name = Annotated[str, BeforeValidator(name), ValueKind("name")]
 ModelName = Annotated[str, BeforeValidator(model_name), ValueKind("model name")]
 BandName = Annotated[str, BeforeValidator(band_name), ValueKind("band name")]
-BandNameOrEmpty = Annotated[str, BeforeValidator(band_name_or_empty), ValueKind("band name")]
+BandNameOrEmpty = Annotated[str, BeforeValidator(or_empty(band_name)), ValueKind("band name")]
 HeaderName = Annotated[str, BeforeValidator(header_name), ValueKind("header name")]
 ClaimName = Annotated[str, BeforeValidator(claim_name), ValueKind("text")]
 OptionalClaimName = Annotated[str | None, BeforeValidator(optional(claim_name)), ValueKind("text")]
 TenantName = Annotated[str, BeforeValidator(tenant_name), ValueKind("name")]
 Weight = Annotated[float, BeforeValidator(weight), ValueKind("number, more than 0")]
-KeyNameOrEmpty = Annotated[str, BeforeValidator(key_name_or_empty), ValueKind("name")]
+KeyNameOrEmpty = Annotated[str, BeforeValidator(or_empty(key_name)), ValueKind("name")]
 OptionalMoment = Annotated[float | None, BeforeValidator(optional(moment)), ValueKind("date or time", write_moment)]
 KeyHash = Annotated[str, BeforeValidator(key_hash), ValueKind("`sha256:…`")]
 Network = Annotated[str, BeforeValidator(network), ValueKind("IP address or network")]
@@ -455,6 +448,7 @@ AffinityWait = Annotated[
 Label = Annotated[str, BeforeValidator(label), ValueKind("text")]
 Listen = Annotated[str, BeforeValidator(listen_address), ValueKind("`host:port`, `:port` or `[::1]:port`")]
 Url = Annotated[str, BeforeValidator(endpoint_url), ValueKind("URL")]
+OptionalUrl = Annotated[str | None, BeforeValidator(optional(endpoint_url)), ValueKind("URL")]
 Slots = Annotated[int | Literal["auto"], PlainValidator(slots), ValueKind("`auto` or a whole number ≥ 1")]
 Workers = Annotated[
     int | Literal["auto"], PlainValidator(workers), ValueKind(f"`auto` or a whole number from 1 to {WORKERS_MAX}")

@@ -431,9 +431,7 @@ class _Says(AcceptedTokens):
 
 
 def test_without_the_library_the_settings_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.config.sections import tokens  # noqa: PLC0415
-
-    monkeypatch.setattr(tokens, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(Exception, match=r"pip install 'penstock-gateway\[jwt\]'"):
         from_mapping({"identity": {"jwt": {"issuer": "https://i", "audience": "a"}}})
 

@@ -171,7 +171,7 @@ async def test_spans_reach_a_collector_by_otlp_until_a_reload_ends_it(world: Wor
 
 
 def test_settings_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.config.sections.operation.find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(
         ConfigError, match=r"tracing.endpoint: traces need OpenTelemetry \(pip install 'penstock-gateway\[otel\]'"
     ):

@@ -18,10 +18,7 @@ _VERBS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     for verb, meaning in _VERBS.items():
-        sub = verbs.add_parser(verb, help=meaning, description=f"{meaning.capitalize()}.", allow_abbrev=False)
-        sub.set_defaults(verb=verb)
-        admin_client.add_arguments(sub)
-        sub.add_argument("--json", action="store_true", help="print the answer as JSON")
+        admin_client.add_verb(verbs, verb, meaning, verb=verb)
 
 
 def run(args: argparse.Namespace) -> int:

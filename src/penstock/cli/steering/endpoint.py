@@ -30,9 +30,8 @@ _LIMITS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    listing = verbs.add_parser("list", help="show the endpoints", allow_abbrev=False)
-    listing.set_defaults(endpoint=_list)
-    add = verbs.add_parser("add", help="add one or more endpoints", allow_abbrev=False)
+    admin_client.add_verb(verbs, "list", "show the endpoints", endpoint=_list)
+    add = admin_client.add_verb(verbs, "add", "add one or more endpoints", endpoint=_add)
     add.add_argument("urls", metavar="URL", nargs="+", help="an engine's base URL")
     add.add_argument("--name", help="its name, when one is added (default: host:port)")
     add.add_argument("--engine", help="its kind (default: auto)")
@@ -40,20 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--model", action="append", default=[], help="a model it serves (default: ask it)")
     for key, (metavar, meaning) in _LIMITS.items():
         add.add_argument(f"--{key.replace('_', '-')}", metavar=metavar, help=meaning)
-    add.set_defaults(endpoint=_add)
-    parsers = [listing, add]
     for verb, meaning in _VERBS.items():
-        sub = verbs.add_parser(verb, help=meaning, description=meaning.capitalize() + ".", allow_abbrev=False)
+        sub = admin_client.add_verb(verbs, verb, meaning, endpoint=_change, verb=verb)
         sub.add_argument("names", metavar="NAME", nargs="+", help="an endpoint's name")
         if verb == "slots":
             sub.add_argument("slots", metavar="N", help="a number, or `auto`")
         if verb == "remove":
             sub.add_argument("--force", action="store_true", help="abort running requests")
-        sub.set_defaults(endpoint=_change, verb=verb)
-        parsers.append(sub)
-    for sub in parsers:
-        admin_client.add_arguments(sub)
-        sub.add_argument("--json", action="store_true", help="print the answers as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

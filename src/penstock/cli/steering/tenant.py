@@ -12,6 +12,7 @@ from penstock.config.sections.tenancy import OwnLimits
 
 _LIST = "/admin/tenants"
 _UNLIMITED = "none"
+_NAME = "the tenant's name"
 _SHORT = {"requests_per_minute": "rpm", "tokens_per_minute": "tpm"}
 _CHANGES = {
     "pause": "stop dispatching its requests; new ones queue, running ones finish",
@@ -23,31 +24,23 @@ _CHANGES = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    listing = verbs.add_parser("ls", help="show the tenants", description="Show the tenants.", allow_abbrev=False)
-    listing.set_defaults(tenant=_list)
-    show = verbs.add_parser(
+    admin_client.add_verb(verbs, "ls", "show the tenants", tenant=_list)
+    admin_client.add_verb(
+        verbs,
         "show",
-        help="show one tenant: its limits and their origin",
-        description="Show one tenant: its requests, its limits, and their origin (the settings or an operator).",
-        allow_abbrev=False,
+        "show one tenant: its limits and their origin",
+        "Show one tenant: its requests, its limits, and their origin (the settings or an operator).",
+        names=_NAME,
+        tenant=_show,
     )
-    show.add_argument("name", metavar="NAME", help="the tenant's name")
-    show.set_defaults(tenant=_show)
-    parsers = [listing, show]
     for verb, meaning in _CHANGES.items():
-        sub = verbs.add_parser(verb, help=meaning, description=f"{meaning.capitalize()}.", allow_abbrev=False)
-        sub.add_argument("name", metavar="NAME", help="the tenant's name")
+        sub = admin_client.add_verb(verbs, verb, meaning, names=_NAME, tenant=_CALLS[verb])
         if verb in ("pause", "limit"):
             sub.add_argument("--until-reload", action="store_true", help="only until the next reload")
         if verb == "limit":
             _add_limits(sub)
         if verb == "cancel":
             sub.add_argument("--running", action="store_true", help="also abort running requests")
-        sub.set_defaults(tenant=_CALLS[verb])
-        parsers.append(sub)
-    for sub in parsers:
-        admin_client.add_arguments(sub)
-        sub.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Literal
 
-from pydantic import ValidationError
-
 from penstock.config import values
-from penstock.config.problems import Document, Found, problem
+from penstock.config.problems import Document, Found, missing_extra, problem
 from penstock.config.sections.section import Section, setting
 
 
@@ -60,29 +57,19 @@ class BatchSection(Section):
 
 
 def batch_checks(document: Document) -> Found:
-    try:
-        batch = BatchSection.model_validate(document.get("batch"))
-    except ValidationError:
+    batch = BatchSection.valid(document.get("batch"))
+    if batch is None:
         return
     if batch.store == "postgres":
+        form = "write `postgresql://user:password@host/database`"
         if batch.url is None:
-            yield problem(
-                ("batch", "url"),
-                "is required with `store: postgres`",
-                "write `postgresql://user:password@host/database`",
-            )
+            yield problem(("batch", "url"), "is required with `store: postgres`", form)
         elif not batch.url.get_secret_value().startswith(("postgresql://", "postgres://")):
-            yield problem(
-                ("batch", "url"), "is not a PostgreSQL URL", "write `postgresql://user:password@host/database`"
-            )
+            yield problem(("batch", "url"), "is not a PostgreSQL URL", form)
         if batch.data is not None:
-            yield problem(
-                ("batch", "data"), "is for `store: sqlite`; with `postgres` everything is in the database", "remove it"
-            )
-        if importlib.util.find_spec("psycopg") is None:
-            yield problem(
-                ("batch", "store"), "needs psycopg, which is not installed", "pip install 'penstock-gateway[postgres]'"
-            )
+            message = "is for `store: sqlite`; with `postgres` everything is in the database"
+            yield problem(("batch", "data"), message, "remove it")
+        yield from missing_extra(("batch", "store"), "needs psycopg, which is not installed", "postgres", "psycopg")
     elif batch.url is not None:
         yield problem(("batch", "url"), "is for `store: postgres`, and `store` is `sqlite`")
     if batch.limits.max_line > batch.limits.max_file:

@@ -7,33 +7,20 @@ from the source.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal, Protocol
 
 from pydantic import BeforeValidator, SecretStr
 
 from penstock.config import values
-from penstock.config.address import PORT_MAX, endpoint_url, listen_address
+from penstock.config.address import PORT_MAX, listen_address
 from penstock.config.problems import Refused, show
 from penstock.config.sections.endpoint_tls import EndpointTls
 from penstock.config.sections.section import Section, setting
 
 SOURCES_MAX = 64
 LABELS_MAX = 64
-_HOST = re.compile(r"(?=.{1,253}\.?$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII)
-_OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 _PORT_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-_LABEL_KEY = re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
-
-
-def _matching(pattern: re.Pattern[str], what: str) -> Callable[[object], str]:
-    def read(value: object) -> str:
-        result = values.text(value)
-        if not pattern.fullmatch(result):
-            raise Refused(f"{show(value)} is not {what}")
-        return result
-
-    return read
 
 
 def _port_or_name(value: object) -> str:
@@ -63,9 +50,16 @@ def _selector(value: object) -> str:
     return result.strip()
 
 
-_object_name = _matching(_OBJECT, "the name of a Kubernetes object")
-_label_key = _matching(_LABEL_KEY, "a label's key")
-HostName = Annotated[str, BeforeValidator(_matching(_HOST, "a host name")), values.ValueKind("host name")]
+_host = values.matching(
+    re.compile(r"(?=.{1,253}\.?$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?", re.ASCII), "a host name"
+)
+_object_name = values.matching(
+    re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII), "the name of a Kubernetes object"
+)
+_label_key = values.matching(
+    re.compile(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII), "a label's key"
+)
+HostName = Annotated[str, BeforeValidator(_host), values.ValueKind("host name")]
 ObjectName = Annotated[str, BeforeValidator(_object_name), values.ValueKind("name")]
 OptionalObjectName = Annotated[str | None, BeforeValidator(values.optional(_object_name)), values.ValueKind("name")]
 LabelKey = Annotated[str, BeforeValidator(_label_key), values.ValueKind("label key")]
@@ -74,7 +68,6 @@ OptionalPort = Annotated[int | None, BeforeValidator(values.optional(values.whol
 OptionalAddress = Annotated[
     str | None, BeforeValidator(values.optional(listen_address)), values.ValueKind("`host:port`")
 ]
-OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.ValueKind("URL")]
 FilePath = Annotated[str, BeforeValidator(_path), values.ValueKind("file")]
 PortOrName = Annotated[str, BeforeValidator(_port_or_name), values.ValueKind("port's number or name")]
 Selector = Annotated[str, BeforeValidator(_selector), values.ValueKind("label selector")]
@@ -137,7 +130,7 @@ class Kubernetes(Template):
     copy_labels: Annotated[tuple[LabelKey, ...], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
         (), "Labels of the pod (or the Service) to copy."
     )
-    server: OptionalUrl = setting(None, "The API server. Default: the gateway's own cluster.")
+    server: values.OptionalUrl = setting(None, "The API server. Default: the gateway's own cluster.")
     token: values.OptionalSecret = setting(None, "The credential. Default: from `token_file`.")
     token_file: values.OptionalFile = setting(None, "Read again for every connection, because tokens are rotated.")
     ca_file: values.OptionalFile = setting(None, "CA certificates for the API server.")

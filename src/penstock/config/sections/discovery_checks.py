@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 
-from pydantic import ValidationError
-
-from penstock.config.problems import Document, Found, Location, items_of, one_of, problem, unreadable
+from penstock.config.problems import Document, Found, Location, items_of, missing_extra, one_of, problem, unreadable
 from penstock.config.sections.discovery import ClusterAccount, Dns, Kubernetes, SourceSection
 from penstock.config.sections.endpoint_tls import EndpointTls, TlsFileError, client_context
 
@@ -21,9 +18,8 @@ def discovery_checks(document: Document) -> Found:
         if len(kinds) != 1:
             yield from one_of(kinds, SourceSection.model_fields, at)
             continue
-        try:
-            source = SourceSection.model_validate({kinds[0]: item[kinds[0]]})
-        except ValidationError:
+        source = SourceSection.valid({kinds[0]: item[kinds[0]]})
+        if source is None:
             continue
         if source.dns is not None:
             yield from _dns(source.dns, (*at, "dns"))
@@ -39,9 +35,9 @@ def _dns(dns: Dns, at: Location) -> Found:
         yield problem((*at, "port"), "is required with `type: address`", f"write `dns: {dns.name}:8000`")
     if dns.type == "srv" and dns.port is not None:
         yield problem((*at, "port"), "is not used with `type: srv`: the records have ports of their own")
-    if (dns.type == "srv" or dns.resolver) and importlib.util.find_spec("dns") is None:
+    if dns.type == "srv" or dns.resolver:
         key = "type" if dns.type == "srv" else "resolver"
-        yield problem((*at, key), "needs a package that is not installed", "pip install 'penstock-gateway[dns]'")
+        yield from missing_extra((*at, key), "needs a package that is not installed", "dns", "dns")
 
 
 def _kubernetes(kubernetes: Kubernetes, document: Document, at: Location) -> Found:

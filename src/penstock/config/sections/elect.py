@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, SecretStr, ValidationError
+from pydantic import BeforeValidator, SecretStr
 
 from penstock.config import values
-from penstock.config.problems import Document, Found, Location, Refused, listing, mapping_of, problem, show, unreadable
-from penstock.config.sections.discovery import ObjectName, OptionalObjectName, OptionalUrl
+from penstock.config.problems import (
+    Document,
+    Found,
+    Location,
+    Refused,
+    listing,
+    mapping_of,
+    missing_extra,
+    problem,
+    show,
+    unreadable,
+)
+from penstock.config.sections.discovery import ObjectName, OptionalObjectName
 from penstock.config.sections.discovery_checks import account_checks
 from penstock.config.sections.section import Section, setting
 
@@ -35,7 +45,7 @@ class KubernetesElection(Section):
 
     lease: ObjectName = setting("penstock", "The Lease; gateways with the same one form a group.")
     namespace: OptionalObjectName = setting(None, "Default: the pod's own, or `default`.")
-    server: OptionalUrl = setting(None, "The API server. Default: the gateway's own cluster.")
+    server: values.OptionalUrl = setting(None, "The API server. Default: the gateway's own cluster.")
     token: values.OptionalSecret = setting(None, "The credential. Default: from `token_file`.")
     token_file: values.OptionalFile = setting(None, "Read again for every request, because tokens are rotated.")
     ca_file: values.OptionalFile = setting(None, "CA certificates for the API server.")
@@ -65,21 +75,17 @@ class PostgresElection(Section):
 def elect_checks(elect: object, at: Location, document: Document) -> Found:
     """Yields the problems of an election, written at `at`, that its types do not show."""
     raw = mapping_of(elect)
-    try:
-        if raw.get("kubernetes") is not None:
-            kubernetes = KubernetesElection.model_validate(raw["kubernetes"])
-            yield from account_checks(kubernetes, document, (*at, "kubernetes"))
-        if raw.get("valkey") is not None:
-            valkey = ValkeyElection.model_validate(raw["valkey"])
-            yield from _url((*at, "valkey", "url"), valkey.url, VALKEY_SCHEMES)
-            yield from _installed((*at, "valkey"), "redis", "valkey")
-            yield from unreadable(document, (*at, "valkey", "ca_file"), valkey.ca_file)
-        if raw.get("postgres") is not None:
-            postgres = PostgresElection.model_validate(raw["postgres"])
-            yield from _url((*at, "postgres", "url"), postgres.url, POSTGRES_SCHEMES)
-            yield from _installed((*at, "postgres"), "psycopg", "postgres")
-    except ValidationError:
-        return  # reported elsewhere
+    if raw.get("kubernetes") is not None and (cluster := KubernetesElection.valid(raw["kubernetes"])) is not None:
+        yield from account_checks(cluster, document, (*at, "kubernetes"))
+    if raw.get("valkey") is not None and (valkey := ValkeyElection.valid(raw["valkey"])) is not None:
+        here: Location = (*at, "valkey")
+        yield from _url((*here, "url"), valkey.url, VALKEY_SCHEMES)
+        yield from missing_extra(here, "needs redis, which is not installed", "valkey", "redis")
+        yield from unreadable(document, (*here, "ca_file"), valkey.ca_file)
+    if raw.get("postgres") is not None and (postgres := PostgresElection.valid(raw["postgres"])) is not None:
+        here = (*at, "postgres")
+        yield from _url((*here, "url"), postgres.url, POSTGRES_SCHEMES)
+        yield from missing_extra(here, "needs psycopg, which is not installed", "postgres", "psycopg")
 
 
 def _url(at: Location, url: SecretStr, schemes: tuple[str, ...]) -> Found:
@@ -90,8 +96,3 @@ def _url(at: Location, url: SecretStr, schemes: tuple[str, ...]) -> Found:
     if scheme not in schemes:
         expected = listing([f"{each}://" for each in schemes])
         yield problem(at, f"expected a URL that begins with {expected}")
-
-
-def _installed(at: Location, package: str, extra: str) -> Found:
-    if importlib.util.find_spec(package) is None:
-        yield problem(at, f"needs {package}, which is not installed", f"pip install 'penstock-gateway[{extra}]'")

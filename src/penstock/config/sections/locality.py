@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
 from penstock.config import values
-from penstock.config.address import PORT_MAX, endpoint_url, listen_address
-from penstock.config.problems import Document, Found, Location, Refused, items_of, mapping_of, problem, show
+from penstock.config.address import PORT_MAX, listen_address
+from penstock.config.problems import (
+    Document,
+    Found,
+    Location,
+    Refused,
+    items_of,
+    mapping_of,
+    missing_extra,
+    problem,
+    show,
+)
 from penstock.config.sections.section import Section, setting
 
 _TCP = re.compile(r"tcp://([^/\s]+)", re.ASCII)
@@ -36,14 +45,13 @@ def kv_events(value: object) -> str:
 
 KvEvents = Annotated[str, BeforeValidator(kv_events), values.ValueKind("`off`, `auto` or `tcp://host:port`")]
 Instance = Annotated[str | None, BeforeValidator(values.optional(values.name)), values.ValueKind("name")]
-OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.ValueKind("URL")]
 
 
 class LmCacheSection(Section):
     """LMCache's services, for `locality: lmcache`. One suffices; of two, the longer match counts."""
 
-    coordinator: OptionalUrl = setting(None, "Its coordinator, which lists every holder of a chunk.")
-    controller: OptionalUrl = setting(None, "Its older controller, which names one holder of each chunk.")
+    coordinator: values.OptionalUrl = setting(None, "Its coordinator, which lists every holder of a chunk.")
+    controller: values.OptionalUrl = setting(None, "Its older controller, which names one holder of each chunk.")
 
 
 def locality_checks(document: Document) -> Found:
@@ -54,8 +62,7 @@ def locality_checks(document: Document) -> Found:
     endpoints = [mapping_of(endpoint) for endpoint in items_of(document.get("endpoints"))]
     published = list(_published(document))
     if locality == "kv_events":
-        if find_spec("zmq") is None:
-            yield problem(("routing", "locality"), "`kv_events` needs pyzmq", "pip install 'penstock-gateway[kv]'")
+        yield from missing_extra(("routing", "locality"), "`kv_events` needs pyzmq", "kv", "zmq")
         if endpoints and not published and not document.get("discovery"):
             yield problem(
                 ("routing", "locality"), "is `kv_events`, but no endpoint has any", "give endpoints `kv_events: auto`"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from penstock.config import values
-from penstock.config.address import endpoint_url
 from penstock.config.sections.section import Section, setting
 
 PRICED_MAX = 1_000
 OPERATORS_MAX = 100
 ANY_MODEL = "*"
-OptionalUrl = Annotated[str | None, BeforeValidator(values.optional(endpoint_url)), values.ValueKind("URL")]
 
 
 class Operator(Section):
@@ -106,23 +103,9 @@ class Tracing(Section):
     The exporter's other options (headers, certificates, resource attributes) come from its `OTEL_…` variables.
     """
 
-    endpoint: OptionalUrl = setting(None, "The collector's base URL, for OTLP over HTTP, such as `http://otel:4318`.")
+    endpoint: values.OptionalUrl = setting(
+        None, "The collector's base URL, for OTLP over HTTP, such as `http://otel:4318`."
+    )
     sample: values.Number = setting(
         1.0, "The share of requests to trace, unless the client's `traceparent` decides.", ge=0, le=1
     )
-
-
-def tracing_problem(endpoint: str | None) -> str | None:
-    """Returns what traces need and lack, or None."""
-    if endpoint is not None and not all(
-        map(_is_there, ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"))
-    ):
-        return "traces need OpenTelemetry"
-    return None
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False

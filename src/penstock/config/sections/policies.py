@@ -16,7 +16,7 @@ from pydantic import BeforeValidator
 
 from penstock.config.other_words import POLICIES
 from penstock.config.problems import Refused, did_you_mean, listing, show
-from penstock.config.values import ValueKind
+from penstock.config.values import ValueKind, or_empty
 from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
 from penstock.core.queueing.ordering import ORDERINGS
 from penstock.core.routing.other_packages import OutsideFairness, OutsideRouting, Trouble, outside_order
@@ -155,12 +155,8 @@ def _kind(decision: str) -> ValueKind:
     return ValueKind("policy", choices=lambda: names(decision))
 
 
-def _or_empty(read: Callable[[object], str]) -> Callable[[object], str]:
-    return lambda value: "" if value is None or value == "" else read(value)
-
-
 FairnessName = Annotated[str, BeforeValidator(policy_name("fairness")), _kind("fairness")]
 OrderingName = Annotated[str, BeforeValidator(policy_name("ordering")), _kind("ordering")]
 RoutingName = Annotated[str, BeforeValidator(policy_name("routing")), _kind("routing")]
-FairnessNameOrEmpty = Annotated[str, BeforeValidator(_or_empty(policy_name("fairness"))), _kind("fairness")]
-OrderingNameOrEmpty = Annotated[str, BeforeValidator(_or_empty(policy_name("ordering"))), _kind("ordering")]
+FairnessNameOrEmpty = Annotated[str, BeforeValidator(or_empty(policy_name("fairness"))), _kind("fairness")]
+OrderingNameOrEmpty = Annotated[str, BeforeValidator(or_empty(policy_name("ordering"))), _kind("ordering")]

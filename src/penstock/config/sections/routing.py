@@ -19,8 +19,6 @@ _WAITS_FOR_PREFIX = (
     "requests with a common prefix now wait for the endpoint that holds it, at most `routing.affinity_wait`"
 )
 WITHOUT_PREFERENCE = ("lmetric",)  # although they look at prefixes
-_COOKIE = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
-_FIELD = re.compile(r"[^\"\\\x00-\x1f]{1,128}")
 
 
 def by_session(policy: str) -> bool:
@@ -50,18 +48,6 @@ def threshold(value: object) -> float:
     return result
 
 
-def cookie_name(value: object) -> str:
-    if not isinstance(value, str) or not _COOKIE.fullmatch(value):
-        raise Refused(f"{show(value)} is not a cookie's name")
-    return value
-
-
-def field_name(value: object) -> str:
-    if not isinstance(value, str) or not _FIELD.fullmatch(value):
-        raise Refused(f"{show(value)} is not a field's name")
-    return value
-
-
 def price_weight(value: object) -> float:
     """Returns a duration in seconds, infinity for `inf`."""
     return math.inf if _is_inf(value) else values.duration(value)
@@ -71,6 +57,8 @@ def write_price_weight(seconds: float) -> str:
     return "inf" if seconds == math.inf else values.write_duration(seconds)
 
 
+cookie_name = values.matching(re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII), "a cookie's name")
+field_name = values.matching(re.compile(r"[^\"\\\x00-\x1f]{1,128}"), "a field's name")
 PriceWeight = Annotated[
     float, BeforeValidator(price_weight), values.ValueKind("`inf` or a duration", write_price_weight)
 ]

@@ -7,9 +7,9 @@ removed settings with their replacement.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 
 def setting(default: object, meaning: str, **bounds: Any) -> Any:
@@ -21,6 +21,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
     removed: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def valid(cls, raw: object) -> Self | None:
+        """Returns the section as written; None if it is invalid, which `explain.py` reports."""
+        try:
+            return cls.model_validate(raw)
+        except ValidationError:
+            return None
 
     @model_validator(mode="before")
     @classmethod

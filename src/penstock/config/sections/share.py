@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, SecretStr, ValidationError
+from pydantic import BeforeValidator, SecretStr
 
 from penstock.config import values
 from penstock.config.address import listen_address, split_listen
@@ -50,16 +50,8 @@ def place(value: object) -> str:
 
 
 def shared_secret(value: object) -> SecretStr:
-    """Returns the group's secret. A short one could be guessed from the handshake."""
-    result = values.secret(value)
-    written = result.get_secret_value()
-    if len(written) < SECRET_CHARACTERS_MIN or len(set(written)) < values.TOKEN_DIFFERENT_MIN:
-        raise Refused(
-            f"is too easily guessed: expected at least {SECRET_CHARACTERS_MIN} characters, "
-            f"{values.TOKEN_DIFFERENT_MIN} of them different",
-            "`openssl rand -hex 32` makes a good one",
-        )
-    return result
+    """Returns the group's secret."""
+    return values.hard_to_guess(value, SECRET_CHARACTERS_MIN)
 
 
 OptionalListen = Annotated[
@@ -155,9 +147,8 @@ _TLS_KEYS: tuple[_TlsKey, ...] = ("cert", "key", "ca")
 def share_checks(document: Document) -> Found:
     """Yields contradictions within `share`, and with the rest."""
     raw = document.get("share")
-    try:
-        share = ShareSection.model_validate(raw)
-    except ValidationError:
+    share = ShareSection.valid(raw)
+    if share is None:
         return
     if not share.enabled:
         if share != ShareSection():

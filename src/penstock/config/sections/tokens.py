@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -75,10 +74,3 @@ class JwtSection(Section):
         "They are fetched every five minutes, or three times in this period.",
         gt=0,
     )
-
-
-def tokens_problem() -> str | None:
-    """Returns what tokens need and lack, or None."""
-    if find_spec("jwt") is None or find_spec("cryptography") is None:
-        return "tokens need PyJWT with `cryptography`"
-    return None
