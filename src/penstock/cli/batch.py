@@ -28,7 +28,6 @@ ENDPOINT = "/v1/chat/completions"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the verbs and their arguments."""
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
     listing = _verb(verbs, "ls", "list the latest batches", _ls)
     listing.add_argument("--limit", type=int, default=20, metavar="N", help="how many (default 20)")
@@ -65,7 +64,6 @@ def _verb(verbs: Any, name: str, meaning: str, run: Any) -> argparse.ArgumentPar
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a verb. Returns the exit code."""
     try:
         return int(args.verb(BatchClient(args.url, key=args.key, tenant=args.tenant), args))
     except (GatewayError, OSError) as error:

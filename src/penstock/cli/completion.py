@@ -14,12 +14,10 @@ PATHS = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY, "DIR": shtab.DIRECTORY, 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the argument of `penstock completion`."""
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
     print(script(args.shell), end="")
     return 0
 
@@ -35,7 +33,6 @@ def script(shell: str) -> str:
 
 
 def _actions(of: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments and flags, those of subcommands too."""
     for action in of._actions:
         if isinstance(action, argparse._SubParsersAction):
             for sub in action.choices.values():

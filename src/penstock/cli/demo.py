@@ -54,7 +54,6 @@ _LISTENING = re.compile(rb"listening on (http://\S+)")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `penstock demo`."""
     parser.add_argument("--once", action="store_true", help="exit after the comparison")
     parser.add_argument(
         "--seconds",

@@ -133,7 +133,6 @@ async def examine(settings: Settings, doctor: Doctor) -> list[Report]:
 
 
 def show(reports: Sequence[Report], problems: Sequence[str], *, tried: bool, console: Console) -> None:
-    """Print the endpoints and the advice."""
     console.print(_there(reports))
     wrong = [(report.name, problem) for report in reports for problem in report.problems]
     wrong += [("settings", problem) for problem in problems]

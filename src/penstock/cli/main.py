@@ -50,7 +50,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def vllm_router() -> int:
-    """The console script of that name."""
     return main(["vllm-router", *sys.argv[1:]])
 
 

@@ -27,7 +27,6 @@ EXIT_BUSY = 3  # of `status --check`: something needs a look; 0: all is well, 1:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command that `parser` is for."""
     admin_client.add_arguments(parser)
     command = parser.get_default("command")
     if command == "queue":

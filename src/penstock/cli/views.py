@@ -132,7 +132,6 @@ def group(share: State) -> Text:
 
 
 def edges(state: State) -> Table:
-    """The worker processes."""
     last = "epoch" if state.get("share") else "starts"
     table = _table("worker", "where", ">up", ">requests", ">clients", ">CPU", ">link", ">lag", f">{last}")
     for one in state["edges"]:

@@ -69,7 +69,6 @@ def _notes(found: RouterFlags) -> list[str]:
 
 
 def _help() -> str:
-    """One line per flag."""
     lines = [
         "usage: vllm-router FLAGS… [--print]",
         "",

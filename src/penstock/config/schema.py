@@ -59,7 +59,6 @@ _SHORT = frozenset({"dns", "file", "fairness", "keys"})  # may be given as a tex
 
 
 def schema() -> Schema:
-    """Returns the JSON Schema of a whole settings file."""
     return {"$schema": DIALECT, "title": "Penstock's settings", **_section(Settings)}
 
 
@@ -113,7 +112,6 @@ def _around(key: str, field: FieldInfo, inner: Schema) -> Schema:
 
 
 def _options(field: FieldInfo) -> list[Schema]:
-    """The schemas of the values that a setting may have."""
     kind, container = kind_of(field), get_origin(field.annotation)
     if container is dict:
         return [{"type": "object", "additionalProperties": _TEXT}]

@@ -88,7 +88,6 @@ def whole(value: object) -> int:
 
 
 def duration(value: object) -> float:
-    """Returns a duration in seconds."""
     if isinstance(value, str):
         match = _WITH_UNIT.fullmatch(value.strip())
         unit = _SECONDS.get(match[2]) if match else None
@@ -129,7 +128,6 @@ def write_moment(seconds: float) -> str:
 
 
 def size(value: object) -> int:
-    """Returns a size in bytes."""
     factor = 1
     digits = value
     if isinstance(value, str) and (match := _WITH_UNIT.fullmatch(value.strip())):
@@ -308,7 +306,6 @@ def hard_to_guess(value: object, characters_min: int) -> SecretStr:
 
 
 def admin_token(value: object) -> SecretStr:
-    """Returns a token for `/admin`."""
     return hard_to_guess(value, TOKEN_CHARACTERS_MIN)
 
 

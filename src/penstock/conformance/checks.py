@@ -35,14 +35,12 @@ MIXED = [
 
 
 def costs_are_never_negative(policy: str) -> None:
-    """A cost is never negative, for any use."""
     made = FAIRNESS[policy](Prices())
     for prompt, cached, completion in ((0, 0, 0), (10, 10, 0), (10, 99, 5), (1, 0, 10**9)):
         assert made.cost(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion) >= 0.0
 
 
 def everybody_is_served(policy: str) -> None:
-    """Every flow is served, and nothing is left behind."""
     ending = [replace(x, times_s=((0.0, 20.0),)) for x in MIXED]
     shop = Shop(ending, slots=(4, 2), settings=structs.replace(PATIENT, fairness=policy)).run(1e6)
     assert not shop.jobs, f"{len(shop.jobs)} requests never ended"

@@ -39,7 +39,6 @@ class Oracle:
     # --- claims -------------------------------------------------------------------------------------------------
 
     def check_choice(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """The scheduler is about to send a request that waits."""
         state = self._state
         if entry.seq not in state.queues.bands[entry.request.band].entries:
             return

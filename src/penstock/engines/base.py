@@ -279,10 +279,8 @@ def flag(value: object) -> bool | None:
 
 
 def version_at(path: str) -> Document:
-    """Returns a document at `path` with the engine's `version`."""
     return Document(path, lambda page: Facts(version=text(page.get("version"))))
 
 
 def sleeping_at(path: str) -> Document:
-    """Returns a document at `path` with `is_sleeping`."""
     return Document(path, lambda page: Facts(sleeping=flag(page.get("is_sleeping"))), changes=True)

@@ -39,6 +39,11 @@ def test_each_start_has_another_token_and_none_takes_anothers_away(tmp_path: Pat
     assert find("http://localhost:1", {"STATE_DIRECTORY": str(tmp_path)}) == second.token
 
 
+def test_a_generated_token_can_be_an_argument_of_a_command() -> None:
+    """One that began with a dash was taken for a flag: `--token -Vx…`."""
+    assert all(OwnToken(None).token.isalnum() for _ in range(200))
+
+
 @pytest.mark.parametrize(
     ("state_dir", "env", "folder"),
     [

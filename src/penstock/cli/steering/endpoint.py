@@ -92,6 +92,5 @@ def _change(client: AdminClient, args: argparse.Namespace) -> list[Any]:
 
 
 def _line(endpoint: dict[str, Any]) -> str:
-    """One endpoint on one line."""
     known = [f"{key} {endpoint[key]}" for key in ("url", "source", "slots", "leases") if key in endpoint]
     return f"{endpoint['name']}: {', '.join([endpoint['state'], *known])}"

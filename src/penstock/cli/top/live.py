@@ -82,7 +82,6 @@ def picture(
     trouble: str = "",
     has_keys: bool = True,  # noqa: FBT001, FBT002 - the last of a row
 ) -> RenderableType:
-    """The whole screen."""
     parts: list[RenderableType] = []
     if trouble:
         parts.append(_line(trouble, "bold red"))

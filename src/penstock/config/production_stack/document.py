@@ -41,7 +41,6 @@ class RouterFlags(msgspec.Struct):
 
     @property
     def document(self) -> dict[str, object]:
-        """Both, merged."""
         return _over(self.usual, self.said)
 
 

@@ -52,7 +52,6 @@ class BatchSection(Section):
 
     @property
     def enabled(self) -> bool:
-        """Whether files and batches are served."""
         return self.serve and self.has_store
 
 

@@ -83,6 +83,5 @@ def epp_problem() -> str | None:
 
 
 def epp_checks(document: Document) -> Found:
-    """Yields what keeps the picker from listening on this machine."""
     if mapping_of(document.get("epp")).get("listen") and (missing := epp_problem()) is not None:
         yield problem(("epp", "listen"), missing)

@@ -61,7 +61,6 @@ def account_checks(kubernetes: ClusterAccount, document: Document, at: Location)
 
 
 def tls_checks(tls: EndpointTls | None, at: Location, *, is_https: bool) -> Found:
-    """Yields the problems of an endpoint's TLS settings."""
     if tls is None:
         return
     at = (*at, "tls")

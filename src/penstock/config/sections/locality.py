@@ -88,7 +88,6 @@ def locality_checks(document: Document) -> Found:
 
 
 def _published(document: Document) -> Iterator[Location]:
-    """Yields the settings that ask for KV events."""
     for index, endpoint in enumerate(items_of(document.get("endpoints"))):
         if mapping_of(endpoint).get("kv_events") not in (None, "off", False):
             yield "endpoints", index, "kv_events"

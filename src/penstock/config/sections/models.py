@@ -53,7 +53,6 @@ class ModelSection(Section):
 
     @property
     def says_nothing(self) -> bool:
-        """True if the entry changes nothing."""
         return self == ModelSection()
 
 

@@ -45,7 +45,6 @@ class Admin(Section):
 
     @property
     def has_token(self) -> bool:
-        """Whether any token is set."""
         return self.token is not None or self.read_token is not None or bool(self.operators)
 
 

@@ -22,12 +22,10 @@ WITHOUT_PREFERENCE = ("lmetric",)  # although they look at prefixes
 
 
 def by_session(policy: str) -> bool:
-    """Returns True if a routing policy uses sessions."""
     return traits(policy)[1]
 
 
 def by_cache(policy: str) -> bool:
-    """Returns True if a routing policy uses cached prefixes."""
     return traits(policy)[0]
 
 

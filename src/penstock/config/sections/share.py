@@ -41,7 +41,6 @@ _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
 def place(value: object) -> str:
-    """Returns an address that others can dial: a host, and a port other than 0."""
     address = listen_address(value)
     host, port = split_listen(address)
     if host in _EVERYWHERE or port == 0:
@@ -50,7 +49,6 @@ def place(value: object) -> str:
 
 
 def shared_secret(value: object) -> SecretStr:
-    """Returns the group's secret."""
     return values.hard_to_guess(value, SECRET_CHARACTERS_MIN)
 
 
@@ -131,12 +129,10 @@ class ShareSection(Section):
 
     @property
     def place(self) -> str:
-        """The address for the other gateways."""
         return self.advertise or self.listen or ""
 
     @property
     def called(self) -> str:
-        """The gateway's name."""
         return self.name or self.place
 
 

@@ -65,7 +65,6 @@ class AdminAuth:
         self._failures: BoundedMap[str, tuple[float, float]] = BoundedMap(ADDRESSES_MAX)  # how many, as of when
 
     def follow(self, settings: Settings) -> None:
-        """Ask for the tokens of these settings from now on."""
         admin = settings.admin
         self.is_set = admin.has_token
         self._token = _digest(None if admin.token is None else admin.token.get_secret_value())
@@ -108,7 +107,6 @@ class AdminAuth:
         return "".join([name for token, name in self._operators if _equal(given, token)])
 
     def _without_token(self, head: Head, *, writes: bool, public: bool) -> Denied | None:
-        """Why a caller without a token may not do this, if none is set."""
         if not self._is_local:
             return Denied(Reason.FORBIDDEN, _CLOSED)
         foreign = self._origins.foreign_name(head) if public else self._origins.foreign(head)

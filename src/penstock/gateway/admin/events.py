@@ -63,7 +63,6 @@ class EventLog:
         logger.info("%s, total: %s", kind, printable(text))
 
     def latest(self, count: int = EVENTS_MAX) -> list[LoggedEvent]:
-        """The last ones first."""
         return list(self._events)[: -count - 1 : -1]
 
     def audit(self, peer: str, method: str, path: str, body: Mapping[str, object], refused: str | None) -> None:

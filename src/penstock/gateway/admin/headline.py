@@ -51,7 +51,6 @@ class Around(msgspec.Struct, frozen=True):
 
 
 def headline(snapshot: Snapshot, around: Around | None = None) -> str:
-    """Return the sentences as one text."""
     return " ".join(sentences(snapshot, around))
 
 
@@ -143,7 +142,6 @@ def _state(snapshot: Snapshot, here: str) -> list[str]:
 
 
 def _stores(around: Around) -> list[str]:
-    """Stores that do not answer, and the effect."""
     down = []
     if around.batch_store is not None:
         down.append(f"Files and batches are down: {printable(around.batch_store, TROUBLE_CHARS_MAX)}.")
@@ -252,7 +250,6 @@ def _whose(snapshot: Snapshot, band: BandSnapshot, form: str) -> str:
 
 
 def _those(snapshot: Snapshot, states: Iterable[EndpointState], around: Around) -> list[str]:
-    """Which endpoints are in one of these states, and for how long."""
     found = []
     for state in states:
         those = [endpoint for endpoint in snapshot.endpoints if endpoint.state == state]

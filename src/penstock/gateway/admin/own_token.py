@@ -34,7 +34,7 @@ class OwnToken:
     """A gateway's own token, and the file that holds it while it runs."""
 
     def __init__(self, folder: Path | None, token: str | None = None) -> None:
-        self.token = token or secrets.token_urlsafe(TOKEN_BYTES)  #: given if gateways have it in common
+        self.token = token or secrets.token_hex(TOKEN_BYTES)  #: given if gateways have it in common
         self.file: Path | None = None  #: once it is written
         self._folder = folder
         self._port: int | None = None  # once the gateway listens
@@ -107,7 +107,6 @@ def find(url: str, env: Mapping[str, str]) -> str | None:
 
 
 def is_here(host: str | None) -> bool:
-    """Whether a URL's host is this machine's loopback."""
     if host is None or host.lower().rstrip(".") == "localhost":
         return host is not None
     try:

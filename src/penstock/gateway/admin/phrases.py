@@ -24,7 +24,6 @@ def count(number: int, one: str, many: str = "") -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration as people say it."""
     if value < 1:
         return f"{value * 1000:.0f} ms" if value else "0 s"
     if value < 60:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Mapping
 
 import msgspec
@@ -13,8 +11,6 @@ from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, answe
 from penstock.gateway.reload import BusyError, NeedsRestart, Reload
 from penstock.http.server.server import Exchange
 
-logger = logging.getLogger(__name__)
-
 LINES_MAX = 5  # in the message; `problems` has all
 
 
@@ -23,26 +19,17 @@ class ReloadVerb:
 
     def __init__(self, reload: Reload) -> None:
         self._reload = reload
-        self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
 
     def add_to(self, routes: AdminRoutes) -> None:
-        routes.add("POST", "/admin/reload", self._begin)
+        routes.add("POST", "/admin/reload", self._answer)
 
-    def _begin(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        task = asyncio.get_running_loop().create_task(self._answer(exchange))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         try:
             done = await self._reload()
         except BusyError as error:
-            answer_error(exchange, AdminError(409, "conflict", str(error)))
+            raise AdminError(409, "conflict", str(error)) from None
         except ConfigError as error:
             refused(exchange, error)
-        except Exception:
-            logger.exception("reload failed")
-            answer_error(exchange, AdminError(500, "internal_error", "The reload failed; see the log."))
         else:
             changes = [{"key": c.key, "before": c.before, "after": c.after} for c in done.changed]
             keys = [change.key for change in done.changed]

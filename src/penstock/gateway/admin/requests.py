@@ -94,7 +94,6 @@ class RequestVerbs:
         return model
 
     def _answer(self, exchange: Exchange) -> None:
-        """Answer with everything that is stopped now."""
         snapshot = self._scheduler.snapshot(now=self._driver.now())
         answer(exchange, {"paused": snapshot.paused, "drained": snapshot.drained, "waiting": snapshot.waiting})
 

@@ -8,15 +8,21 @@ it is answered in the shape of all errors. `verbs.py` and others add their route
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Coroutine, Mapping
 from urllib.parse import unquote
 
 import msgspec
 
+from penstock.batch.store.port import StoreError
+from penstock.config.load import ConfigError, from_mapping
+from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.auth import AdminAuth, Denied
 from penstock.gateway.openai import errors
 from penstock.http.server.server import Exchange, Header
+
+logger = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 1 << 16  # a thousand models' names; read on the event loop in two milliseconds
 MEMBERS_MAX = 64  # of a body's object: each problem is reported, at some microseconds each
@@ -27,7 +33,8 @@ LATE_MAX = 256  # refusals that are held back at a time, each a connection and i
 _UNKEPT: list[Header] = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
 Audit = Callable[[str, str, str, Mapping[str, object], str | None], None]  # operator, method, path, body, refusal
-Handler = Callable[[Exchange, Mapping[str, str]], None]
+#: One that has to wait returns a coroutine, which runs as a task.
+Handler = Callable[[Exchange, Mapping[str, str]], Coroutine[None, None, None] | None]
 
 
 class AdminError(Exception):
@@ -55,6 +62,7 @@ class AdminRoutes:
         self._audit = audit
         self._routes: dict[str, list[_Route]] = {}  # by method
         self._late = 0
+        self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
 
     def add(
         self, method: str, path: str, handler: Handler, *, writes: bool | None = None, public: bool = False
@@ -67,7 +75,6 @@ class AdminRoutes:
         self._routes.setdefault(method, []).append(route)
 
     def may_change(self, exchange: Exchange) -> bool:
-        """Whether a caller may do more than look."""
         return self.auth.may_change(exchange)
 
     def who(self, exchange: Exchange) -> str:
@@ -77,7 +84,6 @@ class AdminRoutes:
 
     @staticmethod
     def owns(path: str) -> bool:
-        """Whether a path is one of these at all."""
         return path == PREFIX or path.startswith(PREFIX + "/")
 
     def begin(self, exchange: Exchange) -> int:
@@ -128,7 +134,10 @@ class AdminRoutes:
         route, names = found
         refused = None
         try:
-            route.handler(exchange, names)
+            if (work := route.handler(exchange, names)) is not None:
+                task = asyncio.get_running_loop().create_task(_serve(exchange, work, writes=route.writes))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
         except AdminError as error:
             answer_error(exchange, error)
             refused = error.code
@@ -144,8 +153,29 @@ class AdminRoutes:
         return None
 
 
+async def _serve(exchange: Exchange, work: Coroutine[None, None, None], *, writes: bool) -> None:
+    try:
+        await work
+    except AdminError as error:
+        answer_error(exchange, error)
+    except StoreError as error:
+        what = "Nothing was changed" if writes else "The store can't be read"
+        answer_error(exchange, AdminError(503, "store_down", f"{what}: {error}"))
+    except Exception:
+        logger.exception("unexpected error at %s %s", exchange.method, exchange.target_path)
+        answer_error(exchange, AdminError(500, "internal_error", "It failed; see the log."))
+
+
+def settings_of(document: Mapping[str, object], place: str) -> Settings:
+    """Returns settings that an operator sent, by the rules of the file. Raises AdminError, without `place` in it."""
+    try:
+        return from_mapping(document)
+    except ConfigError as error:
+        lines = [problem.line().removeprefix(f"{place}.") for problem in error.problems]
+        raise AdminError(400, "bad_request", "; ".join(lines)) from None
+
+
 def _said(exchange: Exchange) -> Mapping[str, object]:
-    """The body, for the audit."""
     try:
         return body_of(exchange)
     except AdminError:

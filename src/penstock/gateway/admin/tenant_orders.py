@@ -68,11 +68,9 @@ class TenantOrders:
         self._orders.setdefault(name, {}).update(orders)
 
     def replace(self, orders: Mapping[str, Mapping[str, Order]]) -> None:
-        """Replace all orders."""
         self._orders = {name: dict(its) for name, its in orders.items()}
 
     def take_back(self, name: str, *keys: str) -> None:
-        """Go by the settings again for these."""
         for key in keys:
             self._forget(name, key)
 

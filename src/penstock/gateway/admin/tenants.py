@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from penstock.config.load import ConfigError, from_mapping
 from penstock.config.sections.tenancy import ANONYMOUS
-from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of
+from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
 from penstock.gateway.admin.tenant_orders import LIMITS, PAUSED, Order, TenantOrders, TooManyOrderedError
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.proxy.driver import Driver
@@ -99,11 +98,7 @@ class TenantVerbs:
         said = {key: value for key, value in body.items() if key != "until_reload"}
         if not said:
             raise AdminError(400, "bad_request", f"Name at least one limit: {', '.join(LIMITS)}.")
-        try:
-            read = from_mapping({"tenants": [{"name": "it", "limits": said}]}).tenants[0].limits
-        except ConfigError as error:
-            lines = [problem.line().removeprefix("tenants[0].limits.") for problem in error.problems]
-            raise AdminError(400, "bad_request", "; ".join(lines)) from None
+        read = settings_of({"tenants": [{"name": "it", "limits": said}]}, "tenants[0].limits").tenants[0].limits
         self._say(name, {key: Order(getattr(read, key), until_reload=until_reload) for key in said})
         self._answer(exchange, name)
 

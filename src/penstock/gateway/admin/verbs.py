@@ -11,9 +11,8 @@ from urllib.parse import parse_qs
 import msgspec
 
 from penstock.config import values
-from penstock.config.load import ConfigError, from_mapping
 from penstock.config.problems import Refused
-from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of
+from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.proxy.driver import Driver
 from penstock.http.server.server import Exchange
@@ -46,11 +45,7 @@ class EndpointVerbs:
         answer(exchange, {"endpoints": found})
 
     def _add(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        try:
-            endpoint = from_mapping({"endpoints": [body_of(exchange)]}).endpoints[0]
-        except ConfigError as error:
-            lines = [problem.line().removeprefix("endpoints[0].") for problem in error.problems]
-            raise AdminError(400, "bad_request", "; ".join(lines)) from None
+        endpoint = settings_of({"endpoints": [body_of(exchange)]}, "endpoints[0]").endpoints[0]
         try:
             self._endpoints.add(endpoint)
         except ValueError as error:
@@ -88,7 +83,6 @@ class EndpointVerbs:
         return name
 
     def _answer(self, exchange: Exchange, name: str, status: int = 200) -> None:
-        """How the endpoint stands now."""
         snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
         now = next((endpoint for endpoint in snapshot.endpoints if endpoint.name == name), None)
         if now is None:

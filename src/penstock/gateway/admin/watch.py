@@ -107,20 +107,17 @@ class Watch:
         )
 
     async def run(self) -> None:
-        """A tick a second, until cancelled."""
         self._events.note("start", f"Penstock {penstock.__version__}, settings {self._facts.config_hash()[:12]}")
         while True:
             self.tick()
             await asyncio.sleep(INTERVAL_S)
 
     def close(self) -> None:
-        """End all listeners' answers."""
         for exchange in list(self._listeners):
             self._drop(exchange)
             exchange.end()
 
     def tick(self) -> None:
-        """Look once."""
         snapshot, now = self._snapshot(), self._driver.now()
         self._history.add(snapshot, self._facts.failures, now, self._driver.scheduler.tokens_under_way())
         self._by_tenant.add(snapshot, self._history.latest()["tokens_per_s"], now)

@@ -25,7 +25,6 @@ def cause_now(model: ModelSnapshot) -> Cause | None:
 
 
 def model_why(model: ModelSnapshot, snapshot: Snapshot) -> str:
-    """Why the model's next request waits."""
     cause = cause_now(model)
     if cause is None:
         return "requests are being sent"

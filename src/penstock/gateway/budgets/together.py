@@ -90,7 +90,6 @@ class Together:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Report the rest, and end."""
         await cancel(self._task, wait_s=ANSWER_S)
         await self.tell()
         await self._bank.close()

@@ -78,5 +78,4 @@ class ValkeyBudgets:
         return int(gateways), [float(each) for each in left]
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()

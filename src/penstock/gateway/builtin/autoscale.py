@@ -56,7 +56,6 @@ class Autoscale:
         self._loads: dict[str, ModelLoad] = {}
 
     def follow(self, settings: Settings) -> None:
-        """Want endpoints by these settings from now on."""
         its = settings.autoscale
         self._targets = ScalingTargets(
             target_wait_s=its.target_wait, saturation=its.saturation, start_s=its.start, keep_s=its.keep
@@ -65,7 +64,6 @@ class Autoscale:
             rule.targets = self._targets
 
     async def run(self) -> None:
-        """A look a second, until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(INTERVAL_S)
@@ -90,7 +88,6 @@ class Autoscale:
 
     @staticmethod
     def owns(path: str) -> bool:
-        """Whether a path is one of these."""
         return path == PATH or path.startswith(PATH + "/")
 
     def begin(self, exchange: Exchange) -> int:
@@ -100,7 +97,6 @@ class Autoscale:
         return BODY_BYTES_MAX
 
     def complete(self, exchange: Exchange) -> None:
-        """Answer for one model, or for all that are followed."""
         path = exchange.target_path
         if path in (PATH, PATH + "/"):
             answer: dict[str, Any] = {"models": [self.row(name) for name in self._rules]}
@@ -129,7 +125,6 @@ class Autoscale:
     # --- as series ------------------------------------------------------------------------------------------------
 
     def lines(self) -> Iterator[str]:
-        """For `/metrics`."""
         rows = [self.row(name) for name in self._rules]
         for series, key, text in _SERIES:
             yield from Levels(f"penstock_{series}", text, ["model"], _column(rows, key)).lines()

@@ -57,7 +57,6 @@ class EnginePaths:
 
     @staticmethod
     def owns(path: str) -> bool:
-        """Whether a path is one of these."""
         return path == ENGINES or path in VERBS
 
     def begin(self, exchange: Exchange) -> int:
@@ -77,7 +76,6 @@ class EnginePaths:
         return BODY_BYTES_MAX
 
     def complete(self, exchange: Exchange) -> None:
-        """Answer, or ask the engine."""
         if exchange.target_path == ENGINES:
             self._json(exchange, 200, self._engines())
             return

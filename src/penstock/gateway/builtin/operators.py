@@ -22,7 +22,6 @@ _PROBED = frozenset({"/health", "/healthz", "/livez", "/ready", "/readyz", "/ver
 
 
 def is_operators(path: str) -> bool:
-    """Whether a path is only for operators."""
     return path in _ALONE or path.startswith(_BELOW)
 
 
@@ -38,7 +37,6 @@ class OperatorsApp:
         self._root_path = ""
 
     def follow(self, settings: Settings) -> None:
-        """Serve requests that come from now on by `settings`."""
         self._clients.follow(settings)
         self._root_path = settings.root_path
 
@@ -59,7 +57,6 @@ class OperatorsApp:
         return part.begin(exchange)
 
     def complete(self, exchange: SocketExchange) -> None:
-        """Serve a request with its body."""
         part = self._part(exchange.target_path)
         assert part is not None, "`begin` refuses other paths"
         part.complete(exchange)

@@ -99,7 +99,6 @@ class OwnPaths:
         }
 
     def owns(self, path: str) -> bool:
-        """Whether a path is one of these."""
         return path in self._answers or path.startswith(MODEL)
 
     def begin(self, exchange: Exchange) -> int:
@@ -115,7 +114,6 @@ class OwnPaths:
         return BODY_BYTES_MAX
 
     def complete(self, exchange: Exchange) -> None:
-        """Answer."""
         self._answers.get(exchange.target_path, self._model)(exchange)
 
     def _root(self, exchange: Exchange) -> None:

@@ -33,7 +33,6 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def account(self) -> str:
-        """The name for limits."""
         return self.part or self.tenant
 
     def flow(

@@ -260,11 +260,9 @@ class Callers:
         )
 
     def profiles(self) -> Iterable[TenantProfile]:
-        """The tenants of the settings."""
         return self._tenants.values()
 
     def profile(self, name: str) -> TenantProfile | None:
-        """Returns a tenant of the settings, or None."""
         return self._tenants.get(name)
 
     def account_of(self, name: str) -> str | None:
@@ -293,7 +291,6 @@ class Callers:
         return key
 
     def _of_token(self, claims: Claims) -> Key:
-        """The key that a good token is."""
         listed, users = self._tenants.get(claims.tenant), self._dynamic_users.trusted
         owner = listed or TenantProfile(claims.tenant, 1.0, self._band_max, has_keys=False, users=users, label=OTHER)
         return Key(b"", owner, claims.user, claims=claims)
@@ -420,7 +417,6 @@ def new_key() -> str:
 
 
 def key_hash(key: str) -> str:
-    """Returns a key's hash, as in the settings."""
     return HASH_PREFIX + hashlib.sha256(key.encode()).hexdigest()
 
 

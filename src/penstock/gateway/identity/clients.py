@@ -40,7 +40,6 @@ class Networks:
         self._known: dict[str, bool] = {}
 
     def hold(self, address: str) -> bool:
-        """Whether an address is in one of them."""
         if not self._networks:
             return False
         known = self._known.get(address)
@@ -55,7 +54,6 @@ class Clients:
     """Finds clients' addresses by the settings."""
 
     def follow(self, settings: Settings) -> None:
-        """Believe these settings' proxies from now on."""
         its = settings.client_address
         self._proxies = Networks(its.proxies)
         self.looks = bool(its.proxies)  #: whether anybody's header is believed

@@ -35,7 +35,6 @@ class Cors:
     """Answers browsers, by the settings."""
 
     def follow(self, settings: Settings) -> None:
-        """Allow these settings' origins from now on."""
         origins = settings.cors.origins
         self.looks = bool(origins)
         self._any = ANY_ORIGIN in origins
@@ -56,12 +55,10 @@ class Cors:
 
     @staticmethod
     def is_preflight(exchange: Exchange) -> bool:
-        """Whether a request is a preflight."""
         return exchange.method == "OPTIONS" and exchange.header(b"access-control-request-method") is not None
 
     @staticmethod
     def answer(exchange: Exchange) -> None:
-        """Answer a preflight of an allowed page."""
         headers: list[Header] = [
             (b"access-control-allow-methods", _METHODS),
             (b"access-control-max-age", b"%d" % PREFLIGHT_KEPT_S),

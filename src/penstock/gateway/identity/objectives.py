@@ -25,12 +25,10 @@ class Objectives:
         self._numbers: Sequence[int] = ()
 
     def follow(self, settings: Settings) -> None:
-        """Use these bands."""
         self._bands, self._numbers = settings.bands, numbers_of(settings.bands, settings.default_band)
         self._place()
 
     def know(self, rules: PoolRules) -> None:
-        """Use the objectives of these rules."""
         self._priorities = rules.priorities
         self._place()
 

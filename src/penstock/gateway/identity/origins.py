@@ -62,7 +62,6 @@ class Origins:
         self._for_operators = for_operators  # pages that may call the API (`cors`) may still not see these
 
     def follow(self, settings: Settings) -> None:
-        """Judge by these settings from now on."""
         identity = settings.identity
         self._hosts = frozenset(identity.allowed_hosts)
         cors = frozenset(() if self._for_operators else settings.cors.origins)
@@ -148,7 +147,6 @@ def is_public_name(name: str) -> bool:
 
 
 def within(peer: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
-    """Whether an address is in one of the networks."""
     if not networks:
         return False
     try:

@@ -55,12 +55,10 @@ class OwnAccounts:
         self._divided: frozenset[str] = frozenset()  # tenants of which a key or a model has limits
 
     def follow(self, settings: Settings) -> None:
-        """Go by the limits of these settings."""
         self._file = frozenset([name for name in all_limits(settings) if "\n" in name])
         self._look()
 
     def made(self, keys: Iterable[MadeKey]) -> None:
-        """Go by the limits of these issued keys."""
         self._made = frozenset(made_limits(keys))
         self._look()
 

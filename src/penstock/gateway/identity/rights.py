@@ -48,12 +48,10 @@ def known(rights: Rights) -> Rights | None:
 
 
 def written(rights: Rights | None) -> str:
-    """Returns bounds as a store keeps them."""
     return msgspec.json.encode(NONE if rights is None else rights).decode()
 
 
 def read(text: str) -> Rights | None:
-    """Returns bounds that a store kept."""
     return None if text == "{}" else known(msgspec.json.decode(text, type=Rights))
 
 

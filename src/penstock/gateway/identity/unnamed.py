@@ -37,7 +37,6 @@ class UnnamedCallers:
         self._places: BoundedMap[str, str] = BoundedMap(ADDRESSES_MAX)  # by address
 
     def follow(self, settings: Settings) -> None:
-        """Go by these settings from now on."""
         by = settings.identity.distinguish
         self.seen.limit = settings.identity.max_dynamic
         self._by_address, self._by_key = "address" in by, "key" in by

@@ -42,7 +42,6 @@ class KeyBook:
         self._task = asyncio.get_running_loop().create_task(self._watch())
 
     async def close(self) -> None:
-        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -72,7 +71,6 @@ class KeyBook:
             await asyncio.sleep(LOOK_S)
 
     async def _look(self) -> None:
-        """Read the keys if they have changed, and publish them."""
         seen = self._seen
         found = await self._store.do(lambda store: store.keys(seen))
         if found is not None:

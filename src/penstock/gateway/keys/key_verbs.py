@@ -6,28 +6,23 @@ store, events or logs.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from urllib.parse import parse_qs
 
 import msgspec
 
-from penstock.batch.store.port import NameTakenError, StoreError, TooManyKeysError
+from penstock.batch.store.port import NameTakenError, TooManyKeysError
 from penstock.batch.values import MadeKey
 from penstock.config import values
-from penstock.config.load import ConfigError, from_mapping
 from penstock.config.model import Settings
 from penstock.config.problems import Refused
 from penstock.config.sections.tenancy import NAMES_WITHOUT_KEYS, TenantKey
-from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, answer_error, body_of
+from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
 from penstock.gateway.identity import rights
 from penstock.gateway.identity.callers import HASH_PREFIX, key_hash, new_key
 from penstock.gateway.keys.book import KeyBook
 from penstock.http.server.server import Exchange
-
-logger = logging.getLogger(__name__)
 
 LIST = "/admin/keys"
 SHOWN_MAX = 1_000
@@ -43,7 +38,6 @@ class KeyVerbs:
         self._book = book
         self._settings = settings
         self._wall = wall
-        self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
 
     def add_to(self, routes: AdminRoutes) -> None:
         routes.add("GET", LIST, self._list)
@@ -94,7 +88,7 @@ class KeyVerbs:
 
     # --- changing -------------------------------------------------------------------------------------------------
 
-    def _make(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+    async def _make(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         book = self._written()
         body = body_of(exchange)
         tenant, name = self._tenant(body.get("tenant")), self._new_name(body.get("name"))
@@ -105,33 +99,24 @@ class KeyVerbs:
             message = f"expires: {values.write_moment(its.expires)} is in the past"
             raise AdminError(400, "bad_request", message, param="expires")
         made = MadeKey(name, tenant, its.hash, rights.written(rights.rights_to_keep(its)), now, its.expires)
+        try:
+            await book.add(made)
+        except NameTakenError:
+            raise _taken(name) from None
+        except TooManyKeysError:
+            message = "The maximum number of issued keys is reached: revoke unused ones."
+            raise AdminError(409, "conflict", message) from None
+        answer(exchange, {**self._row(made), "key": secret}, 201)
 
-        async def make() -> None:
-            try:
-                await book.add(made)
-            except NameTakenError:
-                raise _taken(name) from None
-            except TooManyKeysError:
-                message = "The maximum number of issued keys is reached: revoke unused ones."
-                raise AdminError(409, "conflict", message) from None
-            answer(exchange, {**self._row(made), "key": secret}, 201)
-
-        self._do(exchange, make())
-
-    def _revoke(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+    async def _revoke(self, exchange: Exchange, names: Mapping[str, str]) -> None:
         name = names["name"]
         if (tenant := self._of_settings().get(name)) is not None:
             message = f"The key `{name}` stands in the settings of `{tenant}`: take it out there, and reload."
             raise AdminError(409, "conflict", message, param="name")
-        book = self._written()
-
-        async def revoke() -> None:
-            if not await book.erase(name):
-                message = f"There is no key `{name[:200]}`. `penstock keys ls` lists all."
-                raise AdminError(404, "key_not_found", message, param="name")
-            answer(exchange, {"name": name, "state": "withdrawn"})
-
-        self._do(exchange, revoke())
+        if not await self._written().erase(name):
+            message = f"There is no key `{name[:200]}`. `penstock keys ls` lists all."
+            raise AdminError(404, "key_not_found", message, param="name")
+        answer(exchange, {"name": name, "state": "withdrawn"})
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +129,6 @@ class KeyVerbs:
         return self._book
 
     def _of_settings(self) -> dict[str, str]:
-        """Returns the names of the settings' keys with their tenants."""
         return {_named(key): tenant.name for tenant in self._settings().tenants for key in tenant.keys}
 
     def _tenant(self, value: object) -> str:
@@ -172,29 +156,8 @@ class KeyVerbs:
             if member not in _RIGHTS:
                 message = f"`{member[:40]}` is none of `tenant`, `name`, `{'`, `'.join(_RIGHTS)}`."
                 raise AdminError(400, "bad_request", message, param=member[:40])
-        try:
-            return from_mapping({"tenants": [{"name": "it", "keys": [{**said, "hash": its_hash}]}]}).tenants[0].keys[0]
-        except ConfigError as error:
-            lines = [problem.line().removeprefix("tenants[0].keys[0].") for problem in error.problems]
-            raise AdminError(400, "bad_request", "; ".join(lines)) from None
-
-    def _do(self, exchange: Exchange, work: Coroutine[None, None, None]) -> None:
-        """Run `work` on the store as a task, and answer."""
-
-        async def run() -> None:
-            try:
-                await work
-            except AdminError as error:
-                answer_error(exchange, error)
-            except StoreError as error:
-                answer_error(exchange, AdminError(503, "store_down", f"Nothing was changed: {error}"))
-            except Exception:
-                logger.exception("unexpected error while changing keys")
-                answer_error(exchange, AdminError(500, "internal_error", "It failed; see the log."))
-
-        task = asyncio.get_running_loop().create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        made = settings_of({"tenants": [{"name": "it", "keys": [{**said, "hash": its_hash}]}]}, "tenants[0].keys[0]")
+        return made.tenants[0].keys[0]
 
 
 def _named(key: TenantKey) -> str:

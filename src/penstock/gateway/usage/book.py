@@ -49,7 +49,6 @@ class UsageBook:
         self.trouble: str | None = None  #: why the store can't be written, in words for operators
 
     def follow(self, settings: Settings) -> None:
-        """Keep rows so long from now on."""
         self._keep_s, self._purge_s = settings.usage.keep, 0.0
 
     def start(self) -> None:
@@ -65,7 +64,6 @@ class UsageBook:
                 await self._try()
 
     def lines(self) -> Iterator[str]:
-        """The text for `/metrics`."""
         text = "Whether the ledger of use was written lately; otherwise it is counted in memory."
         yield from level("penstock_usage_store_up", text, float(self.trouble is None))
         text = "Requests that the ledger counts as `other`, because there were too many rows."

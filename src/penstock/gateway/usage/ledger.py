@@ -36,7 +36,6 @@ class UseCounts:
         self.folded = 0  #: requests counted as `other` because there were too many rows
 
     def follow(self, settings: Settings) -> None:
-        """Count from now on, or not."""
         self.on = settings.keeps_usage
 
     def ended(self, journey: QueuedJourney, model: str, outcome: Outcome, reason: Reason | None) -> None:
@@ -83,7 +82,6 @@ class UseCounts:
         return [([str(place[0]), *place[1:]], row) for place, row in rows.items()]
 
     def add(self, labels: Sequence[str], values: Sequence[float]) -> None:
-        """Add a row of another process."""
         hour, tenant, key, user, model, endpoint, reason = labels
         if tenant == key == user == endpoint == OTHER:
             self.folded += int(values[0])

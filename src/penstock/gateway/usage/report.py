@@ -8,7 +8,6 @@ Times are UTC, by the hour: `from` is rounded down, `to` up. A date alone is tha
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -18,18 +17,16 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from penstock.batch.store.port import USAGE_MAX, StoreError
+from penstock.batch.store.port import USAGE_MAX
 from penstock.batch.values import UsageAsked, UsageRow
 from penstock.config import values
 from penstock.config.model import Settings
 from penstock.config.problems import Refused
 from penstock.config.sections.operation import ANY_MODEL, TokenPrices
-from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, answer_error
+from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.usage.book import UsageBook
 from penstock.gateway.usage.ledger import HOUR_S
 from penstock.http.server.server import Exchange
-
-logger = logging.getLogger(__name__)
 
 PATH = "/admin/usage"
 DAY_S = 86_400
@@ -51,33 +48,18 @@ class UsageReport:
         self._book = book
         self._settings = settings
         self._wall = wall
-        self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
 
     def add_to(self, routes: AdminRoutes) -> None:
         routes.add("GET", PATH, self._ask)
 
-    def _ask(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+    async def _ask(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         settings = self._settings()
         if self._book is None or not settings.keeps_usage:
             raise AdminError(409, "conflict", _OFF)
-        task = asyncio.get_running_loop().create_task(
-            self._answer(exchange, self._book, question(exchange.query, self._wall()), settings.usage.prices)
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _answer(self, exchange: Exchange, book: UsageBook, asked: UsageAsked, prices: Prices) -> None:
-        try:
-            rows = await book.asked(asked)
-            told = await asyncio.to_thread(lambda: msgspec.json.encode(summed(rows, asked, prices)))
-            answer(exchange, msgspec.Raw(told))
-        except AdminError as error:
-            answer_error(exchange, error)
-        except StoreError as error:
-            answer_error(exchange, AdminError(503, "store_down", f"The ledger can't be read: {error}"))
-        except Exception:
-            logger.exception("a fault while the ledger of use was read")
-            answer_error(exchange, AdminError(500, "internal_error", "It failed; see the log."))
+        asked, prices = question(exchange.query, self._wall()), settings.usage.prices
+        rows = await self._book.asked(asked)
+        told = await asyncio.to_thread(lambda: msgspec.json.encode(summed(rows, asked, prices)))
+        answer(exchange, msgspec.Raw(told))
 
 
 def question(query: str, now: float) -> UsageAsked:

@@ -16,7 +16,6 @@ _TOO_MUCH = (Reason.QUEUE_FULL, Reason.OVERLOAD, Reason.QUEUE_TIMEOUT)
 
 
 def advice(snapshot: Snapshot, lately: Lately, *, queueing: bool = True) -> str:
-    """One line, or nothing if all is well."""
     if not snapshot.endpoints:
         return "Add one with `penstock endpoint add URL`, or to `endpoints` in the settings with `penstock reload`."
     if missing := [endpoint for endpoint in snapshot.endpoints if endpoint.state in MISSING]:

@@ -47,7 +47,6 @@ class Incident:
         self.last_s = now
 
     def text(self) -> str:
-        """The event's text."""
         total, parts = sum(self.tenants.values()), whose(self.tenants)
         alone = len(self.tenants) == 1 and bool(parts)
         each = f" {parts}" if alone else ""

@@ -30,7 +30,6 @@ class TenantCurves:
         self._samples: deque[tuple[float, dict[str, float]]] = deque(maxlen=SAMPLES_MAX)
 
     def add(self, snapshot: Snapshot, tokens_per_s: float, now: float) -> None:
-        """Take a sample if it is time for one."""
         if not self._samples or now - self._samples[-1][0] >= STEP_S:
             self._samples.append((now, by_tenant(snapshot, tokens_per_s)))
 

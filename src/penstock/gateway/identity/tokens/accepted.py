@@ -50,7 +50,6 @@ class AcceptedTokens:
             await self._verifier.keys.first()
 
     def close(self) -> None:
-        """Stop fetching."""
         self._started = False
         if self._verifier is not None:
             self._verifier.keys.close()

@@ -71,7 +71,6 @@ class IssuerKeys:
     # --- life -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Fetch the keys from now on."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -83,7 +82,6 @@ class IssuerKeys:
             logger.warning("no keys of %s within %g s; its tokens get 503 until they arrive", self._name, FIRST_S)
 
     def close(self) -> None:
-        """Fetch no more."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
