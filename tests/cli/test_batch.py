@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import io
 import json
 from pathlib import Path
 
 import pytest
 
+from penstock.cli import batch_client
+from penstock.cli.admin_client import GatewayError
+from penstock.cli.batch_client import BatchClient
 from penstock.cli.main import main
 from tests.batch.test_batch import gateway, jsonl, line
 from tests.gateway.conftest import World
@@ -65,3 +70,28 @@ async def test_without_batches_it_names_the_missing_setting(
     await world.gateway(endpoints=[{"url": "http://127.0.0.1:9"}])
     assert await run(world, "ls") == 1
     assert "files and batches are switched off here (the setting `batch.data`" in capsys.readouterr().err
+
+
+class Broken(io.BytesIO):
+    """An answer that has ten bytes by its head, and two."""
+
+    headers = {"content-length": "10"}  # noqa: RUF012
+    raises: Exception | None = None
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if not data and self.raises is not None:
+            raise self.raises
+        return data
+
+
+@pytest.mark.parametrize("raises", [None, http.client.IncompleteRead(b""), ConnectionResetError()])
+def test_a_download_that_breaks_off_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Exception | None
+) -> None:
+    answer = Broken(b"x\n")
+    answer.raises = raises
+    monkeypatch.setattr(batch_client, "reach", lambda *_, **__: answer)
+    with pytest.raises((GatewayError, OSError)):
+        BatchClient("http://gateway", key=None, tenant=None).download("file-1", tmp_path / "out.jsonl")
+    assert list(tmp_path.iterdir()) == []

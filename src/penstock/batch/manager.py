@@ -20,6 +20,7 @@ from penstock.batch.states import BatchEvent, Status
 from penstock.batch.store.port import CHUNK_BYTES, StoreError
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Batch, LineProblem, NewItem
+from penstock.config.sections.batch import BatchSection
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +38,16 @@ class Manager:
         store: StoreThread,
         runner: Runner,
         port: DispatchPort,
+        settings: BatchSection,
         *,
-        lines_max: int,
-        line_bytes_max: int,
-        claim_s: float,
         wall: Callable[[], float],
         now: Callable[[], float],
     ) -> None:
         self._store = store
         self._runner = runner
         self._port = port
-        self._lines_max = lines_max
-        self._line_bytes_max = line_bytes_max
-        self._claim_s = claim_s
+        self._limits = settings.limits
+        self._claim_s = settings.claim_timeout
         self._wall = wall  # Unix time, for people and for values that outlive the process
         self._now = now
         self._pace = CompletionEta()
@@ -168,8 +166,8 @@ class Manager:
         items: list[NewItem] = []
         reader = InputReader(
             urls=self._port.takes,
-            lines_max=self._lines_max,
-            line_bytes_max=self._line_bytes_max,
+            lines_max=self._limits.max_lines,
+            line_bytes_max=self._limits.max_line,
             endpoint=batch.endpoint,
             on_item=items.append,
         )
@@ -200,7 +198,7 @@ class Manager:
         if reader.problems:
             while await self._store.do(lambda store: store.clear_items(batch.id)):
                 pass
-            problems = sorted(reader.problems, key=lambda problem: problem.line or self._lines_max * 2)
+            problems = sorted(reader.problems, key=lambda problem: problem.line or self._limits.max_lines * 2)
             await self._store.do(
                 lambda store: store.move(batch.id, BatchEvent.INVALID, now, total=0, problems=problems)
             )

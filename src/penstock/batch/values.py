@@ -42,8 +42,8 @@ class File(msgspec.Struct, frozen=True):
     created_at: float
     expires_at: float | None
     status: str
-    details: str | None
-    batch: str | None
+    details: str | None = None
+    batch: str | None = None
 
 
 class LineProblem(msgspec.Struct, frozen=True):
@@ -80,21 +80,21 @@ class Batch(msgspec.Struct, frozen=True):
     created_at: float
     deadline: float
     status: str
-    output_file: str | None
-    error_file: str | None
-    keep_s: float | None  #: how long its output files are kept after they were made
-    total: int
-    completed: int
-    failed: int
-    output_bytes: int
-    error_bytes: int
-    input_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    metadata: str  #: this and the three below are JSON
-    models: str
-    problems: str
-    times: str
+    output_file: str | None = None
+    error_file: str | None = None
+    keep_s: float | None = None  #: how long its output files are kept after they were made
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    output_bytes: int = 0
+    error_bytes: int = 0
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    metadata: str = "null"  #: this and the three below are JSON
+    models: str = "[]"
+    problems: str = "[]"
+    times: str = "{}"
     rights: str = "{}"  #: the rights of the key that made it, encoded by the gateway
 
     @property

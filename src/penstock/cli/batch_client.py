@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import secrets
 from collections.abc import Iterator
@@ -65,17 +66,21 @@ class BatchClient:
     def download(self, file: str, path: Path) -> int:
         """Write a file's content to `path`; returns its number of lines. A broken download leaves no file at `path`."""
         part = path.with_name(path.name + ".part")
-        lines = 0
-        with self._open("GET", f"/v1/files/{quote(file, safe='')}/content") as answer, part.open("wb") as out:
-            expected, written = int(answer.headers["content-length"]), 0
-            while piece := answer.read(PIECE_BYTES):
-                out.write(piece)
-                written += len(piece)
-                lines += piece.count(b"\n")
-        if written != expected:
-            part.unlink()
-            raise GatewayError(f"{file} broke off after {written} of {expected} bytes")
-        part.replace(path)
+        lines = written = 0
+        try:
+            with self._open("GET", f"/v1/files/{quote(file, safe='')}/content") as answer, part.open("wb") as out:
+                expected = answer.headers["content-length"]  # a proxy may have taken it out
+                while piece := answer.read(PIECE_BYTES):
+                    out.write(piece)
+                    written += len(piece)
+                    lines += piece.count(b"\n")
+            if expected is not None and written != int(expected):
+                raise GatewayError(f"{file} broke off after {written} of {expected} bytes")
+            part.replace(path)
+        except http.client.HTTPException as error:
+            raise GatewayError(f"{file} broke off after {written} bytes: {error!r}") from None
+        finally:
+            part.unlink(missing_ok=True)
         return lines
 
     def _json(

@@ -11,10 +11,9 @@ from dataclasses import asdict
 
 from penstock.cli import doctor
 from penstock.cli.diagnosis import Doctor
-from penstock.config.effect import effect_warnings, open_warnings, variable_warnings
+from penstock.config.effect import open_warnings, warnings
 from penstock.config.load import ConfigError, Problem, load, summary
 from penstock.config.model import Settings
-from penstock.config.sections.roles import role_warnings
 from penstock.gateway.fitness import start_problems
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
@@ -35,12 +34,11 @@ def run(args: argparse.Namespace) -> int:
     """Check a file; returns the exit code. Problems go to stderr, one per line; with `--json` all goes to stdout."""
     problems: tuple[Problem, ...] = ()
     code, message = EXIT_OK, ""
-    warnings: list[str] = []
+    warned: list[str] = []
     file = "/dev/stdin" if args.file == "-" else args.file
     try:
         settings = load(file, os.environ)
-        message, warnings = summary(settings), [*role_warnings(settings), *effect_warnings(settings)]
-        warnings += [*open_warnings(settings), *variable_warnings(os.environ)]
+        message, warned = summary(settings), [*warnings(settings, os.environ), *open_warnings(settings)]
         problems = tuple(start_problems(settings, os.environ))
         code = EXIT_WRONG if problems else EXIT_OK
     except ConfigError as error:
@@ -54,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
             "problems": [asdict(problem) for problem in problems],
         }
         result |= {"endpoints": live} if args.live else {}
-        print(json.dumps(result | ({"warnings": warnings} if warnings else {})))
+        print(json.dumps(result | ({"warnings": warned} if warned else {})))
     elif problems:
         for problem in problems:
             print(problem.line(), file=sys.stderr)
     else:
         print(message)
-        for warning in warnings:
+        for warning in warned:
             print(f"warning: {warning}", file=sys.stderr)
         for line in live:
             print(line, file=sys.stderr)

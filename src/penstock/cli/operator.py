@@ -54,7 +54,8 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
     else:
         console = Console(highlight=False)
         console.print(views.headline(state))
-        console.print(Text(state["verdict"]))
+        if "verdict" in state:  # an older gateway has none
+            console.print(Text(state["verdict"]))
         console.print(views.numbers(state))
         _show_edges(console, state)
         for line in views.lately(state, FAILURES_MAX):

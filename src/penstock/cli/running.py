@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from penstock import logs
-from penstock.config.effect import effect_warnings, variable_warnings
+from penstock.config.effect import warnings
 from penstock.config.load import ConfigError, Flags, Settings, load, require_endpoints
 from penstock.config.sections.clients import EppSection, epp_problem
-from penstock.config.sections.roles import role_warnings
 from penstock.config.source import FILE_BYTES_MAX
 from penstock.gateway.fitness import cannot_listen
 from penstock.gateway.process import event_loop
@@ -108,7 +107,7 @@ def serve(
 
     Every change of the file `follows` is a reload. `command` is the prefix of messages.
     """
-    for warning in (*role_warnings(settings), *effect_warnings(settings), *variable_warnings(os.environ)):
+    for warning in warnings(settings, os.environ):
         print(f"{command}: warning: {warning}", file=sys.stderr)
     logs.configure(log_level)
     logs.use(settings.log.format)

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
 from penstock.config import values
 from penstock.config.address import listen_address, same_place, split_listen
 from penstock.config.model import (
@@ -63,7 +61,6 @@ from penstock.config.sections.tenancy import (
 
 S = TypeVar("S", bound=Section)
 LISTEN = Settings.model_fields["listen"].default
-_BAND_NAME: TypeAdapter[str] = TypeAdapter(values.BandName)
 
 
 def cross_checks(document: Document) -> Found:
@@ -288,7 +285,7 @@ def _bands(document: Document) -> Found:
         if written in (None, "") and location != ("default_band",):
             continue
         wanted = Settings.model_fields["default_band"].default if written is None else written
-        if not isinstance(wanted, str) or not _is_band_name(wanted) or wanted in names:
+        if not isinstance(wanted, str) or wanted in names or not _is_band_name(wanted):
             continue
         hint = None if isinstance(wanted, Filled) else did_you_mean(wanted, list(names))
         by_default = "by default " if written is None else ""
@@ -392,10 +389,10 @@ def _identity(document: Document) -> Found:
             yield problem(("identity", key), f"{shown} carries secrets, and names are shown and logged")
 
 
-def _is_band_name(value: object) -> bool:
+def _is_band_name(value: str) -> bool:
     try:
-        _BAND_NAME.validate_python(value)
-    except ValidationError:
+        values.band_name(value)
+    except Refused:
         return False
     return True
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from penstock.config.model import BandSection, Settings
 from penstock.config.sections.clients import ANY_ORIGIN
+from penstock.config.sections.roles import role_warnings
 from penstock.config.sections.section import Section
 from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
 
@@ -26,6 +27,11 @@ _OWN_VARIABLES = frozenset(
     for name in ("URL", "TOKEN", "CONFIG", "COMPILE", "ADMIN_TOKEN", "READ_TOKEN", "ENGINES", "API_KEY", "SHARE_SECRET")
 )
 _OF_WAITING_TENANTS = ("queued", "queued_bytes", "queued_tokens")
+
+
+def warnings(settings: Settings, env: Mapping[str, str]) -> list[str]:
+    """Returns all warnings about settings and variables, a sentence each."""
+    return [*role_warnings(settings), *effect_warnings(settings), *variable_warnings(env)]
 
 
 def effect_warnings(settings: Settings) -> list[str]:

@@ -15,56 +15,19 @@ from pydantic import SecretStr, ValidationError
 from penstock.config.checks import cross_checks
 from penstock.config.explain import explain
 from penstock.config.layers import Flags, Merged, merge, merge_texts
-from penstock.config.model import (
-    Admission,
-    BandSection,
-    EndpointSection,
-    HealthSection,
-    LimitsSection,
-    MetricsSection,
-    Observe,
-    Queue,
-    Retry,
-    Settings,
-    Timeouts,
-    Tls,
-)
+from penstock.config.model import EndpointSection, Settings
 from penstock.config.problems import ConfigError, Filled, Location, Problem, write_path
 from penstock.config.production_stack.document import RouterFlags
 from penstock.config.production_stack.text import write
-from penstock.config.sections.models import ModelPrices, ModelSection
-from penstock.config.sections.routing import RoutingSection
-from penstock.config.sections.section import Section
 from penstock.config.sections.share import OWN
-from penstock.config.sections.tenancy import Accounting, FairnessSection, Identity, PricesSection, Tenant, TenantLimits
 from penstock.config.source import parse
 
 __all__ = [
-    "Accounting",
-    "Admission",
-    "BandSection",
     "ConfigError",
     "EndpointSection",
-    "FairnessSection",
     "Flags",
-    "HealthSection",
-    "Identity",
-    "LimitsSection",
-    "MetricsSection",
-    "ModelPrices",
-    "ModelSection",
-    "Observe",
-    "PricesSection",
     "Problem",
-    "Queue",
-    "Retry",
-    "RoutingSection",
-    "Section",
     "Settings",
-    "Tenant",
-    "TenantLimits",
-    "Timeouts",
-    "Tls",
     "config_hash",
     "endpoints_from_text",
     "from_mapping",

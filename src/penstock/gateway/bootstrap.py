@@ -118,10 +118,9 @@ class Parts:
         if self.store is not None and settings.batch.enabled:
             port = GatewayPort(
                 submit=app.submit,
-                caller=lambda tenant, user, rights: callers.inside(tenant, user, driver.now(), rights),
-                room=lambda caller, model: scheduler.room(model, caller.account, caller.band, now=driver.now()),
-                knows=lambda model: scheduler.knows(model, now=driver.now()),
-                aliases=lambda: catalog.aliases,
+                driver=driver,
+                callers=callers,
+                catalog=catalog,
                 decides=lambda: self.cluster is None or self.cluster.decides,
             )
             self.batch = batch_service(
@@ -132,8 +131,7 @@ class Parts:
             callers=callers,
             catalog=catalog,
             metrics=metrics,
-            refuse=app.refusals.refuse,
-            request_id=app.refusals.request_id,
+            refusals=app.refusals,
             queueing=lambda: queueing(self.reload.settings),
             operators_here=own_address is None,
             used_today=None if self.usage is None else self.usage.today,
@@ -143,10 +141,9 @@ class Parts:
             callers=callers,
             targets=endpoints.targets,
             auth=auth,
-            refuse=app.refusals.refuse,
-            request_id=app.refusals.request_id,
+            refusals=app.refusals,
         )
-        self.autoscale = Autoscale(driver, catalog, app.refusals.refuse)
+        self.autoscale = Autoscale(driver, catalog, app.refusals)
         metrics.add_sources([self.autoscale])
         for_operators = (own_paths, engine_paths, self.autoscale)
         for part in for_operators:

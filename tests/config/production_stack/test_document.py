@@ -306,6 +306,7 @@ def test_the_queue_as_their_proposal_names_it() -> None:
     )
     assert (found.queue.max_requests, found.queue.max_wait) == (256, 5.0)
     assert [band.max_engine_waiting for band in found.bands] == [1, 1, 0]
+    assert [band.preemptible for band in found.bands] == [False, False, True], "as without the flag"
     assert found.observe.interval == 0.5
 
 

@@ -6,17 +6,19 @@ accounting are the same. Only its answer is kept here, up to a bound, instead of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.batch.dispatch_port import ItemAnswer, Work
 from penstock.core.values.actions import Dispatch, Requeue
 from penstock.core.values.request import Usage
+from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity import rights
 from penstock.gateway.identity.caller import Caller
-from penstock.gateway.identity.rights import Rights
+from penstock.gateway.identity.callers import Callers
 from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.routes import PathKind, route
+from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.http.server.server import Exchange, Header
 
@@ -138,17 +140,15 @@ class GatewayPort:
         self,
         *,
         submit: Callable[[Exchange, Caller, type[QueuedJourney]], None],
-        caller: Callable[[str, str, Rights | None], Caller],
-        room: Callable[[Caller, str], int],
-        knows: Callable[[str], bool | None],
-        aliases: Callable[[], Mapping[str, str]],
-        decides: Callable[[], bool] = lambda: True,
+        driver: Driver,
+        callers: Callers,
+        catalog: Catalog,
+        decides: Callable[[], bool],
     ) -> None:
         self._submit = submit
-        self._caller = caller
-        self._room = room
-        self._knows = knows
-        self._aliases = aliases
+        self._driver = driver
+        self._callers = callers
+        self._catalog = catalog
         self._decides = decides
 
     @property
@@ -156,15 +156,22 @@ class GatewayPort:
         return self._decides()
 
     def offer(self, work: Work, *, sent: Callable[[bool], None], ended: Callable[[ItemAnswer], None]) -> ItemExchange:
-        exchange = ItemExchange(work, self._caller(work.tenant, work.user, rights.read(work.rights)), sent, ended)
-        self._submit(exchange, exchange.caller, ItemJourney)
+        caller = self._callers.inside(work.tenant, work.user, self._driver.now(), rights.read(work.rights))
+        exchange = ItemExchange(work, caller, sent, ended)
+        self._submit(exchange, caller, ItemJourney)
         return exchange
 
     def room(self, tenant: str, user: str, model: str) -> int:
-        return self._room(self._caller(tenant, user, None), self._aliases().get(model, model))
+        now = self._driver.now()
+        caller = self._callers.inside(tenant, user, now)
+        return self._driver.scheduler.room(self._served(model), caller.account, caller.band, now=now)
 
     def serves(self, model: str) -> bool:
-        return self._knows(self._aliases().get(model, model)) is not False
+        return self._driver.scheduler.knows(self._served(model), now=self._driver.now()) is not False
+
+    def _served(self, model: str) -> str:
+        """The engines' name of a model, which may be an alias."""
+        return self._catalog.aliases.get(model, model)
 
     def takes(self, path: str) -> bool:
         found = route(path)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-import msgspec
-
 from penstock.batch import api_objects
 from penstock.batch.api.calls import ApiError, Owner, answer, page_size, query
 from penstock.batch.api.upload import FORM_BYTES_MAX, Upload
@@ -15,21 +13,12 @@ from penstock.batch.states import ItemState
 from penstock.batch.store.port import CHUNK_BYTES
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import File, FileKind, Quota
+from penstock.config.sections.batch import BatchSection
 from penstock.core.values.catalogue import Reason
 from penstock.http.server.server import SocketExchange
 
 LIST_MAX = 10_000
 PIECE_BYTES = 4 * CHUNK_BYTES
-
-
-class FileRules(msgspec.Struct, frozen=True):
-    """How large files may be, and how long they are kept."""
-
-    quota: Quota
-    bytes_max: int
-    lines_max: int
-    line_bytes_max: int
-    keep_s: float
 
 
 class Files:
@@ -38,7 +27,8 @@ class Files:
     def __init__(
         self,
         store: StoreThread,
-        rules: FileRules,
+        settings: BatchSection,
+        quota: Quota,
         *,
         runner: str,
         urls: Callable[[str], bool],
@@ -46,22 +36,23 @@ class Files:
     ) -> None:
         self._store = store
         self._runner = runner
-        self._rules = rules
+        self._settings = settings
+        self._quota = quota
         self._urls = urls
         self._wall = wall
-        self.upload_bytes_max = rules.bytes_max + FORM_BYTES_MAX
+        self.upload_bytes_max = settings.limits.max_file + FORM_BYTES_MAX
 
     def upload(self, exchange: SocketExchange, owner: Owner) -> Upload:
         """Returns the upload of a file that is about to come. Raises `ApiError` if the form's head is unusable."""
-        rules = self._rules
-        reader = InputReader(urls=self._urls, lines_max=rules.lines_max, line_bytes_max=rules.line_bytes_max)
+        limits = self._settings.limits
+        reader = InputReader(urls=self._urls, lines_max=limits.max_lines, line_bytes_max=limits.max_line)
         return Upload(
             exchange,
             self._store,
             owner.tenant,
             runner=self._runner,
-            quota=rules.quota,
-            keep_s=rules.keep_s,
+            quota=self._quota,
+            keep_s=self._settings.keep,
             reader=reader,
             now=self._wall(),
         )

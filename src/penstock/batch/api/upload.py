@@ -63,8 +63,6 @@ class Upload:
             created_at=now,
             expires_at=now + keep_s,
             status=str(FileState.UPLOADING),
-            details=None,
-            batch=None,
         )
         self._buffer = bytearray()
         try:

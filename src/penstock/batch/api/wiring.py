@@ -13,7 +13,7 @@ from penstock import clock
 from penstock.batch.api.batches import Batches
 from penstock.batch.api.calls import Calls
 from penstock.batch.api.dispatch import GatewayPort
-from penstock.batch.api.files import FileRules, Files
+from penstock.batch.api.files import Files
 from penstock.batch.api.metrics import BatchMetrics
 from penstock.batch.api.routes import BatchRoutes
 from penstock.batch.manager import Manager
@@ -69,18 +69,8 @@ def batch_service(
     quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     runner = Runner(store, port, name=name, now=driver.now)
-    manager = Manager(
-        store,
-        runner,
-        port,
-        lines_max=limits.max_lines,
-        line_bytes_max=limits.max_line,
-        claim_s=settings.claim_timeout,
-        wall=clock.wall,
-        now=driver.now,
-    )
-    rules = FileRules(quota, limits.max_file, limits.max_lines, limits.max_line, settings.keep)
-    files = Files(store, rules, runner=name, urls=port.takes, wall=clock.wall)
+    manager = Manager(store, runner, port, settings, wall=clock.wall, now=driver.now)
+    files = Files(store, settings, quota, runner=name, urls=port.takes, wall=clock.wall)
     batches = Batches(store, manager, quota, urls=port.takes, keep_s=settings.keep, wall=clock.wall)
     calls = Calls(metrics.refused)
     metrics.add_sources([BatchMetrics(manager, runner, store)])

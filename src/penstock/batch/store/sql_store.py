@@ -240,7 +240,6 @@ class SqlStore:
                     created_at=now,
                     expires_at=now + (batch.keep_s or KEEP_S),
                     status=str(FileState.PROCESSED),
-                    details=None,
                     batch=batch.id,
                 )
                 self.database.run("add_file", **msgspec.structs.asdict(made), runner=None)

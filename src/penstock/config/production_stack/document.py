@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from penstock.config.model import DEFAULT_BANDS
 from penstock.config.problems import Location, Problem, listing, show
 from penstock.config.production_stack.command_line import Given, Words, read
 from penstock.config.production_stack.files import Provider, dynamic_config, providers
@@ -339,9 +340,14 @@ class _Making:
         if (seconds := self._said("--router-max-queue-wait-seconds")) is not None:
             self._put(("queue", "max_wait"), "--router-max-queue-wait-seconds", value=seconds)
         if (limit := self._said("--router-waiting-threshold-per-endpoint")) is not None:
-            bands = [{"name": name, "max_engine_waiting": limit} for name in ("interactive", "standard")]
-            lowest = {"name": "batch", "max_engine_waiting": 0, "best_effort": True}
-            self._put(("bands",), "--router-waiting-threshold-per-endpoint", value=[*bands, lowest])
+            bands = [
+                {
+                    **band.model_dump(exclude_defaults=True),
+                    **({} if band.best_effort else {"max_engine_waiting": limit}),
+                }
+                for band in DEFAULT_BANDS
+            ]
+            self._put(("bands",), "--router-waiting-threshold-per-endpoint", value=bands)
         if (seconds := self._said("--router-admission-scrape-interval-seconds")) is not None:
             flag = "--router-admission-scrape-interval-seconds"
             self._put(("observe", "interval"), flag, value=seconds)

@@ -16,9 +16,9 @@ import msgspec
 from penstock.config.model import Settings
 from penstock.core.explain.endpoints_wanted import EndpointsWanted, ModelLoad, ScalingTargets
 from penstock.core.values.catalogue import Reason
-from penstock.gateway.builtin.paths import Refuse
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.telemetry.exposition import Levels
 from penstock.http.server.server import Exchange
 
@@ -47,10 +47,10 @@ _SERIES: tuple[tuple[str, str, str], ...] = (
 class Autoscale:
     """Follows every model that is served or asked for."""
 
-    def __init__(self, driver: Driver, catalog: Catalog, refuse: Refuse) -> None:
+    def __init__(self, driver: Driver, catalog: Catalog, refusals: Refusals) -> None:
         self._driver = driver
         self._catalog = catalog
-        self._refuse = refuse
+        self._refuse = refusals.refuse
         self._targets = ScalingTargets()
         self._rules: dict[str, EndpointsWanted] = {}
         self._loads: dict[str, ModelLoad] = {}

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.auth import AdminAuth
-from penstock.gateway.builtin.paths import Refuse
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import UpstreamException
 from penstock.http.server.server import Exchange
@@ -44,15 +44,14 @@ class EnginePaths:
         callers: Callers,
         targets: Mapping[str, Target],
         auth: AdminAuth,
-        refuse: Refuse,
-        request_id: Callable[[Exchange], bytes],
+        refusals: Refusals,
     ) -> None:
         self._driver = driver
         self._callers = callers
         self._targets = targets
         self._auth = auth
-        self._refuse = refuse
-        self._request_id = request_id
+        self._refuse = refusals.refuse
+        self._request_id = refusals.request_id
         self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
 
     @staticmethod

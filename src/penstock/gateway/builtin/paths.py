@@ -10,7 +10,6 @@ import base64
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import resources
-from typing import Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -25,6 +24,7 @@ from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.openai import errors
 from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.queueing import Queueing
 from penstock.gateway.telemetry.exposition import Page
 from penstock.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
@@ -44,20 +44,6 @@ BODY_BYTES_MAX = 4096  # of a query: ignored, but some clients send `{}`
 UsedToday = Callable[[Caller], Awaitable[dict[str, object] | None]]
 
 
-class Refuse(Protocol):
-    """Answers with a refusal, and counts it."""
-
-    def __call__(
-        self,
-        exchange: Exchange,
-        reason: Reason,
-        message: str | None = None,
-        *,
-        param: str | None = None,
-        extra: errors.Headers = ...,
-    ) -> None: ...
-
-
 class OwnPaths:
     """Answers them."""
 
@@ -68,8 +54,7 @@ class OwnPaths:
         callers: Callers,
         catalog: Catalog,
         metrics: Metrics,
-        refuse: Refuse,
-        request_id: Callable[[Exchange], bytes],
+        refusals: Refusals,
         queueing: Callable[[], Queueing],
         operators_here: bool = True,
         used_today: UsedToday | None = None,
@@ -78,8 +63,8 @@ class OwnPaths:
         self._callers = callers
         self._catalog = catalog
         self._page = Page(metrics.lines, driver.now)
-        self._refuse = refuse
-        self._request_id = request_id
+        self._refuse = refusals.refuse
+        self._request_id = refusals.request_id
         self._queueing = queueing
         self._used_today = used_today
         self._queue_page = QueuePage()

@@ -17,7 +17,6 @@ import httptools
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.builtin.engine_paths import ENGINES, VERBS
 from penstock.gateway.builtin.operators import is_operators
-from penstock.gateway.builtin.paths import Refuse
 from penstock.gateway.cluster.greeting import QUESTION
 from penstock.gateway.cluster.link import taken_over
 from penstock.http.server.server import Exchange, Handler, Header, Refusal, SocketExchange
@@ -44,6 +43,7 @@ _ONE_HOP: Final = frozenset(
 )
 
 Connect = Callable[[asyncio.Protocol], Awaitable[None]]
+Refuse = Callable[[Exchange, Reason, str], None]
 
 
 class WorkerPaths:

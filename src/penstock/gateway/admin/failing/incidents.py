@@ -21,10 +21,7 @@ from penstock.gateway.telemetry.failures import OTHERS, Kind, Mishap
 QUIET_S = 30.0
 LONG_S = 300.0
 OPEN_MAX = 24
-WAITS_S, WAITED_S = (
-    2.0,
-    0.5,
-)  # a queue begins and ends: apart, so that one that stands about there does not fill the list
+WAITS_S, WAITED_S = 2.0, 0.5  # of the oldest when a queue begins and ends: apart, so that one near them is one line
 TENANTS_MAX = 50  # kept apart in one
 _Key = tuple[Kind, str, str, str]  # with the reason, the limit of the tenant, and the endpoint
 _SCANS = (Reason.PATH_NOT_FOUND, Reason.METHOD_NOT_ALLOWED, Reason.WEBSOCKET_UNSUPPORTED)  # somebody looks around
