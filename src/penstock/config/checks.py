@@ -42,7 +42,7 @@ from penstock.config.problems import (
 )
 from penstock.config.sections.batch import BatchSection, batch_checks
 from penstock.config.sections.clients import ANY_ORIGIN, CorsSection, epp_checks
-from penstock.config.sections.discovery_checks import discovery_checks, tls_checks
+from penstock.config.sections.discovery import discovery_checks, tls_checks
 from penstock.config.sections.locality import locality_checks
 from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
 from penstock.config.sections.operation import Admin, Tracing

@@ -20,8 +20,7 @@ from penstock.config.problems import (
     show,
     unreadable,
 )
-from penstock.config.sections.discovery import ObjectName, OptionalObjectName
-from penstock.config.sections.discovery_checks import account_checks
+from penstock.config.sections.discovery import ObjectName, OptionalObjectName, account_checks
 from penstock.config.sections.section import Section, setting
 
 VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")

@@ -74,9 +74,6 @@ class AdminRoutes:
         route = _Route(_split(path), handler, method != "GET" if writes is None else writes, public)
         self._routes.setdefault(method, []).append(route)
 
-    def may_change(self, exchange: Exchange) -> bool:
-        return self.auth.may_change(exchange)
-
     def who(self, exchange: Exchange) -> str:
         """Return the operator's name, if its token has one, and its address."""
         name = self.auth.operator(exchange)

@@ -102,7 +102,7 @@ class Watch:
             "GET",
             "/admin/access",
             lambda exchange, _: answer(
-                exchange, {"writes": routes.may_change(exchange), "name": routes.auth.operator(exchange)}
+                exchange, {"writes": routes.auth.may_change(exchange), "name": routes.auth.operator(exchange)}
             ),
         )
 

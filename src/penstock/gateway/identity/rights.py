@@ -26,14 +26,10 @@ class Rights(msgspec.Struct, frozen=True, omit_defaults=True):
 NONE = Rights()
 
 
-def rights_of(key: TenantKey) -> Rights | None:
-    """Returns the bounds of a key of the settings; None: it has none."""
-    return known(Rights(key.models, key.max_prompt_tokens, key.max_output_tokens))
-
-
-def rights_to_keep(key: TenantKey) -> Rights | None:
-    """Returns the bounds of an issued key, with its limits."""
-    return known(Rights(key.models, key.max_prompt_tokens, key.max_output_tokens, core_limits(key.limits)))
+def rights_of(key: TenantKey, *, with_limits: bool = False) -> Rights | None:
+    """Returns the bounds of a key, those of an issued one `with_limits`; None: it has none."""
+    limits = core_limits(key.limits) if with_limits else None
+    return known(Rights(key.models, key.max_prompt_tokens, key.max_output_tokens, limits))
 
 
 def core_limits(limits: OwnLimits) -> Limits | None:

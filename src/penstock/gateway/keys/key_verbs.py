@@ -61,7 +61,7 @@ class KeyVerbs:
         tenants = self._settings().tenants
         for tenant in tenants:
             for key in tenant.keys:
-                its = rights.written(rights.rights_to_keep(key))
+                its = rights.written(rights.rights_of(key, with_limits=True))
                 yield self._row(MadeKey(_named(key), tenant.name, key.hash, its, 0.0, key.expires))
         names = {tenant.name for tenant in tenants}
         for made in self._made().values():
@@ -98,7 +98,9 @@ class KeyVerbs:
         if its.expires is not None and its.expires <= now:
             message = f"expires: {values.write_moment(its.expires)} is in the past"
             raise AdminError(400, "bad_request", message, param="expires")
-        made = MadeKey(name, tenant, its.hash, rights.written(rights.rights_to_keep(its)), now, its.expires)
+        made = MadeKey(
+            name, tenant, its.hash, rights.written(rights.rights_of(its, with_limits=True)), now, its.expires
+        )
         try:
             await book.add(made)
         except NameTakenError:
