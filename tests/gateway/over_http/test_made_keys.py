@@ -229,6 +229,13 @@ async def test_a_name_is_unique_and_an_unknown_key_is_not_revoked(world: World, 
     assert (await revoke(world, "nobody", 404))["error"]["code"] == "key_not_found"
     refused = await revoke(world, "listed", 409)
     assert "stands in the settings of `team`: take it out there" in refused["error"]["message"]
+    noted = [event.text for event in world.gate.events.latest() if event.kind == "operator"]
+    assert noted == [
+        "remove keys listed (by 127.0.0.1): refused, conflict",
+        "remove keys nobody (by 127.0.0.1): refused, key_not_found",
+        "keys name=ci (by 127.0.0.1): refused, conflict",
+        "keys name=ci (by 127.0.0.1)",
+    ]
 
 
 async def test_only_the_admin_token_makes_and_withdraws(world: World, tmp_path: Path) -> None:

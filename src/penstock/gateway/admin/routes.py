@@ -129,17 +129,31 @@ class AdminRoutes:
         found = self._find("GET" if exchange.method == "HEAD" else exchange.method, exchange.target_path)
         assert found is not None, "begin refuses unknown paths"
         route, names = found
-        refused = None
+        ended = self._ended(exchange, route)
         try:
-            if (work := route.handler(exchange, names)) is not None:
-                task = asyncio.get_running_loop().create_task(_serve(exchange, work, writes=route.writes))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            work = route.handler(exchange, names)
         except AdminError as error:
-            answer_error(exchange, error)
-            refused = error.code
-        if route.writes and self._audit is not None:
-            self._audit(self.who(exchange), exchange.method, unquote(exchange.target_path), _said(exchange), refused)
+            ended(error)
+            return
+        if work is None:
+            ended(None)
+            return
+        task = asyncio.get_running_loop().create_task(_serve(exchange, work, ended, writes=route.writes))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _ended(self, exchange: Exchange, route: _Route) -> Callable[[AdminError | None], None]:
+        """Returns a function to call at the end of a request: it answers its error, if any, and notes a change."""
+        by, method, path = self.who(exchange), exchange.method, unquote(exchange.target_path)
+        said = _said(exchange) if route.writes else {}
+
+        def ended(error: AdminError | None) -> None:
+            if error is not None:
+                answer_error(exchange, error)
+            if route.writes and self._audit is not None:
+                self._audit(by, method, path, said, None if error is None else error.code)
+
+        return ended
 
     def _find(self, method: str, path: str) -> tuple[_Route, dict[str, str]] | None:
         parts = _split(path)
@@ -150,17 +164,21 @@ class AdminRoutes:
         return None
 
 
-async def _serve(exchange: Exchange, work: Coroutine[None, None, None], *, writes: bool) -> None:
+async def _serve(
+    exchange: Exchange, work: Coroutine[None, None, None], ended: Callable[[AdminError | None], None], *, writes: bool
+) -> None:
     try:
         await work
     except AdminError as error:
-        answer_error(exchange, error)
+        ended(error)
     except StoreError as error:
         what = "Nothing was changed" if writes else "The store can't be read"
-        answer_error(exchange, AdminError(503, "store_down", f"{what}: {error}"))
+        ended(AdminError(503, "store_down", f"{what}: {error}"))
     except Exception:
         logger.exception("unexpected error at %s %s", exchange.method, exchange.target_path)
-        answer_error(exchange, AdminError(500, "internal_error", "It failed; see the log."))
+        ended(AdminError(500, "internal_error", "It failed; see the log."))
+    else:
+        ended(None)
 
 
 def settings_of(document: Mapping[str, object], place: str) -> Settings:
