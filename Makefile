@@ -58,7 +58,7 @@ compiled: requirements.lock
 test-compiled: compiled
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	$(LAST) | $(COMPILED)/pip install $(AGAIN)
-	$(COMPILED)/python -m pytest --numprocesses auto --dist worksteal -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch)
+	$(COMPILED)/python -m pytest --numprocesses auto --dist worksteal -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch tests/share tests/hostile)
 
 # What stands in deploy/, by the programs that users have for it: Helm, promtool, a Prometheus, Compose, systemd. Those that
 # packages bring are installed first; what is missing is skipped and named. PENSTOCK_TEST_DEPLOY=required: a failure.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +92,25 @@ def test_yes_makes_each_reason_an_error(monkeypatch: pytest.MonkeyPatch) -> None
         Build(monkeypatch, MISSING).made()
     with pytest.raises(SystemExit, match="mypyc: error"):
         Build(monkeypatch, fails=True).made()
+
+
+BUILDERS = [
+    "Makefile",
+    "README.md",
+    "deploy/Dockerfile",
+    "docs/operations.md",
+    "pyproject.toml",
+    "scripts/deploy/wheels",
+]
+
+
+@pytest.mark.parametrize("file", BUILDERS)
+def test_what_builds_wheels_and_images_states_a_known_word(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    stated = re.findall(r'PENSTOCK_COMPILE ?= ?"?([^"\s;:`]+)', (ROOT / file).read_text())
+    assert stated
+    for word in stated:
+        monkeypatch.setenv("PENSTOCK_COMPILE", word)
+        assert Build(monkeypatch).made()[1] == ("plain.whl" if word == "no" else "compiled.whl")
 
 
 def test_an_unknown_word_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
