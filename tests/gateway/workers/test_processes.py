@@ -184,8 +184,9 @@ async def test_a_reload_reaches_every_worker(world: World, tmp_path: Path) -> No
         )
         process.signal(signal.SIGHUP)
         await process.line(b"reload")
-        await asyncio.sleep(0.3)
-        assert {(await world.chat()).status for _ in range(8)} == {401}
+        async for _ in looks(WAIT_S):  # until both have read it
+            if {(await world.chat()).status for _ in range(8)} == {401}:
+                break
         assert {(await world.chat_with({"authorization": f"Bearer {key}"})).status for _ in range(8)} == {200}
         path.write_text("workers: 3\n")
         process.signal(signal.SIGHUP)

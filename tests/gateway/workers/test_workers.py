@@ -119,12 +119,11 @@ async def test_counts_are_sums(world: World) -> None:
     for name in (FIRST, SECOND, SECOND):
         assert (await (await at(world, name, tokens=4)).answer()).status == 200
     await world.idle()
-    await asyncio.sleep(0.2)
-    assert await world.metric("penstock_requests_total", outcome="completed") == 3
-    assert await world.metric("penstock_ttft_seconds_count") == 3
-    assert await world.metric("penstock_tokens_total", kind="completion") == 12
-    assert await world.metric("penstock_dispatches_total") == 3
-    assert await world.metric("penstock_edge_up") == 2
+    await world.until_metric(3, "penstock_requests_total", outcome="completed")
+    await world.until_metric(3, "penstock_ttft_seconds_count")
+    await world.until_metric(12, "penstock_tokens_total", kind="completion")
+    await world.until_metric(3, "penstock_dispatches_total")
+    await world.until_metric(2, "penstock_edge_up")
 
 
 async def test_use_is_counted_by_the_worker_that_serves_and_added_once(world: World, tmp_path: Path) -> None:
