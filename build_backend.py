@@ -42,7 +42,7 @@ def build_wheel(
         except (Exception, SystemExit) as error:
             if _choice() == "yes":
                 raise
-            reason = f"compiling failed: {error!r}"
+            reason = f"compiling failed: {type(error).__name__}: {error}"
     os.environ.pop(SWITCH, None)
     _tell(f"plain Python, which takes 2 to 3 times the CPU per request; {reason}", on_terminal=_choice() != "no")
     return str(hatchling.build.build_wheel(wheel_directory, config_settings, metadata_directory))

@@ -161,7 +161,7 @@ class Children:
             finally:
                 self._running.discard(child)
         if code:
-            raise subprocess.CalledProcessError(code, list(command))
+            raise RuntimeError(f"`{command[0]}` ended with {code}, its output stands above (pip install -v)")
 
     def end(self) -> None:
         """End those that run."""

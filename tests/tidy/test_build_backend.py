@@ -83,7 +83,7 @@ def test_a_compiler_that_fails_leaves_plain_python(
 ) -> None:
     monkeypatch.delenv("PENSTOCK_COMPILE", raising=False)
     assert Build(monkeypatch, fails=True).made() == (["mypy"], "plain.whl")
-    assert "compiling failed: SystemExit('mypyc: error')" in capsys.readouterr().err
+    assert "compiling failed: SystemExit: mypyc: error" in capsys.readouterr().err
 
 
 def test_yes_makes_each_reason_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

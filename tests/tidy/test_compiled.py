@@ -13,6 +13,7 @@ import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -96,12 +97,16 @@ def _name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)
 
 
-def test_a_missing_compiler_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     interface = "hatchling.builders.hooks.plugin.interface"  # of the build's own environment
     stub = ModuleType(interface)
     stub.BuildHookInterface = list  # type: ignore[attr-defined]  # any generic class
     monkeypatch.setitem(sys.modules, interface, stub)
-    hook = runpy.run_path(str(ROOT / "hatch_build.py"))
+    return runpy.run_path(str(ROOT / "hatch_build.py"))
+
+
+def test_a_missing_compiler_is_reported_in_one_line(hook: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler -pthread")
     told = hook["missing_compiler"]()
     assert "`no-such-compiler`" in told
@@ -148,6 +153,15 @@ runpy.run_path({str(ROOT / "hatch_build.py")!r})["to_machine_code"](made, Path({
         said.seek(0)
         assert "KeyboardInterrupt" in said.read()
     assert running.returncode != 0
+
+
+def test_a_compiler_that_fails_is_named_without_its_hundred_flags(hook: dict[str, Any], tmp_path: Path) -> None:
+    failing = tmp_path / "cc"
+    failing.write_text("#!/bin/sh\nexit 3\n")
+    failing.chmod(0o755)
+    with pytest.raises(RuntimeError) as raised:
+        hook["Children"]().run([str(failing), "-O2", "-c", "a.c"])
+    assert str(raised.value) == f"`{failing}` ended with 3, its output stands above (pip install -v)"
 
 
 def _wait_for_word(fifo: Path, running: subprocess.Popen[bytes]) -> None:
