@@ -124,7 +124,7 @@ def to_machine_code(extensions: list[Any], target: Path) -> None:
 
             self.compiler.compile = at_once
             if os.name != "nt":  # there it is found and started in a way of its own
-                self.compiler.spawn = children.run
+                self.compiler.spawn = self.compiler.call = children.run  # setuptools before 84, and since
             super().build_extensions()
 
     if os.name != "nt":

@@ -117,7 +117,8 @@ def test_a_missing_compiler_is_reported_in_one_line(hook: dict[str, Any], monkey
 
 @pytest.mark.skipif(os.name == "nt", reason="the compiler is started in another way there")
 @pytest.mark.timeout(400)
-def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("starts_by", ["spawn", "call"])  # setuptools before 84, and since
+def test_an_interrupt_ends_the_compilers_at_once(tmp_path: Path, starts_by: str) -> None:
     pytest.importorskip("setuptools", reason="the hook compiles with setuptools")
     compiler, began = tmp_path / "cc", tmp_path / "began"
     os.mkfifo(began)
@@ -131,6 +132,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # it is inherited as i
 import sys, types
 from pathlib import Path
 from setuptools import Extension
+from distutils.unixccompiler import UnixCCompiler
+start = lambda self, command, **_: __import__("subprocess").check_call(command)
+UnixCCompiler.{starts_by} = start
+UnixCCompiler._compile = lambda self, obj, src, ext, flags, after, _: self.{starts_by}(
+    [*self.compiler_so, *flags, src, "-o", obj, *after]
+)
 stub = types.ModuleType("hatchling.builders.hooks.plugin.interface")
 stub.BuildHookInterface = list
 sys.modules[stub.__name__] = stub
