@@ -209,6 +209,65 @@ def test_a_page_reports_first_tokens() -> None:
         assert (reading.first_token_s_total, reading.first_tokens_total) == (2.5, 5)
 
 
+# --- an idle engine's page ---------------------------------------------------------------------------------------
+
+
+def idle_page(name: str) -> tuple[Engine, bytes]:
+    """A golden page as it is while nothing runs or waits."""
+    engine, page = golden(name)
+    assert engine.series is not None
+    for series in (*engine.series.running, *engine.series.waiting, *engine.series.waiting_more):
+        pattern = rb"(?m)^(" + re.escape(series.partition("{")[0].encode()) + rb"(?:\{[^\n]*\})?) [0-9.]+"
+        page = re.sub(pattern, rb"\1 0.0", page)
+    return engine, page
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name not in ("triton.facts", "trtllm-serve.facts")])
+def test_an_idle_engines_page_is_read_once_while_only_its_process_works(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, page = idle_page(name)
+    reader, reads = PageReader(engine), 0
+    read_all = PageReader._read
+
+    def counting(self: PageReader, page: bytes, asked_s: float) -> Observation | None:
+        nonlocal reads
+        reads += 1
+        return read_all(self, page, asked_s)
+
+    monkeypatch.setattr(PageReader, "_read", counting)
+    first = reader.observation(page, asked_s=1.0)
+    assert first is not None
+    assert first.running == first.waiting == 0
+    for second in range(2, 6):
+        head, tail = b"process_open_fds %d\n" % second, b"\nhttp_requests_total %d" % second
+        later = reader.observation(head + page.rstrip(b"\n") + tail, asked_s=float(second))
+        assert later is not None
+        assert later.asked_s == second
+        assert (later.progress, later.kv_usage) == (first.progress, first.kv_usage)
+    assert reads == 1
+
+
+@given(st.sampled_from([*EXPECTED]), st.lists(st.tuples(st.integers(0, 3), st.integers(0), st.integers(0)), max_size=6))
+def test_a_reader_with_a_past_reads_every_page_as_a_fresh_one(name: str, edits: list[tuple[int, int, int]]) -> None:
+    engine, page = idle_page(name)
+    reader = PageReader(engine)
+    reader.observation(page, asked_s=0.0)
+    lines = page.split(b"\n")
+    for kind, at, to in edits:
+        at %= len(lines)
+        if kind == 0:
+            lines[at] = re.sub(rb"[0-9]", b"%d" % (to % 10), lines[at][::-1], count=1)[::-1]
+        elif kind == 1 and len(lines) > 1:
+            del lines[at]
+        elif kind == 2:
+            lines.insert(to % len(lines), lines[at])
+        else:
+            lines[at] += b"0"
+        page = b"\n".join(lines)
+        assert reader.observation(page, asked_s=1.0) == PageReader(engine).observation(page, asked_s=1.0)
+
+
 # --- one series ------------------------------------------------------------------------------------------------
 
 

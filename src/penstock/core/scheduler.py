@@ -327,8 +327,9 @@ class Scheduler(Questions):
             endpoint.liveness = Liveness()
             endpoint.refused_kinds = frozenset()
             endpoint.proof.returned()
-        elif up:
-            endpoint.proof.chance(now)
+        elif up and not endpoint.proof.chance(now) and not state.queues.waiting:
+            state.router.answers(endpoint)
+            return []  # as before, like nearly every probe
         leases, slots = len(endpoint.ledger.leases), endpoint.slots
         endpoint.health.probed(up=up, presence=presence, now=now, leases=leases, slots=slots)
         if up:

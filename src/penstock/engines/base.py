@@ -148,7 +148,11 @@ class Engine(msgspec.Struct, frozen=True):
 
 
 class PageReader:
-    """Reads the metrics pages of one engine. The selectors are made once, not per page."""
+    """Reads the metrics pages of one engine. The selectors are made once, not per page.
+
+    An idle engine's page changes only in the lines that count its process's own work. So while all lines from the first
+    to the last of the engine's own are as they were, the last reading stands: that costs a tenth of reading a page.
+    """
 
     def __init__(self, engine: Engine) -> None:
         assert engine.series is not None
@@ -157,9 +161,26 @@ class PageReader:
         names = [name for field in series.__struct_fields__ for name in _names(getattr(series, field))]
         names += [name + part for name in (*series.pace, *series.first_token) for part in ("_sum", "_count")]
         self._selectors = {name: Selector.of(name) for name in names}
+        #: How all lines that count begin, except the start time's, which stands among those of the process.
+        self._prefix = _common([it.line for name, it in self._selectors.items() if name != series.started])
+        self._own = 0  # the hash of the engine's own lines on the page of the last reading
+        self._last: Observation | None = None
 
     def observation(self, page: bytes, *, asked_s: float) -> Observation | None:
         """Returns the reading on a `page`, asked for at `asked_s`; None if the page holds none that makes sense."""
+        begin = 0 if page.startswith(self._prefix[1:]) else page.find(self._prefix)
+        end = page.find(b"\n", page.rfind(self._prefix) + 1)
+        own = hash(page[begin : end if end >= 0 else len(page)])
+        last = self._last
+        if last is not None and own == self._own and self._started_s(page) == last.started_s:
+            return msgspec.structs.replace(last, asked_s=asked_s)
+        self._own, self._last = own, self._read(page, asked_s)
+        return self._last
+
+    def _started_s(self, page: bytes) -> float | None:
+        return total(self._samples(page, self._series.started)) if self._series.started else None
+
+    def _read(self, page: bytes, asked_s: float) -> Observation | None:
         series = self._series
         running, waiting = self._total(page, series.running), self._total(page, series.waiting)
         for name in series.waiting_more:
@@ -180,7 +201,7 @@ class PageReader:
             kv_capacity_tokens=self._kv_capacity(page),
             # A sum with one counter missing would look as if the counters had fallen, as they do at a restart.
             progress=sum(progress) if progress and len(progress) == len(counters) else None,
-            started_s=total(self._samples(page, series.started)) if series.started else None,
+            started_s=self._started_s(page),
             pace_s_total=pace_s,
             pace_tokens_total=pace_tokens,
             first_token_s_total=first_token_s,
@@ -242,6 +263,14 @@ class PageReader:
             hits, queries = self._total(page, series.prefix_hits), self._total(page, series.prefix_queries)
             ratio = hits / queries if hits is not None and queries else None
         return ratio if ratio is not None and ratio <= 1.0 else None
+
+
+def _common(lines: list[bytes]) -> bytes:
+    """Returns how all lines begin."""
+    begin, last = min(lines), max(lines)
+    while not last.startswith(begin):
+        begin = begin[:-1]
+    return begin
 
 
 def _names(value: str | Names) -> Names:
