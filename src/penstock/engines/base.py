@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
+from zlib import crc32
 
 import msgspec
 
@@ -163,14 +164,14 @@ class PageReader:
         self._selectors = {name: Selector.of(name) for name in names}
         #: How all lines that count begin, except the start time's, which stands among those of the process.
         self._prefix = _common([it.line for name, it in self._selectors.items() if name != series.started])
-        self._own = 0  # the hash of the engine's own lines on the page of the last reading
+        self._own = 0  # checksum of the engine's own lines on the page of the last reading
         self._last: Observation | None = None
 
     def observation(self, page: bytes, *, asked_s: float) -> Observation | None:
         """Returns the reading on a `page`, asked for at `asked_s`; None if the page holds none that makes sense."""
         begin = 0 if page.startswith(self._prefix[1:]) else page.find(self._prefix)
         end = page.find(b"\n", page.rfind(self._prefix) + 1)
-        own = hash(page[begin : end if end >= 0 else len(page)])
+        own = crc32(page[begin : end if end >= 0 else len(page)])
         last = self._last
         if last is not None and own == self._own and self._started_s(page) == last.started_s:
             return msgspec.structs.replace(last, asked_s=asked_s)
