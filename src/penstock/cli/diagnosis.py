@@ -19,10 +19,10 @@ from penstock.engines.base import Engine, Facts, Model, Priority
 from penstock.engines.recognise import ENGINES
 from penstock.engines.vllm import VLLM
 from penstock.gateway.endpoints import identify
+from penstock.gateway.endpoints.factory import trust
 from penstock.gateway.endpoints.identify import Listing
 from penstock.gateway.endpoints.load_reader import LoadReader
 from penstock.gateway.endpoints.probe import PAGE_BYTES_MAX, Ask, ProbeAnswer, asking
-from penstock.gateway.endpoints.trust import trust
 from penstock.http.client.pool import Headers, Upstream, UpstreamException, UpstreamTimeouts
 
 AT_ONCE_MAX = 16

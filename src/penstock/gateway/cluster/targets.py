@@ -18,8 +18,7 @@ from penstock.engines.base import Model, Priority
 from penstock.engines.openai import OPENAI
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.factory import target_at, upstream_timeouts
-from penstock.gateway.endpoints.trust import trust
+from penstock.gateway.endpoints.factory import target_at, trust, upstream_timeouts
 from penstock.gateway.kv_cache.locator import BlockCut, Locator, locator
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target

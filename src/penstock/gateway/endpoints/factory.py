@@ -1,22 +1,25 @@
-"""Makes the parts of an endpoint by the settings: its connections and its observer."""
+"""Makes the parts of an endpoint by the settings: its connections, with their TLS context, and its observer."""
 
 from __future__ import annotations
 
+import logging
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Self
 
 import msgspec
 
 from penstock.config.model import EndpointSection, Settings
-from penstock.config.sections.endpoint_tls import EndpointTls
+from penstock.config.sections.endpoint_tls import EndpointTls, TlsFileError, client_context
 from penstock.core.endpoints.roles import bootstrap_port_of
 from penstock.engines.base import Model
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints.observer import Observer, ObserveSettings
-from penstock.gateway.endpoints.trust import trust
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Upstream, UpstreamTimeouts
+
+logger = logging.getLogger(__name__)
 
 
 def upstream_timeouts(settings: Settings) -> UpstreamTimeouts:
@@ -25,6 +28,20 @@ def upstream_timeouts(settings: Settings) -> UpstreamTimeouts:
     return UpstreamTimeouts(
         connect_s=timeouts.connect, first_byte_s=timeouts.first_byte, between_bytes_s=timeouts.between_bytes
     )
+
+
+def trust(name: str, tls: EndpointTls | None) -> ssl.SSLContext | None:
+    """Returns the context for connections to the endpoint `name`; None: the system's authorities.
+
+    The settings were checked before. If a file is missing now, no certificate is trusted until the next reload.
+    """
+    if tls is None:
+        return None
+    try:
+        return client_context(tls)
+    except TlsFileError as error:
+        logger.error("endpoint %s: `tls.%s` %s; no connection is made until a reload", name, error.key, error.why)  # noqa: TRY400
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def target_at(

@@ -26,9 +26,8 @@ from penstock.config.model import ENDPOINTS_MAX, EndpointSection, Settings
 from penstock.core.values.settings import EndpointLimits, EndpointSpec
 from penstock.engines.base import Model
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.factory import EndpointFactory
+from penstock.gateway.endpoints.factory import EndpointFactory, trust
 from penstock.gateway.endpoints.observer import Observer
-from penstock.gateway.endpoints.trust import trust
 from penstock.gateway.kv_cache.locator import Locator, locator, tells
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
