@@ -10,10 +10,7 @@ blocks; taking the blank ones first is the one simplification.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 
 class BlockPool:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import heapq
 import random
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from penstock.sim.engine.blocks import BlockPool
 from penstock.sim.engine.profiles import EngineConfig
@@ -25,9 +26,6 @@ from penstock.sim.engine.values import (
     Progress,
     PromptTooLongError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ARRIVED: Final = 0  # arrived during a step; not considered yet
 WAITING: Final = 1

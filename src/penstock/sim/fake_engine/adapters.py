@@ -6,16 +6,12 @@ cached blocks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
 
 from penstock.sim.fake_engine.calls import CallError, bad_request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
+from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
 
 
 class _Named(msgspec.Struct):
@@ -38,25 +34,15 @@ class Adapters:
             yield model | {"id": name, "root": path, "parent": model["id"], "max_model_len": None}
 
     def load(self, request: HttpRequest, connection: EngineConnection) -> None:
-        try:
-            adapter = _read(request.body)
-        except CallError as refusal:
-            connection.respond(refusal.status, refusal.body())
-            return
+        adapter = _read(request.body)
         self._paths[adapter.lora_name] = adapter.lora_path
         connection.respond(200, f"Success: LoRA adapter '{adapter.lora_name}' added successfully.".encode())
 
     def unload(self, request: HttpRequest, connection: EngineConnection) -> None:
-        try:
-            name = _read(request.body).lora_name
-        except CallError as refusal:
-            connection.respond(refusal.status, refusal.body())
-            return
+        name = _read(request.body).lora_name
         if self._paths.pop(name, None) is None:
-            missing = CallError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
-            connection.respond(missing.status, missing.body())
-        else:
-            connection.respond(200, f"Success: LoRA adapter '{name}' removed successfully.".encode())
+            raise CallError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
+        connection.respond(200, f"Success: LoRA adapter '{name}' removed successfully.".encode())
 
 
 def _read(body: bytes) -> _Named:

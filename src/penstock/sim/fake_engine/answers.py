@@ -7,14 +7,12 @@ rendered from a template made once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
+from penstock.sim.engine.values import EngineUsage
 from penstock.sim.fake_engine import text as engine_text
-
-if TYPE_CHECKING:
-    from penstock.sim.engine.values import EngineUsage
 
 encode = msgspec.json.encode
 _MARK = "\x01"  # the place of the word

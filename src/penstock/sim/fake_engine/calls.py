@@ -6,7 +6,9 @@ invalid call is a `CallError` with vLLM's status, type and words.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Container
+from typing import Any
 
 import msgspec
 
@@ -20,10 +22,6 @@ from penstock.sim.fake_engine.answers import (
     ResponsesAnswer,
     encode,
 )
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Container
 
 CHAT_TOKENS_MEAN, CHAT_TOKENS_SPREAD = 128, 32  # an answer's length without a limit
 COMPLETION_TOKENS = 16  # vLLM's default

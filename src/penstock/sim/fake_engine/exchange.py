@@ -7,19 +7,13 @@ its client is gone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from penstock.sim.engine.values import EngineUsage
+from penstock.sim.engine.values import EngineUsage, Progress
 from penstock.sim.fake_engine.answers import DONE
-from penstock.sim.fake_engine.calls import broken
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from penstock.sim.engine.values import Progress
-    from penstock.sim.fake_engine.calls import EngineCall
-    from penstock.sim.fake_engine.http import EngineConnection
-    from penstock.sim.fake_engine.log import Fault, LogEntry
+from penstock.sim.fake_engine.calls import EngineCall, broken
+from penstock.sim.fake_engine.http import EngineConnection
+from penstock.sim.fake_engine.log import Fault, LogEntry
 
 
 class EngineExchange:

@@ -12,15 +12,13 @@ import contextlib
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KEEP_ALIVE_S = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE
 READ_S_MAX = 60.0  # between two pieces of one request

@@ -22,6 +22,7 @@ INFERENCE_FAULTS = ("refuse", "hang", "busy", "error", "abort", "die")
 ANSWER_FAULTS = ("no_stream", "no_usage", "no_done", "no_finish_reason")
 METRICS_FAULTS = ("metrics_garbage", "metrics_hang", "metrics_freeze", "metrics_missing", "metrics_late", "metrics_lie")
 FAULT_KINDS = (*INFERENCE_FAULTS, "slow", *METRICS_FAULTS, *ANSWER_FAULTS, "door", "none")
+SORTS = ("inference", "slow", "door", "metrics", *ANSWER_FAULTS)  # at most one fault of each
 SECONDS_MAX = 3600.0
 COURSE_MAX = 1000
 GAUGES_TO_SET = ("running", "waiting", "kv_usage")
@@ -131,25 +132,18 @@ class FaultError(ValueError):
 
 class Faults:
     def __init__(self) -> None:
-        self._inference: Fault | None = None
-        self._metrics: Fault | None = None
-        self._slow: Fault | None = None
-        self._door: Fault | None = None
-        self._answers: dict[str, Fault] = {}
-        self._slow_since_s = self._door_since_s = 0.0
+        self._set: dict[str, tuple[Fault, float]] = {}  # by sort, and since when
 
     def slow_factor(self, now: float) -> float:
         """Returns the factor of a step that begins now."""
-        return _at(self._slow, now - self._slow_since_s, (self._slow and self._slow.factor) or 1.0)
+        fault, since_s = self._set.get("slow", (None, 0.0))
+        return 1.0 if fault is None else _at(fault, now - since_s, fault.factor or 1.0)
 
     def door_s(self, now: float) -> float:
         """Returns the wait of a request that arrives now, in front of the engine."""
-        fault = self._door
-        if fault is None:
-            return 0.0
-        seconds = _at(fault, now - self._door_since_s, fault.seconds or 0.0)
-        self._door = _counted(fault)
-        return seconds
+        since_s = self._set["door"][1] if "door" in self._set else 0.0
+        fault = self._next("door")
+        return 0.0 if fault is None else _at(fault, now - since_s, fault.seconds or 0.0)
 
     def read(self, raw: bytes) -> Fault:
         try:
@@ -175,53 +169,42 @@ class Faults:
 
     def set(self, fault: Fault, now: float) -> None:
         if fault.kind == "none":
-            self._inference = self._metrics = self._slow = self._door = None
-            self._answers.clear()
-        elif fault.kind == "slow":
-            self._slow, self._slow_since_s = fault, now
-        elif fault.kind == "door":
-            self._door, self._door_since_s = fault, now
-        elif fault.kind in ANSWER_FAULTS:
-            self._answers[fault.kind] = fault
+            self._set.clear()
         elif fault.kind in METRICS_FAULTS:
-            self._metrics = fault
+            self._set["metrics"] = fault, now
+        elif fault.kind in INFERENCE_FAULTS:
+            self._set["inference"] = fault, now
         else:
-            self._inference = fault
+            self._set[fault.kind] = fault, now
 
     def for_inference(self) -> Fault | None:
         """Returns the fault for the next inference request, if any, and counts it down."""
-        fault = self._inference
-        self._inference = _counted(fault)
-        return fault
+        return self._next("inference")
 
     def for_answer(self) -> frozenset[str]:
         """Returns the parts that the next answer lacks. Each of these faults then has one answer less to spoil."""
-        lacks = frozenset(self._answers)
-        self._answers = {kind: fault for kind, fault in self._answers.items() if _counted(fault) is not None}
-        return lacks
+        return frozenset([kind for kind in ANSWER_FAULTS if self._next(kind) is not None])
 
     def for_metrics(self) -> Fault | None:
-        fault = self._metrics
-        self._metrics = _counted(fault)
-        return fault
+        return self._next("metrics")
 
     def active(self) -> list[Fault]:
-        kinds = (self._inference, self._slow, self._door, self._metrics, *self._answers.values())
-        return [fault for fault in kinds if fault is not None]
+        return [self._set[sort][0] for sort in SORTS if sort in self._set]
 
-
-def _counted(fault: Fault | None) -> Fault | None:
-    """Returns the fault after one more use; None if it is used up."""
-    if fault is None or fault.count is None:
+    def _next(self, sort: str) -> Fault | None:
+        """Returns the fault of a sort, if any, and counts one use of it."""
+        fault, _ = self._set.get(sort, (None, 0.0))
+        if fault is not None and fault.count is not None:
+            fault.count -= 1
+            if not fault.count:
+                del self._set[sort]
         return fault
-    fault.count -= 1
-    return fault if fault.count else None
 
 
-def _at(fault: Fault | None, after_s: float, at_first: float) -> float:
+def _at(fault: Fault, after_s: float, at_first: float) -> float:
     """Returns the value of a fault's course at a time after it was set."""
     value = at_first
-    for from_s, following in (fault and fault.course) or ():
+    for from_s, following in fault.course or ():
         if from_s > after_s:
             break
         value = following

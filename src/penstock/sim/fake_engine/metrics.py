@@ -6,13 +6,10 @@ alphabetical order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from penstock.sim.engine.profiles import EngineConfig
-    from penstock.sim.engine.values import EngineGauges
+from penstock.sim.engine.profiles import EngineConfig
+from penstock.sim.engine.values import EngineGauges
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

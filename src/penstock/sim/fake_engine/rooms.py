@@ -8,12 +8,9 @@ with the prompt's hashes. The waiting request fails if the room is closed, unrea
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROOMS_MAX = 10_000  # computed or awaited; beyond that the oldest are dropped
 WAIT_S = 300.0  # SGLang's for the other side

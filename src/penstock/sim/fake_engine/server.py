@@ -6,14 +6,16 @@ gateway code.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import errno
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import uvloop
@@ -30,14 +32,10 @@ from penstock.sim.fake_engine.rooms import Rooms
 from penstock.sim.fake_engine.service import ServedEngine
 from penstock.sim.fake_engine.transfer import HELD_S
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
-    Handler = Callable[[HttpRequest, EngineConnection], None]
-
 VERSION = "0.32.0+sim"  # the vLLM release that this follows
 DIE_DELAY_S = 0.01  # so that the client that set the fault gets its answer
+
+Handler = Callable[[HttpRequest, EngineConnection], None]
 
 
 class EngineServer:
@@ -144,7 +142,10 @@ class EngineServer:
         elif (handler := methods.get(request.method)) is None:
             connection.respond_json(405, {"detail": "Method Not Allowed"})
         else:
-            handler(request, connection)
+            try:
+                handler(request, connection)
+            except CallError as refusal:
+                connection.respond(refusal.status, refusal.body(request.path))
 
     def _models(self, _: HttpRequest, connection: EngineConnection) -> None:
         model = {
@@ -165,31 +166,21 @@ class EngineServer:
         connection.respond_json(200, {} if self.kv is None else self.kv.sources)
 
     def _count_tokens(self, request: HttpRequest, connection: EngineConnection) -> None:
-        prompt = self._read_prompt(request, connection)
-        if prompt is not None:
-            connection.respond_json(200, {"input_tokens": engine_text.token_count(prompt)})
+        prompt = self.service.reader.prompt(request.path, request.body)
+        connection.respond_json(200, {"input_tokens": engine_text.token_count(prompt)})
 
     def _tokenize(self, request: HttpRequest, connection: EngineConnection) -> None:
-        prompt = self._read_prompt(request, connection)
-        if prompt is not None:
-            tokens = engine_text.tokenize(prompt)
-            length = self.engine.context_tokens_max
-            answer: dict[str, Any] = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
-            connection.respond_json(200, answer)
-
-    def _read_prompt(self, request: HttpRequest, connection: EngineConnection) -> bytes | None:
-        try:
-            return self.service.reader.prompt(request.path, request.body)
-        except CallError as refusal:
-            connection.respond(refusal.status, refusal.body(request.path))
-            return None
+        tokens = engine_text.tokenize(self.service.reader.prompt(request.path, request.body))
+        length = self.engine.context_tokens_max
+        answer: dict[str, Any] = {"count": len(tokens), "max_model_len": length, "tokens": tokens}
+        connection.respond_json(200, answer)
 
     def _detokenize(self, request: HttpRequest, connection: EngineConnection) -> None:
         try:
             tokens = msgspec.json.decode(request.body, type=dict[str, Any]).get("tokens")
             connection.respond_json(200, {"prompt": engine_text.detokenize(tokens or [])})
         except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, TypeError, OverflowError) as error:
-            connection.respond(400, bad_request(str(error), "tokens").body())
+            raise bad_request(str(error), "tokens") from error
 
     def _metrics(self, _: HttpRequest, connection: EngineConnection) -> None:
         fault = self.faults.for_metrics()
@@ -229,8 +220,7 @@ class EngineServer:
         try:
             self.set_fault(self.faults.read(request.body))
         except FaultError as error:
-            connection.respond(400, bad_request(str(error), "kind").body())
-            return
+            raise bad_request(str(error), "kind") from error
         self._show_faults(request, connection)
 
     def set_fault(self, fault: Fault) -> None:
@@ -391,8 +381,6 @@ def _complain(message: str) -> int:
 
 
 def main() -> int:
-    import argparse  # noqa: PLC0415  (only when run as a module)
-
     parser = argparse.ArgumentParser(prog="penstock engine", description="A simulated inference engine.")
     add_arguments(parser)
     return run(parser.parse_args())

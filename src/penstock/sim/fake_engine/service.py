@@ -10,26 +10,21 @@ import asyncio
 import os
 import random
 import time
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from penstock.sim.engine.model import EngineModel
 from penstock.sim.engine.profiles import EngineConfig
-from penstock.sim.engine.values import EngineFullError, EngineRequest, PromptTooLongError
+from penstock.sim.engine.values import EngineFullError, EngineRequest, Progress, PromptTooLongError
 from penstock.sim.fake_engine import text
 from penstock.sim.fake_engine.adapters import Adapters
-from penstock.sim.fake_engine.calls import CallError, CallReader, bad_request, broken, busy, no_kv
+from penstock.sim.fake_engine.calls import CallError, CallReader, EngineCall, bad_request, broken, busy, no_kv
 from penstock.sim.fake_engine.exchange import EngineExchange
+from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
+from penstock.sim.fake_engine.kv_events import KvPublisher
 from penstock.sim.fake_engine.log import Fault, Faults, LogEntry, RequestLog
 from penstock.sim.fake_engine.rooms import Rooms, fetch
 from penstock.sim.fake_engine.transfer import Transfers
-
-if TYPE_CHECKING:
-    from penstock.sim.engine.values import Progress
-    from penstock.sim.fake_engine.calls import EngineCall
-    from penstock.sim.fake_engine.http import EngineConnection, HttpRequest
-    from penstock.sim.fake_engine.kv_events import KvPublisher
 
 CATCH_UP_S = 0.05  # a timer late by up to this is made up for; beyond it time is lost
 

@@ -7,10 +7,8 @@ prompt's hashes. Blocks that do not match or are too old are recomputed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 HELD_S = 480.0  # how long vLLM holds blocks for a decode that does not come
 

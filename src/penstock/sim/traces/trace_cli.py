@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.queueing.fairness import POLICIES as FAIRNESS
 from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.values.settings import RoutingSettings
 from penstock.sim import command
