@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from penstock.conformance.checks import CHECKS, MIXED
-from penstock.core.queueing.fairness.registry import POLICIES
+from penstock.core.queueing.fairness import POLICIES
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.settings import Prices
 from tests.core.shop import PATIENT, Customer, Shop

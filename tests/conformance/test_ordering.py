@@ -9,7 +9,7 @@ import pytest
 
 from penstock.conformance.checks import CHECKS
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.queueing.flow_queue import ORDERINGS
 from penstock.core.scheduler import SchedulerSettings
 from tests.core.drive import request, scheduler, sent, the_lease
 

@@ -17,8 +17,8 @@ from random import Random
 from msgspec.structs import replace
 
 from penstock.conformance.invariants import CheckedScheduler
-from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.queueing.fairness import POLICIES as FAIRNESS
+from penstock.core.queueing.flow_queue import ORDERINGS
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue

@@ -198,19 +198,6 @@ def test_a_flow_gets_no_further_ahead_by_overtaking_however_often_the_other_begi
     assert sent(made.observed("a", Observation(1.0, 0, 0, kv_usage=0.1), now=1.0))[0] == ("large60", "a")
 
 
-def test_nothing_is_kept_of_those_who_were_overtaken_and_went_away() -> None:
-    made = scheduler(SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9)), a=1000)
-    for now in (0.0, 1.0, 2.0, 3.0):
-        running = 1 + BACKFILLED_MAX * now
-        made.observed("a", Observation(now, running, 0, kv_usage=0.5, kv_capacity_tokens=10_000), now=now)
-        assert made.arrived(request(f"large{now}", prompt_tokens=5_000), now=now) == []
-        for at in range(BACKFILLED_MAX):
-            assert len(sent(made.arrived(request(f"small{now}-{at}"), now=now))) == 1
-        assert made.inspect().entries[f"large{now}"].dispatch.backfilled == BACKFILLED_MAX
-        made.cancelled(f"large{now}", now=now)
-    assert len(made.inspect().backfill._starved) == 1, "the last one, until there is another"
-
-
 def test_what_does_not_fit_is_looked_at_again_when_the_reading_is_too_old() -> None:
     made = scheduler(a=4)
     made.observed("a", Observation(0.0, 1, 0, kv_usage=0.9, kv_capacity_tokens=1000), now=0.0)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.queueing.fairness import POLICIES as FAIRNESS
+from penstock.core.queueing.flow_queue import ORDERINGS
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Dispatch

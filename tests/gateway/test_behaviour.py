@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.config.load import from_mapping
 from penstock.core.values.catalogue import Failure, Reason
-from penstock.core.values.retry import RetryBudget, Verdict, final_reason, verdict
+from penstock.core.values.retry import RetryBudget, final_reason, may_retry
 from penstock.core.values.rows import Allowance, Left
 from penstock.gateway.openai import errors as wire
 from penstock.gateway.openai.errors import Api
@@ -116,7 +116,7 @@ def failures(rows: list[Row]) -> None:
     assert {failure for failure, _, _ in rows} == {failure.value for failure in Failure}
     for name, costs, end in rows:
         tried = 1
-        while verdict(Failure(name), attempts=tried, attempts_max=4, budget=RetryBudget(1.0)) is Verdict.REQUEUE:
+        while may_retry(Failure(name), attempts=tried, attempts_max=4, budget=RetryBudget(1.0)):
             tried += 1
             if tried > 9:
                 break

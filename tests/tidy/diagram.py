@@ -15,7 +15,7 @@ from penstock.config.model import DEFAULT_BANDS, Settings
 from penstock.config.sections.policies import OWN
 from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import TERMINAL, TRANSITIONS, State
-from penstock.core.values.retry import RetryBudget, Verdict, final_reason, verdict
+from penstock.core.values.retry import RetryBudget, final_reason, may_retry
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.openai.routes import ROUTES, PathKind
 
@@ -37,7 +37,7 @@ FILES = {
     "direct": "gateway/proxy/direct.py",
     "queue": "core/queueing/queues.py",
     "fairness": "core/queueing/fair_tree.py",
-    "ordering": "core/queueing/ordering.py",
+    "ordering": "core/queueing/flow_queue.py",
     "admission": "core/dispatch/admission.py",
     "routing": "core/routing/router.py",
     "lease": "core/endpoints/ledger.py",
@@ -122,7 +122,7 @@ def _words(words: Iterable[object]) -> str:
 
 
 def _taken_back(failure: Failure) -> bool:
-    return verdict(failure, attempts=1, attempts_max=3, budget=RetryBudget(1.0)) is Verdict.REQUEUE
+    return may_retry(failure, attempts=1, attempts_max=3, budget=RetryBudget(1.0))
 
 
 def _at_the_door() -> list[Reason]:

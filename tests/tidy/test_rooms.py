@@ -15,7 +15,6 @@ ROOMS = ("util", "values", "endpoints", "queueing", "routing", "dispatch", "expl
 FILES_MAX = 16  # what one looks over at a glance; the fullest rooms of well-kept houses hold a dozen or two
 OWN_KIND = {  # rooms whose files are all of one kind: what they hold is said once, not file by file
     "penstock.config.sections",
-    "penstock.core.queueing.fairness",
     "penstock.core.routing.policies",
     "penstock.engines",
     "bench.scenarios",

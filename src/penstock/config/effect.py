@@ -13,7 +13,7 @@ from penstock.config.model import BandSection, Settings
 from penstock.config.sections.clients import ANY_ORIGIN
 from penstock.config.sections.roles import role_warnings
 from penstock.config.sections.section import Section
-from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.queueing.fairness import POLICIES as FAIRNESS
 
 _OF_THE_QUEUE = ("max_requests", "max_tokens", "heartbeat_after")
 _OF_BANDS_QUEUES = (

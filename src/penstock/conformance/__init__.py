@@ -14,8 +14,8 @@ import itertools
 
 from penstock.config.sections.policies import enlist
 from penstock.conformance.checks import CHECKS
-from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.queueing.fairness import POLICIES as FAIRNESS
+from penstock.core.queueing.flow_queue import ORDERINGS
 from penstock.core.routing.other_packages import Trouble
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 

@@ -14,7 +14,7 @@ from penstock.conformance.shop import PATIENT, Customer, Shop
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
 from penstock.core.queueing.estimate import BYTES_PER_TOKEN
-from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
+from penstock.core.queueing.fairness import POLICIES as FAIRNESS
 from penstock.core.routing.policies.base import Context
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.scheduler import AVOID_S, Scheduler, SchedulerSettings

@@ -277,14 +277,14 @@ class Oracle:
         if not self._is_over_share(entry, now, known=known) or backfilled >= PASSED_MAX:
             return True
         patience_s = self._state.stagger.patience_s
-        if entry.uncached_at(endpoint.index) / endpoint.ledger.prefill.rate <= patience_s:
+        if entry.uncached_at(endpoint.index) / endpoint.ledger.speed.rate <= patience_s:
             return True
         when = now if known else now - STEP_S - ROUNDING_S
         roles, model = self._state.pool.roles, entry.request.model
         others = [e for e in self._state.pool if e.serves(model) and roles.computes(e, model, whole=False)]
         others = [e for e in others if self.healthy(e, now) and e is not endpoint]
         others = [e for e in others if when <= e.ledger.prefill.overdue_s]
-        left_s = [e.ledger.prefill.left(when) / e.ledger.prefill.rate for e in others]
+        left_s = [e.ledger.prefill.left(when) / e.ledger.speed.rate for e in others]
         return not left_s or min(left_s) <= patience_s
 
     def computes(self, entry: Entry, endpoint: Endpoint) -> bool:
@@ -367,7 +367,7 @@ class Oracle:
             leases = endpoint.ledger.leases
             return (
                 health.trial is None or len(leases) < health.trial or now >= health.trial_until_s
-            ) and not endpoint.stuck(now)
+            ) and not endpoint.liveness.closed(endpoint.ledger, now)
         peers = [e for e in self._state.pool if e.in_service and e.role is endpoint.role]
         peers = [e for e in peers if e.shares_models(endpoint)]
         well = sum(now >= e.health.ejected_until_s for e in peers)

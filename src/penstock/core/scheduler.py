@@ -43,7 +43,6 @@ from penstock.core.values.lifecycle import Event, State
 from penstock.core.values.located import Source
 from penstock.core.values.observation import Glimpse, Observation
 from penstock.core.values.request import SERVICE_S, WORK_PER_OUTPUT_TOKEN, Request, ServiceGot, Underway, Usage
-from penstock.core.values.retry import Verdict
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import EndpointLimits, EndpointSpec, Limits, SchedulerSettings, parts_of
 
@@ -240,7 +239,7 @@ class Scheduler(Questions):
             returning.blame(state, endpoint, entry.model, failure, now, retry_after_s=retry_after_s)
         actions: list[Action] = []
         assert (entry.state is State.STREAMING) <= (failure is Failure.BROKEN), "a stream that began is not retried"
-        if returning.verdict(state, entry, failure, endpoint, now) is Verdict.FAIL:
+        if not returning.may_retry(state, entry, failure, endpoint, now):
             waiting.fail(state, entry, failure, now, actions)
         else:
             returning.requeue(state, entry, now, actions, failure=failure, endpoint=endpoint)

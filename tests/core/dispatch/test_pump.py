@@ -240,7 +240,7 @@ def test_a_prompt_that_is_partly_computed_leaves_room_for_the_next_one_before_it
         made.first_token(lease, now=2.0 * at + 1.0 + 0.05)
     the_lease(made.arrived(request("long", prompt_tokens=40_000, streamed=True), now=20.0))
     assert made.arrived(request("next", prompt_tokens=4_000, streamed=True), now=20.0) == []
-    rate = made.inspect().pool["a"].ledger.prefill.rate
+    rate = made.inspect().pool["a"].ledger.speed.rate
     fits_s = 20.0 + (40_000 + 4_000 - 16_000) / rate
     assert until(made, fits_s - 0.01) == []
     assert sent(until(made, fits_s + 2048 / rate)) == [("next", "a")]
@@ -334,6 +334,6 @@ def test_callers_who_invent_models_and_users_leave_nothing_behind() -> None:
     (band,) = made.inspect().queues.bands
     assert (band.tokens_of, band.tree.root.backlog, band.tree.root.work, band.tree.root.heaps) == ({}, {}, {}, {})
     assert not band._under_share
-    assert len(made.inspect().pool._slots) <= 1000
+    assert len(made.inspect().pool._counts) <= 1000
     assert not made.inspect().entries
     assert len(made.inspect().timers) <= 1

@@ -51,7 +51,7 @@ def test_what_should_be_at_work_by_now_is_kept_out_as_well() -> None:
         own.remove(own.leases[serial], 1.0, abandoned=True)
     for serial in (11, 12, 13):
         own.add(lease(serial, at=1.0, streamed=False))
-    own.advance(4.0)
+    own.prefill.advance(4.0)
     assert not own.prefill.leases, "their prompts should be computed"
     assert own.engine_queue(4.0) == 3
 

@@ -81,7 +81,7 @@ def test_gauges_that_stand_still_with_work_in_them_stop_counting_after_half_a_mi
     for at in range(31):
         own.observe(Observation(float(at), running=8, waiting=0))
     assert own.load(29.9) == 8
-    assert not own.credible(30.0)
+    assert not own.page.credible(30.0)
     assert own.load(30.0) == 0
 
 
@@ -89,7 +89,7 @@ def test_an_idle_engine_may_stand_still() -> None:
     own = ledger()
     for at in range(100):
         own.observe(Observation(float(at), running=0, waiting=0))
-    assert own.credible(99.0)
+    assert own.page.credible(99.0)
 
 
 def test_never_asked_means_nobody_else_is_there() -> None:
@@ -125,12 +125,12 @@ def test_the_prompt_of_a_whole_answer_counts_until_it_should_be_computed() -> No
     for serial in (1, 2):
         own.add(lease(serial, at=0.0, prompt=4000, streamed=False))
     assert own.review_s(0.0) == own.leases[1].prefill_end_s == pytest.approx(1.05)
-    own.advance(1.0)
+    own.prefill.advance(1.0)
     assert list(own.prefill.leases) == [1, 2]
-    own.advance(1.06)
+    own.prefill.advance(1.06)
     assert list(own.prefill.leases) == [2]
     own.first_token(own.leases[1], 1.1)  # a first byte may still come
-    own.advance(2.06)
+    own.prefill.advance(2.06)
     assert not own.prefill.leases
 
 
@@ -190,17 +190,17 @@ def test_the_prefill_rate_is_learned_and_never_zero() -> None:
         own.add(lease(serial, at=float(serial), prompt=0))
         own.first_token(own.leases[serial], serial + (0.5 if serial % 2 else 0.0))
         own.remove(own.leases[serial], serial + 0.6)
-    assert own.prefill.rate == 4000.0, "prompts of nothing say nothing"
+    assert own.speed.rate == 4000.0, "prompts of nothing say nothing"
     for serial in range(10_000, 10_100):
         own.add(lease(serial, at=float(serial), prompt=1000))
         own.first_token(own.leases[serial], serial + 0.5)
         own.remove(own.leases[serial], serial + 0.6)
-    assert own.prefill.rate == pytest.approx(1000 / (0.5 - 0.05), rel=0.01)
+    assert own.speed.rate == pytest.approx(1000 / (0.5 - 0.05), rel=0.01)
     for serial in range(10_100, 10_200):  # all but a few tokens of these are cached: they wait for a step
         own.add(lease(serial, at=float(serial), prompt=10))
         own.first_token(own.leases[serial], serial + 0.1)
         own.remove(own.leases[serial], serial + 0.6)
-    assert own.prefill.rate == pytest.approx(1000 / (0.5 - 0.05), rel=0.3)
+    assert own.speed.rate == pytest.approx(1000 / (0.5 - 0.05), rel=0.3)
 
 
 def told(at: float, first_tokens: float, seconds: float) -> Observation:
@@ -218,8 +218,8 @@ def served_unseen(own: Ledger, until_s: int, *, seconds: float = 0.25, prompt: i
 def test_where_no_first_token_is_seen_the_engine_is_asked_for_them() -> None:
     own = Ledger(ConcurrencyLimit(64), stale_after_s=5.0)
     served_unseen(own, 60)
-    assert own.prefill.rate_known
-    assert own.prefill.rate == pytest.approx(2000 / (0.25 - 0.05), rel=0.1)
+    assert own.speed.rate_known
+    assert own.speed.rate == pytest.approx(2000 / (0.25 - 0.05), rel=0.1)
     own.add(lease(100, at=60.0, prompt=2000, streamed=False))
     assert own.leases[100].prefill_end_s == pytest.approx(60.25, abs=0.03)
 
@@ -230,19 +230,19 @@ def test_a_speed_that_the_engine_tells_at_most_doubles_at_a_time() -> None:
     own.observe(told(0.1, 0.0, 0.0))
     own.add(lease(1, at=1.0, prompt=50_000, streamed=False))
     own.observe(told(2.0, 1.0, 0.1))
-    assert own.prefill.rate == pytest.approx(2 * 4000.0, rel=0.05)
+    assert own.speed.rate == pytest.approx(2 * 4000.0, rel=0.05)
 
 
 def test_first_tokens_of_our_own_are_believed_over_what_the_engine_tells_of_others() -> None:
     own = of_known_speed()
-    rate = own.prefill.rate
+    rate = own.speed.rate
     own.observe(told(5.0, 0.0, 0.0))
     own.add(lease(8, at=6.0, prompt=4_000, streamed=False))
     own.observe(told(7.0, 10.0, 300.0))
-    assert own.prefill.rate == rate
+    assert own.speed.rate == rate
     own.add(lease(9, at=60.0 + 5.5, prompt=4_000, streamed=False))
     own.observe(told(60.0 + 6.0, 20.0, 600.0))
-    assert own.prefill.rate < rate, "it was long ago that one was seen"
+    assert own.speed.rate < rate, "it was long ago that one was seen"
 
 
 @pytest.mark.parametrize(
@@ -255,10 +255,10 @@ def test_what_makes_no_sense_of_first_tokens_is_not_learned(first_tokens: float,
     own.observe(told(0.1, 10.0, 5.0))
     own.add(lease(1, at=1.0, prompt=2000, streamed=False))
     own.observe(told(2.0, first_tokens, seconds))
-    assert own.prefill.rate == 4000.0
+    assert own.speed.rate == 4000.0
     own.observe(Observation(3.0, 1, 0, progress=3.0))
     own.observe(told(4.0, 12.0, 7.0))
-    assert own.prefill.rate == 4000.0, "from nothing to something nothing can be counted"
+    assert own.speed.rate == 4000.0, "from nothing to something nothing can be counted"
 
 
 def test_a_prompt_is_before_the_engine_until_its_first_token_even_if_the_engine_has_taken_it_in() -> None:
@@ -288,20 +288,20 @@ def of_known_speed(seconds: float = 1.0) -> Ledger:
 
 def test_what_is_computed_of_a_long_prompt_is_outstanding_no_more_but_for_its_last_token() -> None:
     own = of_known_speed()
-    begun_s, rate = 10.0, own.prefill.rate
+    begun_s, rate = 10.0, own.speed.rate
     own.add(lease(8, at=begun_s, prompt=10_000))
     own.add(lease(9, at=begun_s, prompt=300))
     for step in range(1, 5):
         due_s = begun_s + step * 2048 / rate
         assert own.prefill.due_s == own.review_s(begun_s) == pytest.approx(due_s)
-        own.advance(due_s - 0.01)
+        own.prefill.advance(due_s - 0.01)
         assert own.prefill.outstanding_tokens == 10_300 - (step - 1) * 2048
-        own.advance(own.prefill.due_s)
+        own.prefill.advance(own.prefill.due_s)
         assert own.prefill.outstanding_tokens == 10_300 - step * 2048
         assert own.prefill.left(due_s) == pytest.approx(own.prefill.outstanding_tokens)
     assert own.prefill.due_s == math.inf, "what is left of it is its token's to tell"
     own.prefill.due_s = begun_s
-    own.advance(begun_s + 60.0)
+    own.prefill.advance(begun_s + 60.0)
     assert own.prefill.outstanding_tokens == 1 + 300
     own.first_token(own.leases[8], begun_s + 61.0)
     assert own.prefill.outstanding_tokens == 300
@@ -309,15 +309,15 @@ def test_what_is_computed_of_a_long_prompt_is_outstanding_no_more_but_for_its_la
 
 def test_progress_is_counted_from_when_the_prompt_before_was_done_with_seen_or_not() -> None:
     own = of_known_speed()
-    rate = own.prefill.rate
+    rate = own.speed.rate
     own.add(lease(8, at=10.0, prompt=4_000, streamed=False))
     own.add(lease(9, at=10.0, prompt=40_000))
     ends_s = own.leases[8].prefill_end_s
-    own.advance(ends_s)
+    own.prefill.advance(ends_s)
     assert own.prefill.outstanding_tokens == 40_000
     done_s = ends_s - 0.05  # its engine was, sooner than that could have been seen
     assert own.prefill.due_s == pytest.approx(done_s + 2048 / rate)
-    own.advance(ends_s + 2 * 2048 / rate)
+    own.prefill.advance(ends_s + 2 * 2048 / rate)
     own.observe(Observation(20.0, running=1, waiting=0, progress=9.0))
     assert own.prefill.outstanding_tokens == 40_000 - 2 * 2048
 
@@ -327,7 +327,7 @@ def test_a_prompt_counts_whole_while_the_speed_is_not_known() -> None:
     own.add(lease(1, at=0.0, prompt=40_000))
     assert own.prefill.due_s == math.inf
     own.prefill.due_s = 0.0
-    own.advance(5.0)
+    own.prefill.advance(5.0)
     assert own.prefill.outstanding_tokens == 40_000
 
 
@@ -343,7 +343,7 @@ def answers_whole(own: Ledger, serial: int, tokens: int, at: float) -> None:
 def test_whole_prompts_that_follow_one_another_do_not_add_up(tokens: int) -> None:
     """Two are always there, and as one is computed the next is sent: what is computed of the first counts no more."""
     prefill, each_s = PrefillBacklog(Speed()), tokens / 4000.0
-    assert not prefill.rate_known
+    assert not prefill.speed.rate_known
     for serial in range(60):
         now = each_s * max(0.0, serial - 1.01)
         prefill.advance(now)
@@ -358,15 +358,15 @@ def test_whole_answers_to_who_asked_for_streams_say_nothing_of_how_fast_prompts_
     for serial in range(1, 9):
         own.add(lease(serial, at=0.0, prompt=1_000))
     answers_whole(own, 1, 500, 25.0)
-    assert own.prefill.rate < 100, "as if a thousand tokens took 25 s"
+    assert own.speed.rate < 100, "as if a thousand tokens took 25 s"
     for serial in range(2, 4):
         answers_whole(own, serial, 500, 25.0)
-    assert own.prefill.rate == 4000.0
-    own.advance(25.0)
+    assert own.speed.rate == 4000.0
+    own.prefill.advance(25.0)
     assert own.prefill.outstanding_tokens == 0, "none of those under way will show when its prompt is computed"
     assert own.streams == 0
     answers_whole(own, 5, 500, 26.0)
-    assert own.prefill.rate >= 4000.0
+    assert own.speed.rate >= 4000.0
 
 
 def test_first_tokens_that_the_engine_counts_and_nobody_sees_are_of_the_oldest_prompts() -> None:
@@ -432,7 +432,7 @@ def test_the_pace_without_prompts_is_what_is_left_when_their_time_is_taken_off()
     own.first_token(own.leases[8], 11.1)
     own.progressed(own.leases[7], 101, 12.1)
     assert own.speed.time_per_output_token_s(12.1) == pytest.approx(2.0 / 100)
-    assert own.speed.decode_s(12.1) == pytest.approx((2.0 - 4_010 / own.prefill.rate) / 100)
+    assert own.speed.decode_s(12.1) == pytest.approx((2.0 - 4_010 / own.speed.rate) / 100)
     own.progressed(own.leases[7], 201, 12.6)
     assert own.speed.decode_s(12.6) < own.speed.time_per_output_token_s(12.6)  # type: ignore[operator]
     assert own.speed.decode_s(12.6 + 60.0) is None

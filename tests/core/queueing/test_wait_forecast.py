@@ -46,7 +46,7 @@ def test_an_answer_that_does_not_stream_says_nothing_of_first_tokens() -> None:
         lease = the_lease(made.arrived(request(f"r{at}"), now=100.0 * at))
         made.finished(lease, Usage(10, 50), now=100.0 * at + 90.0)
     assert made.inspect().forecast.soonest_s(waiting_entry("r"), 1_990.0) == 0.0
-    assert not made.inspect().pool["a"].ledger.prefill.rate_known
+    assert not made.inspect().pool["a"].ledger.speed.rate_known
     assert made.moved_s("a") == 1_990.0, "but that its engine works"
 
 

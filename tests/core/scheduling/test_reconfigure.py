@@ -292,6 +292,6 @@ def test_what_cannot_change_while_running_is_refused_with_its_key_and_changes_no
     made.arrived(request("r", band=1), now=0.0)
     with pytest.raises(NeedsRestartError, match=key) as refused:
         made.reconfigured(settings, now=1.0)
-    assert refused.value.keys == (key,)
+    assert refused.value.key == key
     assert [band.name for band in made.snapshot(now=1.0).bands] == ["high", "low"]
     assert served(made, lease, 1) == ["r"]

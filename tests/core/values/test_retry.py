@@ -7,7 +7,7 @@ import math
 import pytest
 
 from penstock.core.values.catalogue import Failure, Reason
-from penstock.core.values.retry import RetryBudget, Verdict, final_reason, verdict
+from penstock.core.values.retry import RetryBudget, final_reason, may_retry
 
 RETRIES_MIN = 10
 WINDOW_S = 10
@@ -15,30 +15,30 @@ WINDOW_S = 10
 SPENDING = [Failure.CONNECT, Failure.RESET, Failure.SERVER_ERROR]
 
 
-def judge(failure: Failure, attempts: int, budget: RetryBudget | None = None) -> Verdict:
-    return verdict(failure, attempts=attempts, attempts_max=3, budget=budget or RetryBudget(0.2))
+def judge(failure: Failure, attempts: int, budget: RetryBudget | None = None) -> bool:
+    return may_retry(failure, attempts=attempts, attempts_max=3, budget=budget or RetryBudget(0.2))
 
 
 @pytest.mark.parametrize("failure", SPENDING)
 def test_a_lost_connection_or_an_error_is_tried_again_until_attempts_are_spent(failure: Failure) -> None:
-    assert [judge(failure, attempts) for attempts in (1, 2, 3)] == ["requeue", "requeue", "fail"]
+    assert [judge(failure, attempts) for attempts in (1, 2, 3)] == [True, True, False]
 
 
 def test_a_first_byte_time_out_is_tried_once_more() -> None:
-    assert [judge(Failure.FIRST_BYTE_TIMEOUT, attempts) for attempts in (1, 2)] == ["requeue", "fail"]
+    assert [judge(Failure.FIRST_BYTE_TIMEOUT, attempts) for attempts in (1, 2)] == [True, False]
 
 
 @pytest.mark.parametrize("failure", [Failure.BUSY, Failure.MODEL_GONE])
 def test_a_refusal_costs_nothing(failure: Failure) -> None:
-    assert judge(failure, 100, RetryBudget(0.0)) is Verdict.REQUEUE
+    assert judge(failure, 100, RetryBudget(0.0))
 
 
 def test_after_the_first_byte_nothing_can_be_taken_back() -> None:
-    assert judge(Failure.BROKEN, 1) is Verdict.FAIL
+    assert not judge(Failure.BROKEN, 1)
 
 
 def test_without_a_budget_nothing_is_tried_again() -> None:
-    assert judge(Failure.RESET, 1, RetryBudget(0.0)) is Verdict.FAIL
+    assert not judge(Failure.RESET, 1, RetryBudget(0.0))
 
 
 def retried(budget: RetryBudget, requests: int, *, per_s: float = math.inf, under_way: int = 0) -> int:

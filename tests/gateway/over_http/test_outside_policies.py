@@ -16,8 +16,8 @@ from penstock.cli import main as cli
 from penstock.config.load import ConfigError, from_mapping
 from penstock.config.sections import policies
 from penstock.conformance.__main__ import main as suite
-from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.queueing.fairness import POLICIES as FAIRNESS
+from penstock.core.queueing.flow_queue import ORDERINGS
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from tests.gateway.conftest import World
 

@@ -17,8 +17,8 @@ from pydantic import BeforeValidator
 from penstock.config.other_words import POLICIES
 from penstock.config.problems import Refused, did_you_mean, listing, show
 from penstock.config.values import ValueKind, or_empty
-from penstock.core.queueing.fairness.registry import POLICIES as FAIRNESS
-from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.queueing.fairness import POLICIES as FAIRNESS
+from penstock.core.queueing.flow_queue import ORDERINGS
 from penstock.core.routing.other_packages import OutsideFairness, OutsideRouting, Trouble, outside_order
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.values.settings import Prices, RoutingSettings

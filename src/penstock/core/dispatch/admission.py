@@ -63,7 +63,7 @@ def _closed(
     """The cause that closes the endpoint, or None; `told`: the page counts, too."""
     ledger = endpoint.ledger
     if now >= ledger.prefill.due_s:
-        ledger.advance(now)
+        ledger.prefill.advance(now)
     own, slots = len(ledger.leases), ledger.limit.slots
     load = ledger.load(now) if told else float(own)
     if load >= slots * band.ceiling or own >= slots:

@@ -15,20 +15,18 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import PASSED_MAX, Entry
 from penstock.core.queueing.fair_tree import Node, QueueTree, lead
-from penstock.core.values.lifecycle import TERMINAL, State
 
 EPSILON = 1e-9  # of sums of the same costs, made in another order
 
 
 class Backfill:
-    """The passed-over requests of one turn of the pump, and those overtaken too often."""
+    """The passed-over requests of one turn of the pump."""
 
     def __init__(self, charges: Charges) -> None:
         self._charges = charges
         self.passed: list[Entry] = []  # in this turn: requests that did not fit
         self.held: dict[Node, None] = {}  # in this turn: flows with requests that may not be sent yet
         self.reserved: set[Endpoint] = set()  # in this turn: endpoints with room reserved for some of them
-        self._starved: list[Entry] = []  # overtaken as often as may be: room is reserved for those of them that wait
 
     def reconfigured(self, account: Charges) -> None:
         """Count service as `account` does from now on."""
@@ -86,17 +84,4 @@ class Backfill:
         """Note that a request goes to one of `endpoints`: it overtakes those passed over that could go there."""
         self.passed = [x for x in self.passed if any(e.serves(x.request.model) for e in endpoints)]
         for overtaken in self.passed:
-            record = overtaken.own_dispatch()
-            record.backfilled += 1
-            if record.backfilled == PASSED_MAX:
-                self._starved = [x for x in self._starved if x.state not in TERMINAL]
-                self._starved.append(overtaken)
-
-    def room_is_reserved(self, endpoint: Endpoint, now: float) -> bool:
-        """True if a request that was overtaken as often as may be waits for room at `endpoint`."""
-        if endpoint in self.reserved:
-            return True
-        for entry in self._starved:  # a loop, because it is usually empty
-            if entry.state is State.WAITING and endpoint.serves(entry.model) and not entry.excludes(endpoint.name, now):
-                return True
-        return False
+            overtaken.own_dispatch().backfilled += 1

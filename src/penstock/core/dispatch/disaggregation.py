@@ -40,7 +40,7 @@ class PendingDecodes:
         return lease
 
     def _half(self, entry: Entry, name: str, endpoint: Endpoint | None, serial: int, now: float) -> Lease:
-        lease = Lease(
+        return Lease(
             serial,
             endpoint=name,
             epoch=NO_EPOCH if endpoint is None else endpoint.ledger.epoch,
@@ -49,9 +49,8 @@ class PendingDecodes:
             prompt_tokens=1,  # the last one is always computed there
             output_tokens=entry.estimate.output_tokens,
             streamed=entry.request.streamed,
+            transferred_tokens=entry.estimate.prompt_tokens - 1,
         )
-        lease.transfers(entry.estimate.prompt_tokens - 1)
-        return lease
 
     def take_on(self, entry: Entry, endpoint: str, serial: int, now: float) -> None:
         """Take the decode half that another scheduler chose, also beyond the slots."""

@@ -62,7 +62,7 @@ class PrefillStagger:
         patience_s, prompt_tokens = self.patience_s, entry.estimate.prompt_tokens
         allowed: list[Endpoint] = []
         for endpoint in endpoints:
-            rate = endpoint.ledger.prefill.rate
+            rate = endpoint.ledger.speed.rate
             if prompt_tokens / rate <= patience_s or entry.uncached_at(endpoint.index) / rate <= patience_s:
                 allowed.append(endpoint)
                 continue
@@ -95,10 +95,10 @@ class PrefillStagger:
                 continue
             prefill = endpoint.ledger.prefill
             if now >= prefill.due_s:
-                endpoint.ledger.advance(now)  # not asked of one with all slots taken
+                endpoint.ledger.prefill.advance(now)  # not asked of one with all slots taken
             if self._pool.unhealthy(endpoint, now) is not None or now > prefill.overdue_s:
                 continue
-            done_s = prefill.left(now) / prefill.rate
+            done_s = prefill.left(now) / prefill.speed.rate
             soonest = sorted([*soonest, (done_s, endpoint)], key=_first)[:2]
             within += done_s <= patience_s
             if within == 2:

@@ -175,7 +175,6 @@ class FoundLimit(ConcurrencyLimit):
         self._ran = self._top = self._grown_at = 0.0
 
     def on_false_page(self) -> None:
-        """Start again, because the page was false."""
         self.slots = max(self.slots, self._first)
         self._step = self._queued = self._before = 0
         self._ran = self._top = self._grown_at = 0.0
@@ -184,11 +183,9 @@ class FoundLimit(ConcurrencyLimit):
     # --- own streams ----------------------------------------------------------------------------------------------
 
     def proven(self) -> float:
-        """Returns how many at once are known to wait for no slot: those that ran, and those on their way."""
         return max(FEW, max(self._best, self._best_before) + self._on_the_way)
 
     def on_ended(self, begun: int, now: float) -> None:
-        """Note that a request is over that ran, while `begun` others run."""
         self._counted += 1
         ends = self._ends
         ends.append(now)
@@ -197,7 +194,6 @@ class FoundLimit(ConcurrencyLimit):
         self._peak = max(self._peak, begun + len(ends))
 
     def on_whole(self, lease: Lease, tokens: int, now: float) -> None:
-        """Note a whole answer of so many tokens; 0 if that is not known."""
         if lease.dispatched_s < self._grown_s:
             return
         self._whole += 1
@@ -206,7 +202,6 @@ class FoundLimit(ConcurrencyLimit):
         self._whole_s += now - lease.dispatched_s
 
     def look_due(self, now: float) -> bool:
-        """True if it is time to look."""
         return now >= self._look_s
 
     def look(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
@@ -250,7 +245,6 @@ class FoundLimit(ConcurrencyLimit):
         return page.base.running + ledger.fresh >= VETO_SHARE * page.own
 
     def looks_s(self, ledger: Ledger, now: float) -> float:
-        """Returns when to look if nothing happens until then; infinity: no need to."""
         if not ledger.shows:
             return math.inf
         if self._queued or ledger.running() > self._running:
@@ -333,7 +327,9 @@ class FoundLimit(ConcurrencyLimit):
 def _shows_ours(ledger: Ledger, now: float) -> bool:
     """Whether the page counts, and shows most of our requests."""
     base = ledger.page.base
-    return base is not None and ledger.credible(now) and base.running + base.waiting >= VETO_SHARE * ledger.page.own
+    return (
+        base is not None and ledger.page.credible(now) and base.running + base.waiting >= VETO_SHARE * ledger.page.own
+    )
 
 
 def _late_after_s(ledger: Ledger, lease: Lease, times: float) -> float:

@@ -46,8 +46,8 @@ class Endpoint:
             bootstrap_port_of(spec.labels) is not None
         )  # the decode endpoint gets the request with it, not after
         self.first_epoch = epoch
-        limit = FoundLimit(spec.slots) if spec.adaptive_slots else ConcurrencyLimit(spec.slots)
-        self.ledger = Ledger(limit, stale_after_s=stale_after_s, epoch=epoch)
+        self._whole = FoundLimit(spec.slots) if spec.adaptive_slots else ConcurrencyLimit(spec.slots)
+        self.ledger = Ledger(self._whole, stale_after_s=stale_after_s, epoch=epoch)
         self.health = Health(health, up=True)
         self.liveness = Liveness()
         self.proof = Proof(vouched=spec.vouched, by_word=spec.by_word)
@@ -57,7 +57,6 @@ class Endpoint:
         self._told_slots: int | None = None  # by the engine
         self._slots_by_hand = not spec.adaptive_slots
         self._gateways = 1  # that decide, each with its part of the slots
-        self._whole: ConcurrencyLimit | None = None  # then: the limit that is set aside for later
         self.dispatches_total = 0
         self.turn = 0.0  # among equals the least is next: it moves on with each request that is sent there
         self.failure: str | None = None  # the last one
@@ -111,10 +110,6 @@ class Endpoint:
             return -math.inf
         return self.proof.first_until_s(len(leases), next(iter(leases.values())).began_s)
 
-    def stuck(self, now: float) -> bool:
-        """True if the engine is stuck, so that nothing may go there now."""
-        return self.liveness.closed(self.ledger, now)
-
     def first_token(self, lease: Lease, now: float) -> None:
         """Note that the engine has taken a request in and computed its prompt."""
         self.liveness.began(lease, self.ledger, now)
@@ -136,30 +131,20 @@ class Endpoint:
             self._choose_slots(slots)
 
     def _choose_slots(self, slots: int | None) -> None:
-        gateways = self._gateways
-        self.apportion(1)
         if slots is not None:
-            self._limit(ConcurrencyLimit(slots))
-        elif not self.finds_slots:
-            self._limit(FoundLimit(self.slots, ran=self.slots))
-        self.apportion(gateways)
+            self._whole = ConcurrencyLimit(slots)
+        elif not isinstance(self._whole, FoundLimit):
+            self._whole = FoundLimit(self._whole.slots, ran=self._whole.slots)
+        self.apportion(self._gateways)
 
     def apportion(self, gateways: int) -> None:
         """Use one gateway's part of the slots, because so many decide each for itself; 1: all slots.
 
         Meanwhile its size is not learnt, because most of its requests are others'.
         """
-        if self._whole is not None:
-            self._limit(self._whole)
-            self._whole = None
         self._gateways = gateways
-        if gateways > 1:
-            self._whole = self.ledger.limit
-            self._limit(ConcurrencyLimit(part(self.slots, gateways)))
-
-    def _limit(self, limit: ConcurrencyLimit) -> None:
-        self.ledger.limit = limit
-        self.ledger.changed()
+        whole = self._whole
+        self.ledger.limit = whole if gateways == 1 else ConcurrencyLimit(part(whole.slots, gateways))
 
     def near_limit(self, now: float) -> bool:
         """True if a newer reading may open or close the endpoint: by some measure of admission it is not idle."""
@@ -182,17 +167,12 @@ class Endpoint:
             return False
         slots = self.slots
         ledger.limit.on_page(ledger, now, wanted=wanted)
-        return self._resized(slots)
+        return slots != self.slots
 
     def looked(self, now: float, *, wanted: bool) -> bool:
         """Evaluate its size by our own requests. Returns True when the slots changed with it."""
         slots = self.slots
         self.ledger.limit.look(self.ledger, now, wanted=wanted)
-        return self._resized(slots)
-
-    def _resized(self, slots: int) -> bool:
-        if slots != self.slots:
-            self.ledger.changed()
         return slots != self.slots
 
     def frees_s(self, now: float) -> float | None:

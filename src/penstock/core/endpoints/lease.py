@@ -38,6 +38,13 @@ class Lease:
         prompt_tokens: int,
         output_tokens: int,
         streamed: bool,
+        transferred_tokens: int = 0,
+        cached_tokens: int = 0,
+        source: Source | None = None,
+        keys_since: int = 0,
+        sought: Sought | None = None,
+        prefix: tuple[Key, ...] = (),
+        twin_computing: bool = False,
     ) -> None:
         self.serial = serial
         self.endpoint = endpoint
@@ -50,13 +57,13 @@ class Lease:
         self.prefill_end_s = now  #: predicted; if the first token is invisible, the prefill counts as over then
         self.queued_tokens = 0  #: of prompts, its own among them, that were believed to be before its engine then
         self.computed_tokens = 0  #: of the prompt, believed to be done with while its first token is awaited
-        self.cached_tokens = 0  #: of the prompt, believed to be there already
-        self.source: Source | None = None  #: the source
-        self.prefix: tuple[Key, ...] = ()  #: chain hashes of the prompt's chunks, while they are computed
-        self.sought: Sought | None = None  #: cached tokens assumed only because a similar prompt was sent there
-        self.keys_since = 0  #: the most sent to its endpoint, by history, since the cached prefix was used
-        self.twin_computing = False  #: the prefix is just being computed there, for another request
-        self.transferred_tokens = 0  #: of the prompt, computed elsewhere: they only take memory
+        self.cached_tokens = cached_tokens  #: of the prompt, believed to be there already
+        self.source = source  #: of that belief
+        self.prefix = prefix  #: chain hashes of the prompt's chunks, while they are computed
+        self.sought = sought  #: cached tokens assumed only because a similar prompt was sent there
+        self.keys_since = keys_since  #: the most sent to its endpoint, by history, since the cached prefix was used
+        self.twin_computing = twin_computing  #: the prefix is just being computed there, for another request
+        self.transferred_tokens = transferred_tokens  #: of the prompt, computed elsewhere: they only take memory
         self.pending = False  #: its prompt is still being computed elsewhere, its engine knows nothing of it
         self.taken_s = -1.0  #: when its slot was taken, if it was sent later
         self.cached_told = False  #: of a divided request: whether the prefill engine reported `cached_tokens`
@@ -69,39 +76,12 @@ class Lease:
         self.progress_tokens = 0  #: and how much of it there was
         self.progress_computed = 0  #: and how many prompt tokens its endpoint had computed for all by then
 
-    def believe(
-        self, cached_tokens: int, source: Source | None, *, keys_since: int = 0, sought: Sought | None = None
-    ) -> None:
-        """Record the prompt's assumed cached tokens: `source` is their origin, and `sought` their basis."""
-        self.cached_tokens = cached_tokens
-        self.source = source
-        self.keys_since = keys_since
-        self.sought = sought
-
-    def computes(self, prefix: tuple[Key, ...], *, twin_computing: bool) -> None:
-        """Note `prefix`, which will be cached when the prompt is computed.
-
-        `twin_computing`: another request computes it now.
-        """
-        self.prefix = prefix
-        self.twin_computing = twin_computing
-
-    def prefills(self) -> None:
-        """Note that the lease computes a prompt for another one: its single token ends it, so its prefill's end is
-        seen.
-        """
-        self.output_tokens, self.streamed = 1, True
-
     def takes_over(self, cached_tokens: int, *, told: bool) -> None:
         """Note that the prompt was computed elsewhere, with `cached_tokens` cached there.
 
         `told`: reported by the engine there.
         """
         self.cached_tokens, self.cached_told = cached_tokens, told
-
-    def transfers(self, prompt_tokens: int) -> None:
-        """Note that `prompt_tokens` of the prompt are brought to the engine instead of being computed there."""
-        self.transferred_tokens = prompt_tokens
 
     def reached_client(self) -> None:
         """A part of an answer that does not stream was passed on."""

@@ -267,10 +267,6 @@ class Ledger:
         self._abandoned = [slot for slot in self._abandoned[-self.slots :] if slot[1] > now]
         return min(len(self._abandoned), max(0, self.slots - (len(self.leases) - self.reserved)))
 
-    def advance(self, now: float) -> None:
-        """Let time pass for prompts until `now`."""
-        self.prefill.advance(now)
-
     # --- facts of our own requests ------------------------------------------------------------------------------
 
     def running(self) -> int:
@@ -396,15 +392,7 @@ class Ledger:
         self.page.judged_stale_after(stale_after_s)
         self._load_until_s = -math.inf
 
-    def credible(self, now: float) -> bool:
-        """True if the last reading counts."""
-        return self.page.credible(now)
-
     # --- conclusions --------------------------------------------------------------------------------------------
-
-    def changed(self) -> None:
-        """The number of slots changed."""
-        self._load_until_s = -math.inf
 
     def load(self, now: float) -> float:
         """Returns how many requests are believed to be on the endpoint, running or waiting, ours and others'."""

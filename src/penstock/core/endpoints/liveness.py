@@ -218,7 +218,7 @@ def _oldest_awaited(ledger: Ledger) -> Lease | None:
 def _has_room(ledger: Ledger, now: float) -> bool:
     """Whether the engine can run all of its requests, so that none waits for a slot."""
     base = ledger.page.base
-    return ledger.load(now) <= ledger.slots and (base is None or base.waiting == 0 or not ledger.credible(now))
+    return ledger.load(now) <= ledger.slots and (base is None or base.waiting == 0 or not ledger.page.credible(now))
 
 
 def _page_tells(ledger: Ledger) -> bool:

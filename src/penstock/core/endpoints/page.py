@@ -160,25 +160,22 @@ class EnginePage:
             return Standing.GONE
         if self.base is None:
             return Standing.NONE
+        return self._doubt() or (Standing.BELIEVED if self.credible(now) else Standing.OLD)
+
+    def _doubt(self) -> Standing | None:
+        """Returns how our own requests contradict it; None: they do not."""
         if self.contradicted:
             return Standing.CONTRADICTED
         if self.asked_s - self._alive_since_s >= STILL_S:
             return Standing.STILL
-        if self._short:
-            return Standing.SHORT
-        return Standing.BELIEVED if self.credible(now) else Standing.OLD
-
-    @property
-    def _is_doubted(self) -> bool:
-        """Whether our own requests contradict it."""
-        return self.contradicted or self._short or self.asked_s - self._alive_since_s >= STILL_S
+        return Standing.SHORT if self._short else None
 
     def credible(self, now: float) -> bool:
         """True if the last reading counts: it is recent and uncontradicted."""
         if now < self._sure_until_s:
             return True
         base = self.base
-        if base is None or self._is_doubted:
+        if base is None or self._doubt() is not None:
             return False
         stale_s, frozen_s = self.asked_s + self.stale_after_s, self.moved_s + FROZEN_S
         if now >= stale_s:

@@ -33,8 +33,7 @@ class Pool:
         self._gateways = 1  # that decide, each for itself
         self._next_epoch = 0  # no lease of a removed endpoint has it, so none counts for a later one of that name
         self._gone: BoundedMap[str, float] = BoundedMap(MODELS_MAX)  # models without endpoints, and until when known
-        self._slots: dict[str, int] = {}  # per model, until something changes
-        self._serving: dict[str, int] = {}  # likewise
+        self._counts: dict[str, tuple[int, int]] = {}  # `slots` and `serving` per model, until something changes
         self.answered = 0  # good answers of all endpoints so far
         self.uniform = True  # all endpoints serve the same models
         self.priced = False  # they have different prices
@@ -128,7 +127,7 @@ class Pool:
             return None if self._panics(endpoint, now) else Cause.EJECTED
         if health.trial is not None and health.on_trial(len(endpoint.ledger.leases), now):
             return Cause.RETURNING
-        return Cause.STUCK if endpoint.stuck(now) else None
+        return Cause.STUCK if endpoint.liveness.closed(endpoint.ledger, now) else None
 
     def others_move(self, endpoint: Endpoint, now: float) -> bool:
         """True if another endpoint could do the same work and is well: it moves, or has nothing to do."""
@@ -181,23 +180,20 @@ class Pool:
 
     def slots(self, model: str) -> int:
         """Returns the slots of the endpoints that are in service and answer for the model."""
-        slots = self._slots.get(model)
-        if slots is None:
-            if len(self._slots) >= MODELS_MAX:
-                self._slots.clear()
-            slots = self._slots[model] = sum(e.slots for e in self._answering(model))
-        return slots
+        return (self._counts.get(model) or self._count(model))[0]
 
     def serving(self, model: str) -> int:
         """Returns how many endpoints in service compute prompts for the model."""
-        count = self._serving.get(model)
-        if count is None:
-            if len(self._serving) >= MODELS_MAX:
-                self._serving.clear()
-            count = self._serving[model] = sum(
-                e.in_service and e.serves(model) and self.roles.computes(e, model, whole=False) for e in self
-            )
-        return count
+        return (self._counts.get(model) or self._count(model))[1]
+
+    def _count(self, model: str) -> tuple[int, int]:
+        if len(self._counts) >= MODELS_MAX:
+            self._counts.clear()
+        slots = sum([e.slots for e in self._answering(model)])
+        serving = [e for e in self if e.in_service and e.serves(model)]
+        computing = sum([self.roles.computes(e, model, whole=False) for e in serving])
+        counts = self._counts[model] = slots, computing
+        return counts
 
     def apportion(self, gateways: int) -> None:
         """Use one gateway's part of all slots, of these endpoints and those to come; 1: all of them."""
@@ -217,8 +213,7 @@ class Pool:
 
     def changed(self) -> None:
         """Forget derived values: the slots, models or verdict of an endpoint changed."""
-        self._slots.clear()
-        self._serving.clear()
+        self._counts.clear()
         self.roles.changed(self)
         self.priced = len({e.price for e in self}) > 1
         first = next(iter(self), None)

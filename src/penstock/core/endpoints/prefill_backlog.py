@@ -30,16 +30,6 @@ class PrefillBacklog:
         self.due_s = math.inf  #: when `advance` has something to do
         self._free_s = -math.inf  # when the last prompt was computed
 
-    @property
-    def rate(self) -> float:
-        """Prompt tokens per second."""
-        return self.speed.rate
-
-    @property
-    def rate_known(self) -> bool:
-        """Whether the rate was seen often enough to go by."""
-        return self.speed.rate_known
-
     def add(self, lease: Lease) -> None:
         """Add the prompt of a request that was sent, and predict on the lease when it is computed."""
         queued = round(self.left(lease.dispatched_s)) + lease.prompt_tokens

@@ -35,25 +35,9 @@ class Trail:
     """The notes on one request."""
 
     __slots__ = (
-        "arrived_s",
-        "band",
-        "bumped",
-        "counted",
-        "ended_s",
-        "first_s",
-        "limit",
-        "meter",
-        "model",
-        "reason",
-        "requeues",
-        "sent",
-        "sent_serial",
-        "serial",
-        "stay",
-        "stays",
-        "tried",
-        "usage",
-    )
+        "arrived_s", "band", "bumped", "counted", "ended_s", "first_s", "limit", "meter", "model", "reason", "requeues",
+        "sent", "sent_serial", "serial", "stay", "stays", "tried", "usage",
+    )  # fmt: skip
 
     def __init__(self, now: float, serial: int, band: str) -> None:
         self.arrived_s = now
@@ -141,7 +125,6 @@ class Recorder:
         self._sent.append((serial, sent, entry, trail))
         meter.running += 1
         model.running += 1
-        model.dispatched += 1
         model.waits_s.append((now, entry.queue.waited_s))
         # A policy that counts nothing has no shares of its own to show.
         trail.counted = entry.charge.cost or entry.charge.work

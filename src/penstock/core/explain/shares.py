@@ -47,22 +47,13 @@ class ModelMeter:
     """The requests and tokens of one model. Totals only grow: rates are differences between two snapshots."""
 
     __slots__ = (
-        "dispatched",
-        "ended",
-        "name",
-        "output_tokens",
-        "prompt_tokens",
-        "refused",
-        "running",
-        "served_s",
-        "tried",
+        "ended", "name", "output_tokens", "prompt_tokens", "refused", "running", "served_s", "tried",
         "waits_s",
-    )
+    )  # fmt: skip
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.running = 0
-        self.dispatched = 0
         self.ended = 0  # after a dispatch
         self.served_s = 0.0  # that these were at an endpoint, all together
         self.refused = 0  # rejected or evicted

@@ -133,9 +133,7 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     oldest_wait_s: float
     wait_p50_s: float | None  #: in the queue, of those sent in the last ten seconds; None: nothing was
     wait_p99_s: float | None
-    dispatched_total: int
     ended_total: int
-    refused_total: int
     deadline_tries_total: int  #: sent although they were forecast to miss their deadlines
     prompt_tokens_total: int
     output_tokens_total: int
@@ -270,7 +268,7 @@ def endpoint_now(
 ) -> EndpointSnapshot:
     """`busy`: the highest band with work; `tight`: endpoints open to it that do not help, and why."""
     ledger = endpoint.ledger
-    base = ledger.page.base if ledger.credible(now) else None
+    base = ledger.page.base if ledger.page.credible(now) else None
     closed = busy.closed.get(endpoint) if busy is not None else None
     misfit = tight.get(endpoint) if closed is None else None
     return EndpointSnapshot(
@@ -379,9 +377,7 @@ def _model_now(
         oldest_wait_s=oldest_s([next(iter(line.entries.values())) for line in lines], now),
         wait_p50_s=waits_s and waits_s[0],
         wait_p99_s=waits_s and waits_s[1],
-        dispatched_total=meter.dispatched,
         ended_total=meter.ended,
-        refused_total=meter.refused,
         deadline_tries_total=meter.tried,
         prompt_tokens_total=meter.prompt_tokens,
         output_tokens_total=meter.output_tokens,

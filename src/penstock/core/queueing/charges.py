@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import QueueTree
-from penstock.core.queueing.fairness.base import FairnessPolicy
-from penstock.core.queueing.fairness.registry import POLICIES
+from penstock.core.queueing.fairness import POLICIES, FairnessPolicy
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import Prices
 
@@ -67,12 +66,16 @@ class Charges:
 
     def estimated_cost(self, entry: Entry) -> float:
         """Returns the estimated charge of a request, given its cached tokens."""
-        estimate, cached = entry.estimate, entry.route.cached_tokens
-        tokens = estimate.prompt_tokens
-        return self.policy(entry).cost(
+        return self._cost(entry, entry.request.band, entry.estimate.output_tokens)
+
+    def _cost(self, entry: Entry, band: int, output_tokens: int) -> float:
+        """The charge of a request with so many `output_tokens`, by the policy of a band."""
+        prices, tokens, cached = entry.request.prices, entry.estimate.prompt_tokens, entry.route.cached_tokens
+        policy = self._policies[band] if prices is None else self._with(band, prices)
+        return policy.cost(
             prompt_tokens=tokens,
             cached_tokens=cached if cached < tokens else tokens,
-            completion_tokens=estimate.output_tokens,
+            completion_tokens=output_tokens,
         )
 
     def full_cost(self, entry: Entry) -> float:
@@ -87,15 +90,8 @@ class Charges:
 
         No tree has been charged by that policy yet: finding its place in one (`SchedulerState.place`) does that.
         """
-        entry.charge.charged = 0.0
-        if entry.lease is not None:
-            prices = entry.request.prices
-            policy = self._policies[band] if prices is None else self._with(band, prices)
-            entry.charge.charged = policy.cost(
-                prompt_tokens=entry.estimate.prompt_tokens,
-                cached_tokens=min(entry.route.cached_tokens, entry.estimate.prompt_tokens),
-                completion_tokens=entry.charge.charged_output,
-            )
+        charge = entry.charge
+        charge.charged = 0.0 if entry.lease is None else self._cost(entry, band, charge.charged_output)
 
     def dispatched(self, tree: QueueTree, entry: Entry) -> None:
         """Charge the estimate to the entry's flow."""
@@ -111,15 +107,7 @@ class Charges:
             return False
         steps = -(-(entry.charge.output_seen - entry.estimate.output_tokens) // REFRESH_TOKENS)
         entry.charge.charged_output = entry.estimate.output_tokens + steps * REFRESH_TOKENS
-        self._charge_up_to(
-            tree,
-            entry,
-            self.policy(entry).cost(
-                prompt_tokens=entry.estimate.prompt_tokens,
-                cached_tokens=min(entry.route.cached_tokens, entry.estimate.prompt_tokens),
-                completion_tokens=entry.charge.charged_output,
-            ),
-        )
+        self._charge_up_to(tree, entry, self._cost(entry, entry.request.band, entry.charge.charged_output))
         return True
 
     def settle(self, tree: QueueTree, entry: Entry, usage: Usage) -> float:

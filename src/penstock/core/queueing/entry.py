@@ -128,16 +128,9 @@ class RouteRecord:
     """The assumed locations of a request's cached prompt, as last checked."""
 
     __slots__ = (
-        "blocks",
-        "cached_tokens",
-        "keys_since",
-        "located",
-        "looked_up",
-        "sought",
-        "source",
-        "twin_computing",
+        "blocks", "cached_tokens", "keys_since", "located", "looked_up", "sought", "source", "twin_computing",
         "uncached_tokens",
-    )
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.located: Located = NOWHERE  #: cached tokens by endpoint
@@ -217,23 +210,9 @@ class Entry:
     """A request on its way through the scheduler. One owner: the scheduler that made it."""
 
     __slots__ = (
-        "account",
-        "accounts",
-        "affinity",
-        "charge",
-        "dispatch",
-        "estimate",
-        "lease",
-        "model",
-        "queue",
-        "request",
-        "retry",
-        "route",
-        "seq",
-        "state",
-        "tenant",
-        "whole",
-    )
+        "account", "accounts", "affinity", "charge", "dispatch", "estimate", "lease", "model", "queue", "request",
+        "retry", "route", "seq", "state", "tenant", "whole",
+    )  # fmt: skip
 
     def __init__(self, request: Request, seq: int) -> None:
         self.request = request

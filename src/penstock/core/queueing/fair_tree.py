@@ -34,29 +34,10 @@ class Node:
     """A flow (it has leaves) or a group of flows (it has children)."""
 
     __slots__ = (
-        "active_weight",
-        "backlog",
-        "capped",
-        "children",
-        "demand",
-        "demand_s",
-        "heaps",
-        "held_weight",
-        "in_flight",
-        "index",
-        "leaves",
-        "left",
-        "left_s",
-        "lined",
-        "name",
-        "parent",
-        "sendable",
-        "tag",
-        "virtual",
-        "waiting",
-        "weight",
-        "work",
-    )
+        "active_weight", "backlog", "capped", "children", "demand", "demand_s", "heaps", "held_weight", "in_flight",
+        "index", "leaves", "left", "left_s", "lined", "name", "parent", "sendable", "tag", "virtual", "waiting",
+        "weight", "work",
+    )  # fmt: skip
 
     def __init__(self, name: str, parent: Node | None, weight: float, index: int) -> None:
         self.name = name

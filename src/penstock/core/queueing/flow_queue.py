@@ -1,19 +1,21 @@
 """One leaf of the queue tree: the requests of one flow for one model, in the order its ordering asks for.
 
-The key of an entry is fixed when it enters, so one heap serves every ordering: time of arrival for `fcfs`, deadline
-for `deadline`, aged cost for `shortest_first`. Ties go to the earlier arrival. A request that comes back after a
-refusal keeps its arrival number and so its place. Removal marks an entry dead and leaves the heap to drop it later:
-O(log n) amortised, and the heap is never more than half dead.
+The key of an entry is fixed when it enters, so one heap serves every ordering, the least first. `shortest_first` ages
+linearly, and linear ageing needs no re-sorting: cost − rate·(now − arrived) orders like cost + rate·arrived. Ties go to
+the earlier arrival. A request that comes back after a refusal keeps its arrival number and so its place. Removal marks
+an entry dead and leaves the heap to drop it later: O(log n) amortised, and the heap is never more than half dead.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.lifecycle import State
+
+AGEING_WORK_PER_S = 50.0  # a request of 1,500 tokens is overtaken for at most half a minute, then it is the oldest
 
 
 class Leaf:
@@ -86,3 +88,25 @@ class Leaf:
 def _alive(item: tuple[tuple[int, float], int, int, Entry]) -> bool:
     _, _, visit, entry = item
     return entry.queue.visit == visit and entry.state is State.WAITING
+
+
+def fcfs(entry: Entry, now: float) -> float:  # noqa: ARG001
+    """Returns a key for the order of arrival: its time, which survives a change of scheduler."""
+    return now
+
+
+def deadline(entry: Entry, now: float) -> float:  # noqa: ARG001
+    """Returns a key for the earliest deadline first; requests without one come last, in order of arrival."""
+    return entry.queue.deadline_s
+
+
+def shortest_first(entry: Entry, now: float) -> float:
+    """Returns a key for the least estimated work first, with ageing."""
+    return entry.charge.work + AGEING_WORK_PER_S * now
+
+
+ORDERINGS: dict[str, Callable[[Entry, float], float]] = {
+    "fcfs": fcfs,
+    "deadline": deadline,
+    "shortest_first": shortest_first,
+}

@@ -114,19 +114,9 @@ class _Account:
     """The current use of one tenant, or of one of its keys or models."""
 
     __slots__ = (
-        "limits",
-        "name",
-        "own",
-        "queued",
-        "queued_bytes",
-        "queued_tokens",
-        "rated",
-        "requests",
-        "running",
-        "token_buckets",
-        "tokens",
-        "tokens_day",
-    )
+        "limits", "name", "own", "queued", "queued_bytes", "queued_tokens", "rated", "requests", "running",
+        "token_buckets", "tokens", "tokens_day",
+    )  # fmt: skip
 
     def __init__(self, name: str, limits: Limits) -> None:
         self.name = name

@@ -14,8 +14,7 @@ from typing import Protocol, SupportsFloat
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.fairness.base import FairnessPolicy
-from penstock.core.queueing.fairness.weighted_tokens import WeightedTokens
+from penstock.core.queueing.fairness import FairnessPolicy, WeightedTokens
 from penstock.core.routing.policies.base import Choice, Context, RoutingPolicy
 from penstock.core.routing.policies.least_loaded import LeastLoaded
 from penstock.core.values.rows import PolicyTrouble

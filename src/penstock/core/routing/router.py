@@ -195,7 +195,7 @@ class Router:
             if score_s < least_s and endpoint not in instead:
                 homes.append(endpoint)
                 prefill = endpoint.ledger.prefill
-                for_s = max(for_s, least_s - score_s + prefill.left(now) / prefill.rate)
+                for_s = max(for_s, least_s - score_s + prefill.left(now) / prefill.speed.rate)
         if homes and self._pool.priced:
             return self._affordable(entry, homes, context.alive(), now), for_s
         return homes, for_s

@@ -20,7 +20,6 @@ from penstock.core.values import retry
 from penstock.core.values.actions import Action, Evict, Requeue
 from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import Event
-from penstock.core.values.retry import REQUEST_REFUSED, Verdict
 
 # Failures that are answers, so the process behind them runs.
 _ANSWERS = frozenset(
@@ -45,7 +44,7 @@ def blame(
     state: SchedulerState, endpoint: Endpoint, model: str, failure: Failure, now: float, *, retry_after_s: float
 ) -> None:
     """A request for `model` failed there. `retry_after_s`: how long its engine asked to be left alone."""
-    if failure in REQUEST_REFUSED:
+    if failure in retry.REQUEST_REFUSED:
         endpoint.liveness.moves(now)
         well(state, endpoint, now, refused=True)
         return
@@ -135,8 +134,8 @@ def requeue(
         waiting.wait(state, entry, now)
 
 
-def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float) -> Verdict:
-    """Count a failure, and decide whether the request is retried. `endpoint`: None if it is gone."""
+def may_retry(state: SchedulerState, entry: Entry, failure: Failure, endpoint: Endpoint | None, now: float) -> bool:
+    """Count a failure. Returns True if the request is retried. `endpoint`: None if it is gone."""
     if failure is Failure.BUSY:
         entry.own_retry().refusals += 1
     elif failure not in FREE_ELSEWHERE:
@@ -144,12 +143,12 @@ def verdict(state: SchedulerState, entry: Entry, failure: Failure, endpoint: End
     elif not others_serve(state, entry, endpoint, now) and not (
         failure in (Failure.KEY_REFUSED, Failure.NOT_AN_ENGINE) and state.pool.telling
     ):
-        return Verdict.FAIL
+        return False
     if entry.request.pinned is not None and failure is not Failure.STALE:
-        return Verdict.FAIL
+        return False
     if failure in retry.REQUEST_REFUSED and (endpoint is None or not _may_fit(state, entry, failure, endpoint, now)):
-        return Verdict.FAIL
-    return retry.verdict(
+        return False
+    return retry.may_retry(
         failure,
         attempts=entry.retry.attempts,
         attempts_max=state.settings.attempts_max,

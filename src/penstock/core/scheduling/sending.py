@@ -108,7 +108,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     """Pop the request and take a lease at one of `endpoints`, in one step. Returns its dispatch."""
     if state.watcher is not None:
         state.watcher.sends(entry, endpoints, now)
-    request, node = entry.request, entry.node_of()
+    request, node, route = entry.request, entry.node_of(), entry.route
     band = state.queues.bands[request.band]
     tree = band.tree
     choice = state.router.choose(entry, endpoints, now)
@@ -132,17 +132,19 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
         epoch=chosen.ledger.epoch,
         request_id=request.id,
         now=now,
-        prompt_tokens=entry.route.uncached_tokens,
-        output_tokens=entry.estimate.output_tokens,
-        streamed=request.streamed,
+        prompt_tokens=route.uncached_tokens,
+        output_tokens=1 if divides else entry.estimate.output_tokens,
+        streamed=divides or request.streamed,  # its single token ends a prefill, so that is seen
+        cached_tokens=route.cached_tokens,
+        source=route.source,
+        keys_since=route.keys_since,
+        sought=route.sought,
+        prefix=request.prefix,
+        twin_computing=route.twin_computing,
     )
-    route = entry.route
-    lease.believe(route.cached_tokens, route.source, keys_since=route.keys_since, sought=route.sought)
-    lease.computes(request.prefix, twin_computing=route.twin_computing)
     assert not state.settings.queue_enabled or len(chosen.ledger.leases) < chosen.slots
     decode, decode_lease = None, None
     if divides:
-        lease.prefills()
         decode, decode_lease = reserve_decode(state, entry, answering, now)
         state.recorder.divided(entry, decode)
     _hold(state, entry, lease, band)
@@ -174,26 +176,24 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
         state.router.took_over(entry, endpoint)
     state.charges.appraised(entry)
     entry.move(Event.DISPATCHED)
-    sent_s = now - underway.running_s
+    divides = underway.decode is not None
     lease = Lease(
         underway.lease,
         endpoint=underway.endpoint,
         epoch=NO_EPOCH if endpoint is None else endpoint.ledger.epoch,
         request_id=request.id,
-        now=sent_s,
+        now=now - underway.running_s,
         prompt_tokens=1 if underway.handed_over else entry.route.uncached_tokens,
-        output_tokens=entry.estimate.output_tokens,
-        streamed=request.streamed,
+        output_tokens=1 if divides else entry.estimate.output_tokens,
+        streamed=divides or request.streamed,
+        transferred_tokens=entry.estimate.prompt_tokens - 1 if underway.handed_over else 0,
     )
     tree.lent(entry.node_of())
     state.charges.dispatched(tree, entry)
     if state.quotas.goes_on(entry.accounts):
         state.capped.cap(entry)
-    if underway.handed_over:
-        lease.transfers(entry.estimate.prompt_tokens - 1)
     if underway.decode is not None:
         assert underway.decode_lease is not None
-        lease.prefills()
         state.pending.take_on(entry, underway.decode, underway.decode_lease, now)
     state.under_share.sent(entry, now)
     _hold(state, entry, lease, state.queues.bands[request.band])

@@ -25,7 +25,7 @@ from penstock.core.queueing.capped_flows import CappedFlows
 from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import Estimator
-from penstock.core.queueing.ordering import ORDERINGS
+from penstock.core.queueing.flow_queue import ORDERINGS
 from penstock.core.queueing.promised_shares import PromisedShares
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas

@@ -93,10 +93,6 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """Returns how many of the request's leading keys stand for `chunks` chunks of its prompt."""
         return keys_within(chunks) if self.prefix_grows else chunks
 
-    def chunks_of(self, prompt_bytes: float) -> int:
-        """Returns how many chunks so many bytes of the prompt are; at least one."""
-        return max(1, round(prompt_bytes / self.prefix_chunk_bytes))
-
 
 class Underway(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A continuing lease, as known to its edge."""

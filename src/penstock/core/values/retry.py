@@ -13,24 +13,13 @@ asked again at once, for none of the budget; but the engine may have executed th
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from penstock.core.values.catalogue import Failure, Reason
 
 WINDOW_S = 10  # as in Finagle and Linkerd: long enough for a meaningful share, short enough for an outage
 RETRIES_MIN = 10  # in a window, for any share: a gateway with a request per second still gets past a dead engine
 
 
-class Verdict(StrEnum):
-    """The next step of the request."""
-
-    REQUEUE = "requeue"
-    FAIL = "fail"
-
-
-REQUEST_REFUSED = frozenset(
-    {Failure.TOO_LONG, Failure.MODALITY}
-)  # the request's own refusals, if no endpoint accepts it
+REQUEST_REFUSED = frozenset({Failure.TOO_LONG, Failure.MODALITY})  # by an endpoint; final if no other accepts it
 FIRST_BYTE_TIMEOUTS_MAX = 2  # tried once more, then 504
 
 
@@ -69,24 +58,22 @@ class RetryBudget:
         self._second = second
 
 
-def verdict(
+def may_retry(
     failure: Failure, *, attempts: int, attempts_max: int, budget: RetryBudget, now: float = 0.0, under_way: int = 0
-) -> Verdict:
+) -> bool:
     """Judge the `attempts`-th failure that costs an attempt (the current one counted) of one request.
 
-    `under_way`: requests that are in engines now, the failed one not counted.
+    `under_way`: requests that are in engines now, the failed one not counted. Takes from the budget if True.
     """
     if failure in (Failure.BUSY, Failure.KEY_REFUSED, Failure.MODEL_GONE, Failure.NOT_AN_ENGINE):
-        return Verdict.REQUEUE
+        return True
     if failure is Failure.BROKEN:
-        return Verdict.FAIL
+        return False
     if failure in REQUEST_REFUSED or (failure is Failure.STALE and budget.share > 0):
         # costs an engine next to nothing, so none of the budget
-        return Verdict.REQUEUE if attempts < attempts_max else Verdict.FAIL
+        return attempts < attempts_max
     allowed = min(attempts_max, FIRST_BYTE_TIMEOUTS_MAX) if failure is Failure.FIRST_BYTE_TIMEOUT else attempts_max
-    if attempts >= allowed or not budget.take(now, under_way=under_way):
-        return Verdict.FAIL
-    return Verdict.REQUEUE
+    return attempts < allowed and budget.take(now, under_way=under_way)
 
 
 def final_reason(failure: Failure) -> Reason:

@@ -52,10 +52,6 @@ class Context:
         """Returns how many requests are believed to be at the endpoint, running or waiting."""
         return endpoint.ledger.load(self.now)
 
-    def matched_tokens(self, endpoint: Endpoint) -> int:
-        """Returns how many tokens of this prompt the endpoint is believed to hold."""
-        return self.matched.get(endpoint.index, 0)
-
     def uncached_tokens(self, endpoint: Endpoint) -> int:
         """Returns how many tokens of this prompt the endpoint would have to compute: at least one."""
         return max(1, self.prompt_tokens - self.matched.get(endpoint.index, 0))
