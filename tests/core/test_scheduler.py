@@ -217,7 +217,7 @@ def test_room_is_not_kept_at_an_endpoint_that_the_patient_one_shuns_or_that_does
     assert requeued(made.failed(lease, Failure.RESET, now=0.2)) == ["large"]
     for at in range(BACKFILLED_MAX):
         assert made.arrived(request(f"s{at}"), now=0.2)
-    assert made.inspect().entries["large"].dispatch.backfilled == BACKFILLED_MAX
+    assert made.inspect().entries["large"].backfilled == BACKFILLED_MAX
     assert sent(made.arrived(request("other", model="n"), now=0.2)) == [("other", "c")]
     assert sent(made.arrived(request("small"), now=0.2)) == [("small", "b")]
 

@@ -23,7 +23,6 @@ ROOMS: dict[str, tuple[str, type]] = {  # by the entry's slot: the room that wri
     "charge": ("queueing", entry.ChargeRecord),
     "route": ("routing", entry.RouteRecord),
     "affinity": ("routing", entry.AffinityRecord),
-    "dispatch": ("dispatch", entry.DispatchRecord),
     "retry": ("scheduling", entry.RetryRecord),
 }
 OWN = {"entry": ("queueing", entry.Entry), "lease": ("endpoints", Lease)}  # what these hold beside records

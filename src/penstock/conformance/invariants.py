@@ -25,7 +25,7 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.entry import NO_AFFINITY, NO_DISPATCH, NO_RETRY, Entry
+from penstock.core.queueing.entry import NO_AFFINITY, NO_RETRY, Entry
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
@@ -183,7 +183,7 @@ class DecisionChecks:
     def settled(self, entry: Entry, usage: Usage | None) -> None:
         true_cost = 0.0
         if usage is not None:
-            true_cost = self._state.charges.policy(entry).cost(
+            true_cost = self._state.charges.policy(entry.request.band, entry.request.prices).cost(
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
@@ -504,7 +504,6 @@ class CheckedScheduler(Scheduler):
         """The shared default record is unchanged."""
         assert not NO_AFFINITY.may_wait
         assert (NO_AFFINITY.preferred, NO_AFFINITY.until_s, NO_AFFINITY.weighed_s) == ((), -math.inf, -math.inf)
-        assert NO_DISPATCH.backfilled == 0
         assert (NO_RETRY.attempts, NO_RETRY.recalls, NO_RETRY.refusals, NO_RETRY.excluded) == (0, 0, 0, {})
 
     def _check_leases(self) -> None:

@@ -142,7 +142,7 @@ class Oracle:
         if not known:  # the order is uncertain: claim nothing that any of them could block
             passed += [x for x in order if not self._places(x, free, reserved, now, known=False)]
             for entry in passed:
-                self._reserve(entry, free, reserved, now, backfilled=entry.dispatch.backfilled)
+                self._reserve(entry, free, reserved, now, backfilled=entry.backfilled)
         for number, line in enumerate(lines):
             looked_at, ahead = 0, set[tuple[Node, str]]()
             for entry in line:
@@ -165,7 +165,7 @@ class Oracle:
                     continue
                 looked_at += 1
                 passed.append(entry)
-                self._reserve(entry, free, reserved, now, backfilled=entry.dispatch.backfilled - (entry in discount))
+                self._reserve(entry, free, reserved, now, backfilled=entry.backfilled - (entry in discount))
         return None
 
     def _reserve(
@@ -273,7 +273,7 @@ class Oracle:
         If not `known`, that endpoint has to have been so for a while: time alone may have made it so just now.
         """
         passed = self._state.backfill.passed
-        backfilled = entry.dispatch.backfilled - (known and entry in passed)  # counted just now, by this very choice
+        backfilled = entry.backfilled - (known and entry in passed)  # counted just now, by this very choice
         if not self._is_over_share(entry, now, known=known) or backfilled >= PASSED_MAX:
             return True
         patience_s = self._state.stagger.patience_s

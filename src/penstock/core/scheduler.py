@@ -690,7 +690,7 @@ class Scheduler(Questions):
         state = self._state
         for got in services:
             band = state.queues.bands[got.band]
-            policy = state.charges.policy_at(got.band, got.prices)
+            policy = state.charges.policy(got.band, got.prices)
             each = policy.cost(
                 prompt_tokens=round(got.prompt_tokens),
                 cached_tokens=round(got.cached_tokens),

@@ -161,7 +161,7 @@ def test_in_a_flood_of_long_prompts_two_endpoints_take_turns() -> None:
 def test_a_request_overtaken_the_most_times_does_not_wait_for_its_turn() -> None:
     made = flooded()
     assert computed(made, "a", 2.05) == [("h0", "a")]
-    made.inspect().entries["h1"].own_dispatch().backfilled = 32
+    made.inspect().entries["h1"].backfilled = 32
     assert computed(made, "b", 2.1) == [("h1", "b")]
 
 

@@ -253,7 +253,7 @@ def test_only_those_are_overtaken_that_the_endpoint_serves() -> None:
     made.arrived(request("large", prompt_tokens=900), now=0.0)
     for at in range(10):
         assert sent(made.arrived(request(str(at), model="n", tenant="other"), now=0.0)) == [(str(at), "n")]
-    assert made.inspect().entries["large"].dispatch.backfilled == 0
+    assert made.inspect().entries["large"].backfilled == 0
 
 
 # --- the reserve --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_policies_for_prices_of_models_are_bounded() -> None:
     account = Charges(["weighted_tokens"], Prices())
     kept = []
     for price in range(5_000):
-        account.policy_at(0, Prices(prompt=float(price)))
+        account.policy(0, Prices(prompt=float(price)))
         kept.append(len(account._priced))
     assert max(kept) == 4_096
 

@@ -94,11 +94,11 @@ def test_who_is_held_when_the_policy_changes_to_one_without_homes_waits_like_all
     assert sent(made.arrived(request("second", session=session, prompt_tokens=500), now=1.0)) == []
     assert sent(made.arrived(request("passer", prompt_tokens=900, streamed=True), now=1.0)) == [("passer", "b")]
     assert made.snapshot(now=1.0).models[0].cause is Cause.AFFINITY
-    assert made.inspect().entries["second"].dispatch.backfilled == 0
+    assert made.inspect().entries["second"].backfilled == 0
     assert made.reconfigured(structs.replace(settings("round_robin"), admission=small), now=1.5) == []
     assert made.snapshot(now=1.5).models[0].cause is Cause.PREFILL_FULL
     assert sent(made.arrived(request("overtakes", prompt_tokens=10), now=1.5)) == [("overtakes", "b")]
-    assert made.inspect().entries["second"].dispatch.backfilled == 1
+    assert made.inspect().entries["second"].backfilled == 1
 
 
 def test_a_policy_that_comes_back_holds_queued_requests_again() -> None:

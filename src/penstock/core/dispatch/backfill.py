@@ -60,7 +60,7 @@ class Backfill:
 
     def reserve(self, entry: Entry, free: list[Endpoint], now: float) -> None:
         """Reserve room for `entry`, which was passed over, if that was so often enough."""
-        if entry.dispatch.backfilled >= PASSED_MAX:
+        if entry.backfilled >= PASSED_MAX:
             model = entry.model
             self.reserved.update([e for e in free if e.serves(model) and not entry.excludes(e.name, now)])
 
@@ -84,4 +84,4 @@ class Backfill:
         """Note that a request goes to one of `endpoints`: it overtakes those passed over that could go there."""
         self.passed = [x for x in self.passed if any(e.serves(x.request.model) for e in endpoints)]
         for overtaken in self.passed:
-            overtaken.own_dispatch().backfilled += 1
+            overtaken.passed()

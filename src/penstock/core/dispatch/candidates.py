@@ -150,7 +150,7 @@ class CandidateFilter:
                 self._look_again(endpoint, entry.excluded_until_s(endpoint.name))
             else:
                 fitting.append(endpoint)
-        if over_share and fitting and entry.dispatch.backfilled < PASSED_MAX:
+        if over_share and fitting and entry.backfilled < PASSED_MAX:
             fitting = self._stagger.allowed(entry, fitting, now)
         return self._affinity.allowed(entry, fitting, now) if entry.affinity.may_wait else fitting
 

@@ -332,7 +332,7 @@ class Recorder:
             else replace(
                 sent,
                 at_s=sent.at_s - start_s,
-                overtaken=entry.dispatch.backfilled,
+                overtaken=entry.backfilled,
                 decode_at_s=None if sent.decode_at_s is None else sent.decode_at_s - start_s,
             ),
             first_byte_s=None if trail.first_s is None else trail.first_s - start_s,

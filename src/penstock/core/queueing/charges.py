@@ -38,17 +38,8 @@ class Charges:
         """Whether each request counts the same, in every band."""
         return all(policy.by_request for policy in self._policies)
 
-    def of_band(self, band: int) -> FairnessPolicy:
-        """Returns the policy between the flows of a band, by rank."""
-        return self._policies[band]
-
-    def policy(self, entry: Entry) -> FairnessPolicy:
-        """Returns the policy that counts an entry's service: its band's, at the prices of its model."""
-        request = entry.request
-        return self._policies[request.band] if request.prices is None else self._with(request.band, request.prices)
-
-    def policy_at(self, band: int, prices: Prices | None) -> FairnessPolicy:
-        """Returns the policy between the flows of a band, by rank, at `prices`; None: at those of all models."""
+    def policy(self, band: int, prices: Prices | None = None) -> FairnessPolicy:
+        """Returns the policy between the flows of a band (by rank), at `prices`; None: at those of all models."""
         return self._policies[band] if prices is None else self._with(band, prices)
 
     def _with(self, band: int, prices: Prices) -> FairnessPolicy:
@@ -80,8 +71,8 @@ class Charges:
 
     def full_cost(self, entry: Entry) -> float:
         """Returns the estimated charge of a request without cached tokens."""
-        estimate = entry.estimate
-        return self.policy(entry).cost(
+        request, estimate = entry.request, entry.estimate
+        return self.policy(request.band, request.prices).cost(
             prompt_tokens=estimate.prompt_tokens, cached_tokens=0, completion_tokens=estimate.output_tokens
         )
 
@@ -112,7 +103,8 @@ class Charges:
 
     def settle(self, tree: QueueTree, entry: Entry, usage: Usage) -> float:
         """Replace the estimate by the true `usage`. Returns the true cost."""
-        cost = self.policy(entry).cost(
+        request = entry.request
+        cost = self.policy(request.band, request.prices).cost(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,

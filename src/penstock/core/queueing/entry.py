@@ -9,10 +9,9 @@ subject; `tests/tidy/test_records.py` holds their writers (docs/decisions/0033):
 | `charge` | what it was estimated to take, and what its flow was charged so far | `queueing` |
 | `route` | where its prompt is believed cached | `routing` |
 | `affinity` | the wait for an endpoint that it prefers | `routing` |
-| `dispatch` | how often others passed it that fit where it does not | `dispatch` |
 | `retry` | its failed tries, and the endpoints that are excluded for it | `scheduling` |
 
-The last three are of few requests. They are made when first written; until then all share an empty one.
+The last two are of few requests. They are made when first written; until then all share an empty one.
 """
 
 from __future__ import annotations
@@ -178,15 +177,6 @@ class AffinityRecord:
         self.weighed_s = -math.inf  #: when scores were last compared
 
 
-class DispatchRecord:
-    """How often a request was passed by smaller ones that fit."""
-
-    __slots__ = ("backfilled",)
-
-    def __init__(self) -> None:
-        self.backfilled = 0
-
-
 class RetryRecord:
     """A request's failed tries."""
 
@@ -202,7 +192,6 @@ class RetryRecord:
 
 # The shared empty records: never written.
 NO_AFFINITY = AffinityRecord(may_wait=False)
-NO_DISPATCH = DispatchRecord()
 NO_RETRY = RetryRecord()
 
 
@@ -210,7 +199,7 @@ class Entry:
     """A request on its way through the scheduler. One owner: the scheduler that made it."""
 
     __slots__ = (
-        "account", "accounts", "affinity", "charge", "dispatch", "estimate", "lease", "model", "queue", "request",
+        "account", "accounts", "affinity", "backfilled", "charge", "estimate", "lease", "model", "queue", "request",
         "retry", "route", "seq", "state", "tenant", "whole",
     )  # fmt: skip
 
@@ -229,7 +218,7 @@ class Entry:
         self.charge = ChargeRecord()
         self.route = RouteRecord()
         self.affinity = NO_AFFINITY
-        self.dispatch = NO_DISPATCH
+        self.backfilled = 0  # how often smaller requests that fit passed it
         self.retry = NO_RETRY
 
     def expect(self, estimate: Estimate, *, whole: bool = True) -> None:
@@ -285,17 +274,15 @@ class Entry:
         """Replace the `request` by another form: of another band, or without unneeded parts."""
         self.request = request
 
+    def passed(self) -> None:
+        """Note that a smaller request was sent before it, which fitted where this one does not."""
+        self.backfilled += 1
+
     def own_affinity(self, locate_until_s: float = -math.inf) -> AffinityRecord:
         """Returns the record of its wait for an endpoint it prefers, made now if it had none."""
         if self.affinity is NO_AFFINITY:
             self.affinity = AffinityRecord(locate_until_s)
         return self.affinity
-
-    def own_dispatch(self) -> DispatchRecord:
-        """Returns the record of how often it was passed, made now if it had none."""
-        if self.dispatch is NO_DISPATCH:
-            self.dispatch = DispatchRecord()
-        return self.dispatch
 
     def own_retry(self) -> RetryRecord:
         """Returns the record of its failed tries, made now if it had none."""

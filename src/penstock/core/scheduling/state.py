@@ -179,7 +179,7 @@ class SchedulerState:
     def place(self, entry: Entry, band: Band) -> None:
         """Find the flow of `entry` in a band's tree, and charge the tree its charge so far."""
         request = entry.request
-        path, weights = (request.flow, request.weights) if self.charges.of_band(band.rank).uses_flows else ((), ())
+        path, weights = (request.flow, request.weights) if self.charges.policy(band.rank).uses_flows else ((), ())
         node = band.tree.node(path, weights)
         entry.queue.placed(node)
         if entry.charge.charged:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import time
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -27,6 +28,21 @@ from penstock.sim.fake_engine.rooms import Rooms, fetch
 from penstock.sim.fake_engine.transfer import Transfers
 
 CATCH_UP_S = 0.05  # a timer late by up to this is made up for; beyond it time is lost
+
+
+class _Asked(NamedTuple):
+    """A request on its way into the engine."""
+
+    request: HttpRequest
+    connection: EngineConnection
+    entry: LogEntry
+    fault: Fault | None
+
+    def refuse(self, refusal: CallError) -> None:
+        entry = self.entry
+        entry.status, entry.finished = refusal.status, time.time()
+        entry.outcome = {500: "error", 503: "busy"}.get(refusal.status, "rejected")
+        self.connection.respond(refusal.status, refusal.body(self.request.path))
 
 
 class ServedEngine:
@@ -159,18 +175,18 @@ class ServedEngine:
     def infer(self, request: HttpRequest, connection: EngineConnection) -> None:
         now = time.time()
         entry = self.log.open(path=request.path, headers=request.headers, body=request.body, arrived=now)
-        fault = self.faults.for_inference()
+        asked = _Asked(request, connection, entry, self.faults.for_inference())
         try:
-            if fault is not None and self._misbehave(fault, entry, connection):
+            if asked.fault is not None and self._misbehave(asked.fault, entry, connection):
                 return
         except CallError as refusal:
-            _refuse(refusal, request, connection, entry)
+            asked.refuse(refusal)
             return
         door_s = self.faults.door_s(self._loop.time())
         if not door_s:
-            self._enter(request, connection, entry, fault)
+            self._enter(asked)
             return
-        standing = self._loop.call_later(door_s, self._enter, request, connection, entry, fault)
+        standing = self._loop.call_later(door_s, self._enter, asked)
 
         def gone() -> None:
             standing.cancel()
@@ -178,12 +194,12 @@ class ServedEngine:
 
         connection.on_gone = gone
 
-    def _enter(self, request: HttpRequest, connection: EngineConnection, entry: LogEntry, fault: Fault | None) -> None:
-        connection.on_gone = None
+    def _enter(self, asked: _Asked) -> None:
+        asked.connection.on_gone = None
         try:
-            self._submit(request, connection, entry, fault)
+            self._submit(asked)
         except CallError as refusal:
-            _refuse(refusal, request, connection, entry)
+            asked.refuse(refusal)
 
     def _misbehave(self, fault: Fault, entry: LogEntry, connection: EngineConnection) -> bool:
         """Apply faults in front of the engine. Returns True if there will be no answer."""
@@ -201,7 +217,8 @@ class ServedEngine:
             return True
         return False
 
-    def _submit(self, request: HttpRequest, connection: EngineConnection, entry: LogEntry, fault: Fault | None) -> None:
+    def _submit(self, asked: _Asked) -> None:
+        request, entry, fault = asked.request, asked.entry, asked.fault
         self._requests += 1
         engine_id = f"{self._tag}{self._requests:08x}"
         priority = request.headers.get("x-vllm-priority")
@@ -225,36 +242,25 @@ class ServedEngine:
             transferred=self._transfer(call, engine_id, hashes, entry),
         )
         if call.meets is None:
-            self._begin(engine_request, call, connection, entry, fault)
+            self._begin(engine_request, call, asked)
         elif self._rooms is not None:
             entry.kv_transfer = "promised"
-            self._begin(replace(engine_request, output_tokens=1), call, connection, entry, fault)
+            self._begin(replace(engine_request, output_tokens=1), call, asked)
             self._room_of[engine_id] = (call.meets[2], hashes, call.prompt_tokens)
         else:
-            task = self._loop.create_task(
-                self._go_on(engine_request, call, request, connection, entry=entry, fault=fault)
-            )
+            task = self._loop.create_task(self._go_on(engine_request, call, asked))
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
 
-    async def _go_on(
-        self,
-        asked: EngineRequest,
-        call: EngineCall,
-        request: HttpRequest,
-        connection: EngineConnection,
-        *,
-        entry: LogEntry,
-        fault: Fault | None,
-    ) -> None:
+    async def _go_on(self, wanted: EngineRequest, call: EngineCall, asked: _Asked) -> None:
         """Wait until another engine has computed the prompt, then begin."""
         assert call.meets is not None
-        waiting = self._loop.create_task(fetch(*call.meets))
+        entry, waiting = asked.entry, self._loop.create_task(fetch(*call.meets))
 
         def gone() -> None:
             waiting.cancel()
 
-        connection.on_gone = gone
+        asked.connection.on_gone = gone
         await asyncio.wait([waiting])
         if waiting.cancelled():
             entry.outcome, entry.finished = "aborted", time.time()
@@ -263,20 +269,13 @@ class ServedEngine:
         try:
             if kv is None:
                 raise no_kv()
-            comes = (kv.hashes, kv.prompt_tokens) == (list(asked.block_hashes), asked.prompt_tokens)
+            comes = (kv.hashes, kv.prompt_tokens) == (list(wanted.block_hashes), wanted.prompt_tokens)
             entry.kv_transfer = "used" if comes else "stale"
-            self._begin(replace(asked, transferred=comes), call, connection, entry, fault)
+            self._begin(replace(wanted, transferred=comes), call, asked)
         except CallError as refusal:
-            _refuse(refusal, request, connection, entry)
+            asked.refuse(refusal)
 
-    def _begin(
-        self,
-        engine_request: EngineRequest,
-        call: EngineCall,
-        connection: EngineConnection,
-        entry: LogEntry,
-        fault: Fault | None,
-    ) -> None:
+    def _begin(self, engine_request: EngineRequest, call: EngineCall, asked: _Asked) -> None:
         """Give the request to the model."""
         engine_id = engine_request.id
         now = self._loop.time()
@@ -289,10 +288,10 @@ class ServedEngine:
             raise busy() from error
         if self.kv is not None:
             self.kv.joined(engine_id, text.tokenize(call.prompt), call.cache_salt)
-        exchange = EngineExchange(engine_id, connection, call, entry, self._leave)
+        exchange = EngineExchange(engine_id, asked.connection, call, asked.entry, self._leave)
         exchange.lacks(self.faults.for_answer())
-        if fault is not None:
-            exchange.misbehave(fault)
+        if asked.fault is not None:
+            exchange.misbehave(asked.fault)
         self._exchanges[engine_id] = exchange
         self._open.add(exchange)
         self._arm()
@@ -311,10 +310,3 @@ class ServedEngine:
         comes = self._transfers.comes(call.kv_transfer, hashes, call.prompt_tokens, now)
         entry.kv_transfer = "used" if comes else "stale"
         return comes
-
-
-def _refuse(refusal: CallError, request: HttpRequest, connection: EngineConnection, entry: LogEntry) -> None:
-    entry.status = refusal.status
-    entry.finished = time.time()
-    entry.outcome = {500: "error", 503: "busy"}.get(refusal.status, "rejected")
-    connection.respond(refusal.status, refusal.body(request.path))
