@@ -22,9 +22,7 @@ NEAR_LIMIT = 0.75  # of its slots or memory in use; below that, waiting requests
 
 
 class Endpoint:
-    """An endpoint with its ledger and health. `models` is None until reported; `tells` is False if it can't report
-    them.
-    """
+    """An endpoint with its ledger and health. `models`: None until reported (`tells_models` False: it can't)."""
 
     def __init__(
         self, spec: EndpointSpec, *, index: int, health: HealthSettings, stale_after_s: float, epoch: int = 0
@@ -42,9 +40,7 @@ class Endpoint:
         self.weighted = False  # another endpoint has another weight
         self.set_limits(spec.limits)
         self.role = role_of(spec.labels)
-        self.meets = (
-            bootstrap_port_of(spec.labels) is not None
-        )  # the decode endpoint gets the request with it, not after
+        self.meets = bootstrap_port_of(spec.labels) is not None  # the decode endpoint gets the request with it
         self.first_epoch = epoch
         self._whole = FoundLimit(spec.slots) if spec.adaptive_slots else ConcurrencyLimit(spec.slots)
         self.ledger = Ledger(self._whole, stale_after_s=stale_after_s, epoch=epoch)

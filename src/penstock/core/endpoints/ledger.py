@@ -270,9 +270,7 @@ class Ledger:
     # --- facts of our own requests ------------------------------------------------------------------------------
 
     def running(self) -> int:
-        """Returns how many of ours are known to run: those that have begun, and whole answers sent before one that has
-        begun, because engines begin in the order in which requests came.
-        """
+        """Returns how many of ours surely run: those that have begun, and whole answers sent before one of those."""
         running, upto_s = len(self.leases) - self.reserved, self.begun_sent_s
         if self.streams < len(self.leases):
             for lease in self.leases.values():  # in dispatch order

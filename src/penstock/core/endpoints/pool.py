@@ -89,9 +89,7 @@ class Pool:
         return endpoint if endpoint is not None and lease.epoch >= endpoint.first_epoch else None
 
     def knows(self, model: str, now: float) -> bool | None:
-        """True if some endpoint serves the model; None while one may yet: it has not reported, is being replaced, or is
-        named by the settings.
-        """
+        """True if an endpoint serves the model; None while one may: not reported yet, being replaced, or configured."""
         if any(e.serves(model) and not self._put_off(e, now) for e in self):
             return True
         if model in self._named_models or now < (self._gone.get(model) or now):

@@ -38,10 +38,7 @@ def role_of(labels: Mapping[str, str]) -> Role:
 
 
 def bootstrap_port_of(labels: Mapping[str, str]) -> int | None:
-    """Returns the port at which decode endpoints fetch from a prefill endpoint.
-
-    None: known after its first answer.
-    """
+    """Returns the port at which decode endpoints fetch from a prefill endpoint. None: known after its first answer."""
     said = labels.get(BOOTSTRAP_LABEL, "") if role_of(labels) is Role.PREFILL else ""
     return int(said) if said.isdecimal() and said.isascii() and 0 < int(said[:6]) <= PORT_MAX else None
 

@@ -67,9 +67,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     price: float  #: of its work, compared with other endpoints'
     weight: float  #: its share of the requests, compared with other endpoints'
     limits: EndpointLimits | None  #: its own thresholds, if it has any
-    closed: (
-        Cause | None
-    )  #: why nothing of the highest band that has work goes there; None: something may, or none waits
+    closed: Cause | None  #: to the highest band with work; None: open, or nothing waits
     needed_tokens: int | None  #: by the first in line, if that keeps it away
     failure: str | None  #: the last one, whether or not it still matters
     failed_s_ago: float | None

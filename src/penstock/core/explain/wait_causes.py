@@ -191,9 +191,7 @@ class Waits:
         return dominant(closed)
 
     def endpoints(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
-        """Returns how many endpoints that serve a model are closed to a band, by cause; and those that are open to
-        it.
-        """
+        """Returns how many endpoints for a model are closed to a band, by cause; and those that are open to it."""
         if self._pool.roles.any:
             return self._endpoints_by_role(band, model)
         if self._pool.uniform:

@@ -19,9 +19,7 @@ from penstock.core.values.settings import BandSettings
 if TYPE_CHECKING:
     from penstock.core.values.catalogue import Cause
 
-FLOWS_UNDER_SHARE_MAX = (
-    64  # remembered per model; those beyond wait for their turn in the fair order, as they would anyway
-)
+FLOWS_UNDER_SHARE_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order
 
 
 class Band:
@@ -146,9 +144,7 @@ class Band:
             del self._sizes[size]
 
     def prompt_tokens_min(self) -> int:
-        """Returns a bound that no waiting prompt is below, in tokens to be computed: at most a quarter too low, 0 if
-        none waits.
-        """
+        """Returns a bound below all waiting prompts, in tokens to compute: a quarter too low at most; 0: none waits."""
         return _size_of(min(self._sizes)) if self._sizes else 0
 
     def over_bounds(self) -> bool:

@@ -46,10 +46,7 @@ def due_s(band: BandSettings, entry: Entry) -> float:
 
 
 def refuses(band: BandSettings, entry: Entry, wait_s: float | None, now: float) -> bool:
-    """True if a newcomer in the queue is to be refused for its estimated wait.
-
-    `wait_s`: None while unknown.
-    """
+    """True if a newcomer in the queue is to be refused for its estimated wait. `wait_s`: None while unknown."""
     if band.shed_target_s is None or wait_s is None or wait_s <= TARGETS * band.shed_target_s:
         return False
     return now >= _leaf(entry).calm_s + band.shed_interval_s

@@ -61,10 +61,7 @@ class QueueRecord:
         self.deadline_s = deadline_s
 
     def ordered(self, key: tuple[int, float]) -> None:
-        """Note the `key` that the flow is ordered by.
-
-        Its leaf has to be updated too (`rekeyed`).
-        """
+        """Note the `key` that the flow is ordered by. Its leaf has to be updated too (`rekeyed`)."""
         self.key = key
 
     def placed(self, node: Node) -> None:

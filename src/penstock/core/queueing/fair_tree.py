@@ -123,9 +123,7 @@ class Node:
             self._trim(model, heap)
 
     def _trim(self, model: str, heap: list[tuple[float, int, Node]]) -> None:
-        """At most half of a heap is stale (requests that no longer wait, or duplicates after tags shrank), because a
-        walk in order visits each of them.
-        """
+        """Keep at most half of a heap stale: a walk in order also visits ended requests and duplicates."""
         if len(heap) > 2 * self.lined.get(model, 0) + 16:
             fresh = {item[2].index: item[2] for item in heap if item[2].backlog.get(model) and not item[2].capped}
             heap[:] = [(node.tag, node.index, node) for node in fresh.values()]

@@ -94,9 +94,7 @@ class Queues:
         return max(0, room if settings.requests_max is None else min(room, settings.requests_max - waiting))
 
     def displaced_by(self, entry: Entry) -> list[Entry] | None:
-        """Returns the entries that have to go for a newcomer that waits already; None if that would not help, so that
-        the newcomer goes.
-        """
+        """Returns the entries to evict for a newcomer that waits already; None: it has to go itself."""
         bounds, victims = self._bounds, list[Entry]()
         requests = self.waiting - bounds.requests_max
         bytes_, tokens = self.bytes - bounds.bytes_max, self.tokens - bounds.tokens_max

@@ -219,10 +219,7 @@ class Quotas:
     # --- other limits ---------------------------------------------------------------------------------------
 
     def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:
-        """Use other `limits` from now on, also for present requests.
-
-        Remainders and debts stay.
-        """
+        """Use other `limits` from now on, also for present requests. Remainders and debts stay."""
         before, self._accounts = (
             self._accounts,
             {name: _Account(name, its) for name, its in limits.items() if its != Limits()},

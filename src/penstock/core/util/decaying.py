@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import math
 
-WINDOW_S = (
-    10.0  # some tens of requests on a small pool; drain rates had median errors of 3-10 % in measurements with it
-)
+WINDOW_S = 10.0  # tens of requests on a small pool; drain rates had median errors of 3-10 % with it
 SEEN_S_MIN = 2.0  # a rate over less would take one burst for a habit
 
 

@@ -97,9 +97,7 @@ class RoutingSettings(msgspec.Struct, frozen=True):
     affinity_escape_s: float = 2.0
     affinity_wait_s: float | None = None  #: None: as long as the policy finds it worthwhile
     imbalance_threshold: float = math.inf
-    price_weight_s: float = (
-        math.inf
-    )  #: by how much a first token may be later for each unit that an endpoint is cheaper
+    price_weight_s: float = math.inf  #: how much later a first token may be per unit that an endpoint is cheaper
     strict_sessions: bool = False  #: a session goes nowhere but home while that one is alive
 
 
