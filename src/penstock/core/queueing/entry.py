@@ -235,6 +235,7 @@ class Entry:
 
     @property
     def estimated_tokens(self) -> int:
+        """Returns the tokens of its prompt and answer, as estimated."""
         return self.estimate.prompt_tokens + self.estimate.output_tokens
 
     def leased(self) -> Lease:

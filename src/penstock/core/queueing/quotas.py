@@ -382,6 +382,7 @@ class Quotas:
     # --- the picture ----------------------------------------------------------------------------------------
 
     def paused_names(self) -> list[str]:
+        """Returns the tenants (or parts) none of whose requests is sent."""
         return [name for name in self.capped if self.paused(name)]
 
     def __len__(self) -> int:
