@@ -148,9 +148,12 @@ class Quotas:
     """The accounts of all tenants, keys and models that have limits. All others are unlimited."""
 
     def __init__(self, limits: Mapping[str, Limits]) -> None:
+        self._set(limits)
+
+    def _set(self, limits: Mapping[str, Limits]) -> None:
         self._accounts = {name: _Account(name, its) for name, its in limits.items() if its != Limits()}
         self._found: dict[Accounts, tuple[list[_Account], list[_Account]]] = {}  # by `_held` and `_rated`
-        self.capped = _capped(limits)  # tenants with a limit of running requests
+        self.capped = frozenset([name for name, its in limits.items() if its.running is not None])
 
     # --- rates: refused on arrival, settled at the end ------------------------------------------------------
 
@@ -220,12 +223,8 @@ class Quotas:
 
     def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:
         """Use other `limits` from now on, also for present requests. Remainders and debts stay."""
-        before, self._accounts = (
-            self._accounts,
-            {name: _Account(name, its) for name, its in limits.items() if its != Limits()},
-        )
-        self._found.clear()
-        self.capped = _capped(limits)
+        before = self._accounts
+        self._set(limits)
         for name, account in self._accounts.items():
             old = before.get(name)
             if old is not None:
@@ -414,7 +413,3 @@ class Quotas:
 
 def _bucket(per_period: int | None, period_s: float) -> TokenBucket | None:
     return None if per_period is None else TokenBucket(per_period, period_s)
-
-
-def _capped(limits: Mapping[str, Limits]) -> frozenset[str]:
-    return frozenset(name for name, its in limits.items() if its.running is not None)
