@@ -86,7 +86,7 @@ class Recorder:
         if meter is None:
             meter = trail.meter = self._shares.meter(entry)
         if not meter.entries:
-            self._shares.begins_to_wait(meter)
+            self._shares.waiting[meter.band][meter] = None
         meter.entries[entry.seq] = entry
         trail.stay = self._waits.enter(entry, now)
 
@@ -269,7 +269,7 @@ class Recorder:
         """Take it out of its tenant's meter and its line."""
         meter, stay = trail.meter, trail.stay
         if meter is not None and meter.entries.pop(entry.seq, None) is not None and not meter.entries:
-            self._shares.waits_no_more(meter)
+            del self._shares.waiting[meter.band][meter]
         if stay is not None:
             over = self._waits.leave(stay, entry, now)
             trail.stay = None

@@ -81,7 +81,7 @@ class Shares:
         self._depth = 0 if tenant_level is None else tenant_level + 1
         self._meters: dict[tuple[int, str], Meter] = {}
         self._models: dict[str, ModelMeter] = {}
-        self._waiting: list[dict[Meter, None]] = [{} for _ in queues.bands]  # those with requests that wait
+        self.waiting: list[dict[Meter, None]] = [{} for _ in queues.bands]  #: by band, those with requests that wait
         self._got = [0.0] * len(queues.bands)
         self._epoch_s = self._scaled_s = -math.inf
         self._scale = 1.0
@@ -117,14 +117,6 @@ class Shares:
         """Returns the meters of all models that are kept, by name."""
         return self._models
 
-    def begins_to_wait(self, meter: Meter) -> None:
-        """Note that the first request of `meter` waits."""
-        self._waiting[meter.band][meter] = None
-
-    def waits_no_more(self, meter: Meter) -> None:
-        """Note that no request of `meter` waits any more."""
-        del self._waiting[meter.band][meter]
-
     def add(self, meter: Meter, service: float, now: float) -> None:
         """Count `service` that the tenant of `meter` gets now."""
         if now - self._scaled_s > SCALE_FOR_S:
@@ -152,7 +144,7 @@ class Shares:
             meter.band = rank[meter.band]
         self._meters = {(meter.band, meter.tenant): meter for meter in meters}
         self._got = [0.0 if old is None else self._got[old] for old in heirs]
-        self._waiting = [{} for _ in heirs]
+        self.waiting = [{} for _ in heirs]
 
     def share_of_band(self, band: int) -> float:
         """Returns the part of all service over the last minute that went to a band (by rank)."""
@@ -161,7 +153,7 @@ class Shares:
 
     def flows(self, names: list[str], now: float) -> tuple[list[FlowSnapshot], int]:
         """Returns the tenants with the most waiting, then those that got most; and how many more are active."""
-        waiting = [meter for band in self._waiting for meter in band]
+        waiting = [meter for band in self.waiting for meter in band]
         shown = waiting
         if len(waiting) > SHOWN_MAX:
             longest = heapq.nlargest(SHOWN_MAX, [len(meter.entries) for meter in waiting])[-1]
@@ -187,7 +179,7 @@ class Shares:
         oldest = next(iter(meter.entries.values()), None)
         weight = self._queues.bands[meter.band].tree.weight(meter.path)
         total = self._got[meter.band]
-        others_wait = len(self._waiting[meter.band]) > bool(meter.entries)
+        others_wait = len(self.waiting[meter.band]) > bool(meter.entries)
         return FlowSnapshot(
             tenant=meter.tenant,
             band=band,
@@ -204,7 +196,7 @@ class Shares:
     def _fair_units(self, others: list[Meter]) -> list[float]:
         """Per band, the fair share of a weight of 1: service left by modest tenants, by weight among the rest."""
         units = []
-        for band, waiting in enumerate(self._waiting):
+        for band, waiting in enumerate(self.waiting):
             tree = self._queues.bands[band].tree
             parts: set[str] = set()  # that counted
             weight = _weight(tree, waiting, parts)
