@@ -648,7 +648,7 @@ class Scheduler(Questions):
         state.recorder.arrived(entry, now)
         state.entries[request.id] = entry
         waiting.appraise(state, entry, now, came_s=now - came_s)
-        state.quotas.reserve(entry.accounts, tokens=entry.estimated_tokens, now=now)
+        state.quotas.spent(entry.accounts, requests=0.0, tokens=entry.estimated_tokens, now=now)
         entry.move(Event.ADMITTED)
         entry.queue.waited_before(waited_s)
         state.under_share.asked(entry, now)

@@ -186,10 +186,7 @@ class Quotas:
 
     def refund(self, accounts: Accounts, *, tokens: int, now: float) -> None:
         """Refund an admitted request that was refused after all: `tokens` as in `admit`."""
-        for account in self._held(accounts):
-            if account.requests is not None:
-                account.requests.take(-1, now)
-        self.settle(accounts, reserved=tokens, used=0, now=now)
+        self.spent(accounts, requests=-1, tokens=-tokens, now=now)
 
     def settle(self, accounts: Accounts, *, reserved: int, used: int, now: float) -> None:
         """Replace the `reserved` tokens of an admitted request by those `used`, which may be more. Once per request."""
@@ -197,27 +194,13 @@ class Quotas:
             for bucket in account.token_buckets:
                 bucket.take(used - reserved, now)
 
-    # --- admitted by another scheduler ----------------------------------------------------------------------
-
-    def reserve(self, accounts: Accounts, *, tokens: int, now: float) -> None:
-        """Charge the estimated `tokens` of a request admitted elsewhere, unconditionally."""
-        for account in self._held(accounts):
-            for bucket in account.token_buckets:
-                bucket.take(tokens, now)
-
     def spent(self, accounts: Accounts, *, requests: float, tokens: float, now: float) -> None:
-        """Charge the use elsewhere within the last minute."""
+        """Charge use without asking, because it was admitted elsewhere; negative to give back."""
         for account in self._held(accounts):
             if account.requests is not None:
                 account.requests.take(requests, now)
             for bucket in account.token_buckets:
                 bucket.take(tokens, now)
-
-    def goes_on(self, accounts: Accounts) -> bool:
-        """Count a request that was sent elsewhere, also beyond the limit. Returns True if flows are to be capped."""
-        for account in self._held(accounts):
-            account.running += 1
-        return self.at_limit(accounts)
 
     # --- other limits ---------------------------------------------------------------------------------------
 
@@ -309,12 +292,15 @@ class Quotas:
         account = self._accounts.get(tenant)
         return account is not None and account.limits.running == 0
 
-    def started(self, accounts: Accounts) -> bool:
-        """Count a request that was sent. Returns True if it was the last one for now: cap its flows."""
+    def started(self, accounts: Accounts, *, beyond: bool = False) -> bool:
+        """Count a request that was sent. Returns True if it was the last one for now: cap its flows.
+
+        `beyond`: it was sent elsewhere, so maybe beyond the limit.
+        """
         held = self._held(accounts)
         if not held:
             return False
-        assert not self.at_limit(accounts), "an account at its limit is sent nothing"
+        assert beyond or not self.at_limit(accounts), "an account at its limit is sent nothing"
         for account in held:
             account.running += 1
         return self.at_limit(accounts)

@@ -190,7 +190,7 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
     )
     tree.lent(entry.node_of())
     state.charges.dispatched(tree, entry)
-    if state.quotas.goes_on(entry.accounts):
+    if state.quotas.started(entry.accounts, beyond=True):
         state.capped.cap(entry)
     if underway.decode is not None:
         assert underway.decode_lease is not None

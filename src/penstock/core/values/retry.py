@@ -78,10 +78,11 @@ def may_retry(
 
 def final_reason(failure: Failure) -> Reason:
     """Returns the reason under which a request ends after `failure`."""
-    if failure is Failure.BROKEN:
-        return Reason.STREAM_BROKEN
-    if failure is Failure.FIRST_BYTE_TIMEOUT:
-        return Reason.UPSTREAM_TIMEOUT
-    if failure is Failure.MODEL_GONE:
-        return Reason.MODEL_NOT_FOUND
-    return Reason.UPSTREAM_ERROR
+    return _FINAL.get(failure, Reason.UPSTREAM_ERROR)
+
+
+_FINAL = {
+    Failure.BROKEN: Reason.STREAM_BROKEN,
+    Failure.FIRST_BYTE_TIMEOUT: Reason.UPSTREAM_TIMEOUT,
+    Failure.MODEL_GONE: Reason.MODEL_NOT_FOUND,
+}
