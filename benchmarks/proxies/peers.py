@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KEYS = ("pk-overhead-bench-team-a-0123456789abcdef", "pk-overhead-bench-team-b-0123456789abcdef")
+KEYS = tuple(f"pk-overhead-bench-team-{name}-0123456789abcdef" for name in "abc")
 
 
 @dataclass
@@ -52,22 +52,36 @@ def _program(place: Place, name: str, *inside: str) -> str | None:
 
 
 def penstock(place: Place, slots: int = 256, more: str = "") -> Start:
-    """Queueing, fairness between tenants with keys, limits, bands, metrics: all on. So many slots for each engine."""
+    """Queueing, fairness between three tenants with keys, limits, bands, metrics. So many slots for each engine."""
     from penstock.gateway.identity.callers import key_hash  # noqa: PLC0415 - only where Penstock itself is measured
 
-    endpoints = "".join(f"  - {{url: '{url}', engine: vllm, slots: {slots}}}\n" for url in place.urls())
     tenants = "".join(
         f"  - {{name: team-{name}, weight: {weight}, max_band: interactive, keys: ['{key_hash(key)}'],"
         " limits: {running: 5000, queued: 5000}}\n"
-        for name, weight, key in zip("ab", (2, 1), KEYS, strict=True)
+        for name, weight, key in zip("abc", (2, 1, 1), KEYS, strict=True)
     )
-    path = place.write(
-        "penstock.yaml",
-        f"listen: 127.0.0.1:{place.port}\nendpoints:\n{endpoints}tenants:\n{tenants}identity: {{require_key: true}}\n"
+    more = (
+        f"tenants:\n{tenants}identity: {{require_key: true}}\n"
         "bands:\n  - {name: interactive, max_engine_waiting: 3}\n  - {name: standard, max_engine_waiting: 2}\n"
-        f"  - {{name: batch, max_engine_waiting: 0, best_effort: true}}\n{more}",
+        f"  - {{name: batch, max_engine_waiting: 0, best_effort: true}}\n{more}"
     )
-    return Start([sys.executable, "-m", "penstock", "serve", "-c", path], key=KEYS[0])
+    return _serve(place, slots, more, key=KEYS[0])
+
+
+def penstock_defaults(place: Place) -> Start:
+    """No setting but the engines: what everything else is compared with (`--against penstock-defaults`)."""
+    return _serve(place, 256, "")
+
+
+def penstock_workers(place: Place) -> Start:
+    """`penstock` in two workers and their scheduler."""
+    return penstock(place, more="workers: 2\n")
+
+
+def _serve(place: Place, slots: int, more: str, key: str = "") -> Start:
+    endpoints = "".join(f"  - {{url: '{url}', engine: vllm, slots: {slots}}}\n" for url in place.urls())
+    path = place.write("penstock.yaml", f"listen: 127.0.0.1:{place.port}\nendpoints:\n{endpoints}{more}")
+    return Start([sys.executable, "-m", "penstock", "serve", "-c", path], key=key)
 
 
 def penstock_queued(place: Place) -> Start:
@@ -86,7 +100,7 @@ def penstock_text_log(place: Place) -> Start:
 
 
 def penstock_json_log(place: Place) -> Start:
-    """The same with an access log in JSON."""
+    """The same with an access log in JSON: everything on."""
     return penstock(place, more="log: {access: true, format: json}\n")
 
 
@@ -207,6 +221,8 @@ def _router_flags(place: Place, warning: str = "warn") -> list[str]:
 
 PROXIES: dict[str, Callable[[Place], Start | None]] = {
     "penstock": penstock,
+    "penstock-defaults": penstock_defaults,
+    "penstock-workers": penstock_workers,
     "penstock-queued": penstock_queued,
     "penstock-least-loaded": penstock_least_loaded,
     "penstock-text-log": penstock_text_log,
