@@ -147,6 +147,27 @@ def pressure_of(backlog: tuple[float, int], *, busy: int) -> float:
     return told[0]
 
 
+@pytest.mark.interpreted
+def test_scores_are_compared_only_if_an_endpoint_with_the_prompt_is_closed() -> None:
+    made = scheduler(settings(), a=8, b=8)
+    home, _ = talk_at(made)
+    pool, router = made.inspect().pool, made.inspect().router
+    entry = Entry(prompt("second", *TALK, 1), 99)
+    entry.estimate = Estimate(12_928, 40)
+    asked: list[list[str]] = []
+
+    def seconds(endpoints: Any, _context: Any, _ahead: Any, _pressure: float) -> list[float]:
+        asked.append([endpoint.name for endpoint in endpoints])
+        return [0.0 if endpoint.name == home else 1.0 for endpoint in endpoints]
+
+    router._policy.seconds = seconds  # type: ignore[method-assign, assignment]
+    cold = pool["b" if home == "a" else "a"]
+    assert router.better(entry, [pool[home], cold], {}, (0.0, 0), 4.0) == ((), 0.0)
+    assert not asked
+    assert router.better(entry, [cold], {}, (0.0, 0), 4.0)[0] == [pool[home]]
+    assert asked == [[cold.name], [home]]
+
+
 def test_a_flow_with_little_to_wait_for_does_not_wait_for_the_sake_of_others() -> None:
     """The light tenant's own backlog is what counts, not the flood's."""
     made = scheduler(settings(), a=1, b=1)

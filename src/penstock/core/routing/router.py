@@ -176,11 +176,15 @@ class Router:
         if not context.matched:
             return (), 0.0
         matched, model, under_way, busy = context.matched, entry.model, 0, 0
+        open_now = {endpoint.index for endpoint in instead}
+        if matched.keys() <= open_now:
+            return (), 0.0  # nothing to wait for: it may go to all that hold its prompt
         live: list[Endpoint] = []
         for endpoint in self._pool:  # one loop, because it visits all of them
             if prompts := len(endpoint.ledger.prefill.leases):
                 under_way, busy = under_way + prompts, busy + 1
-            if endpoint.index in matched and endpoint.slots and self._waitable(endpoint, entry, now):
+            index = endpoint.index
+            if index in matched and index not in open_now and self._waitable(endpoint, entry, now) and endpoint.slots:
                 live.append(endpoint)
         if not live:
             return (), 0.0
@@ -192,7 +196,7 @@ class Router:
         homes: list[Endpoint] = []
         for_s = 0.0
         for endpoint, score_s in zip(live, self._policy.seconds(live, context, ahead, pressure), strict=True):
-            if score_s < least_s and endpoint not in instead:
+            if score_s < least_s:
                 homes.append(endpoint)
                 prefill = endpoint.ledger.prefill
                 for_s = max(for_s, least_s - score_s + prefill.left(now) / prefill.speed.rate)
