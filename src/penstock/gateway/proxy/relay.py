@@ -235,7 +235,7 @@ class Relay:
 
     def _before_commit(self, target: Target, data: bytes) -> bool:
         """Take the next bytes while nothing was promised to the client. Returns what `on_data` does."""
-        if not (self._sse or self._lines or self._opaque):
+        if not (self._sse or self._lines or self._opaque) and self.asks_stream():
             self._may_be_events(data)
         if self._error_body is not None:
             self._keep_error(self._error_body, data)
@@ -272,9 +272,9 @@ class Relay:
             return b""
 
     def _may_be_events(self, data: bytes) -> None:
-        """Recognize a stream by its first bytes, if one was asked for and the head does not say so."""
+        """Recognize a stream that was asked for by its first bytes, if the head does not say so."""
         assert self._head is not None
-        if self._head[0] < 300 and self.asks_stream() and not (self._whole or self._error_body or self._suspect):
+        if self._head[0] < 300 and not (self._whole or self._error_body or self._suspect):
             begins = data.lstrip(b"\xef\xbb\xbf\r\n")
             if begins.startswith(_EVENTS_BEGIN):
                 self._sse, self._length = True, None
@@ -372,6 +372,10 @@ class Relay:
             self._ended_in_error(status, self._error_body)
             return
         if not self._committed and not self._begins_at_end(status):
+            return
+        if not (self._sse or self._lines):  # it came whole, by its framing
+            self.exchange.end()
+            self.succeeded(status)
             return
         if self._answer.cut_off():
             self.failed(Failure.BROKEN, "a stream that stops inside an event")

@@ -270,11 +270,12 @@ class Connection:
         expect = lookup.get(b"expect")
         if expect is not None and expect.lower() != b"100-continue":
             raise RefusedError(Refusal.EXPECTATION_FAILED, "only 100-continue can be expected")
-        self._state = _BODY if reader.expects_body else _BUSY
+        expects_body = reader.expects_body
+        self._state = _BODY if expects_body else _BUSY
         body_bytes_max = self.server.handler.begin(exchange)
         if exchange.over:
             return  # answered, or broken off
-        if not reader.expects_body:
+        if not expects_body:
             self._complete(reader)
             return
         if body_bytes_max is not None:
@@ -347,7 +348,8 @@ class Connection:
                 self._transport.resume_reading()
 
     def _complete(self, reader: RequestReader) -> None:
-        self.resume_body()
+        if self._body_paused:
+            self.resume_body()
         exchange = self._exchange
         assert exchange is not None
         exchange.body = reader.take_body()

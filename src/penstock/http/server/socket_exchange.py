@@ -227,7 +227,8 @@ class SocketExchange(Exchange):
 
     def _detach(self) -> None:
         """End the exchange: forget the connection and the callbacks, so that nothing they hold outlives it."""
-        self.let_go()
+        if self._held_bytes:
+            self.let_go()
         self._connection = None
         over = self.on_over
         self.on_body = self.on_disconnect = self.on_over = self.on_pause = self.on_resume = None
