@@ -7,9 +7,6 @@ proxy is left out: heartbeats before the answer, and a prompt computed elsewhere
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from penstock.core.values.actions import Dispatch, Requeue
@@ -20,14 +17,10 @@ from penstock.gateway.epp import unseen
 from penstock.gateway.epp.pick import Pick
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.answer import AnswerReader
-from penstock.gateway.openai.body import AskUsage
 from penstock.gateway.proxy.arrival import Arrival, Means
-from penstock.gateway.proxy.journey import AskInstead, OnEnd, OnSent, QueuedJourney
+from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Upstream
-
-if TYPE_CHECKING:
-    from penstock.gateway.telemetry.tracing import RequestTrace  # needs an extra
 
 
 class PickedJourney(QueuedJourney):
@@ -35,20 +28,7 @@ class PickedJourney(QueuedJourney):
 
     __slots__ = ("_failure", "_is_stream", "_sampled", "_unseen")
 
-    def __init__(
-        self,
-        arrival: Arrival,
-        request: Request,
-        means: Means,
-        *,
-        band: str,
-        asks_usage: AskUsage | None,
-        remember: Callable[[bytes, str], bool] | None = None,
-        trace: RequestTrace | None = None,
-        on_end: OnEnd | None = None,
-        on_sent: OnSent | None = None,
-        ask_instead: AskInstead | None = None,
-    ) -> None:
+    def __init__(self, arrival: Arrival, request: Request, means: Means) -> None:
         pick = arrival.exchange
         assert isinstance(pick, Pick)
         self._failure: Failure | None = None
@@ -60,18 +40,9 @@ class PickedJourney(QueuedJourney):
             request = msgspec.structs.replace(
                 request, streamed=request.streamed and not pick.unseen, divisible=False, only=pick.only
             )
-        super().__init__(
-            arrival,
-            request,
-            means,
-            band=band,
-            asks_usage=None if pick.unseen else asks_usage,
-            remember=None if pick.unseen else remember,
-            trace=trace,
-            on_end=on_end,
-            on_sent=on_sent,
-            ask_instead=ask_instead,
-        )
+        if pick.unseen:
+            arrival.asks_usage = arrival.remember = None
+        super().__init__(arrival, request, means)
         self._heartbeats = None
 
     def dispatched(self, action: Dispatch, /) -> None:

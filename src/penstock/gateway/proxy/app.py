@@ -64,7 +64,9 @@ class App:
         self._origins = origins
         self.refusals = refusals = Refusals(driver, metrics)
         self._targets = endpoints.targets
-        self._means = means = Means(driver=driver, targets=endpoints.targets, metrics=metrics, heartbeats=heartbeats)
+        self._means = means = Means(
+            driver=driver, targets=endpoints.targets, metrics=metrics, heartbeats=heartbeats, reporting=reporting
+        )
         self._intake = Intake(
             means,
             refusals=refusals,
@@ -72,7 +74,6 @@ class App:
             catalog=catalog,
             callers=callers,
             affinities=affinities,
-            reporting=reporting,
         )
         stored = StoredAnswers(means, callers=callers, responses=affinities.responses, refusals=refusals)
         self._parts: list[Part] = [stored]
@@ -99,10 +100,7 @@ class App:
 
     def begin(self, exchange: SocketExchange) -> int | None:
         """Refuse what the head alone shows not to be served. Returns the body's limit; None: that of all bodies."""
-        if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
-            exchange.target_path = exchange.target_path[len(self._root_path) :]
-        if self._clients.looks:
-            exchange.client = self._clients.address(exchange)
+        self._place(exchange)
         if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
             self.refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
             return None
@@ -120,12 +118,24 @@ class App:
             self._begin(exchange, found)
         return None
 
+    def _place(self, exchange: Exchange) -> None:
+        """Take the root path off its target, and find its client behind trusted proxies."""
+        if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
+            exchange.target_path = exchange.target_path[len(self._root_path) :]
+        if self._clients.looks:
+            exchange.client = self._clients.address(exchange)
+
+    def _key(self, exchange: Exchange) -> Key | Unauthorized | None:
+        """Returns what `Callers.key` does. Usually no header is given twice, so none is searched for."""
+        repeats = None if len(exchange.lookup) == len(exchange.headers) else exchange.repeats
+        return self._callers.key(exchange.lookup.get, repeats)
+
     def _begin(self, exchange: Exchange, found: Route) -> None:
         """Refuse a request to engines' paths by its method, its key or a path that no engine has."""
         if exchange.method != "POST":
             self.refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
             return
-        key = self._callers.key(exchange.lookup.get, exchange.repeats)
+        key = self._key(exchange)
         if isinstance(key, Unauthorized):
             self.refusals.refuse(exchange, key.reason, key.message)
         elif found.bare and not self._served_bare():
@@ -137,18 +147,12 @@ class App:
 
     def begin_pick(self, exchange: Exchange) -> Route | None:
         """Refuse what the head alone shows not to be served. Returns the route; None: no path of engines."""
-        if self._root_path and exchange.target_path.startswith(self._root_path + "/"):
-            exchange.target_path = exchange.target_path[len(self._root_path) :]
-        if self._clients.looks:
-            exchange.client = self._clients.address(exchange)
+        self._place(exchange)
         found = route(exchange.target_path)
         if found is not None:
             self._begin(exchange, found)
-        else:
-            repeats = None if len(exchange.lookup) == len(exchange.headers) else exchange.repeats
-            key = self._callers.key(exchange.lookup.get, repeats)
-            if isinstance(key, Unauthorized):
-                self.refusals.refuse(exchange, key.reason, key.message)
+        elif isinstance(key := self._key(exchange), Unauthorized):
+            self.refusals.refuse(exchange, key.reason, key.message)
         return found
 
     def complete_pick(self, exchange: Exchange, found: Route, journey: type[QueuedJourney]) -> None:
@@ -160,7 +164,7 @@ class App:
         foreign = self._origins.foreign(exchange)
         if foreign is None or any(part.owns(exchange.target_path) for part in self._guarded):
             return None
-        return None if isinstance(self._callers.key(exchange.lookup.get, exchange.repeats), Key) else foreign
+        return None if isinstance(self._key(exchange), Key) else foreign
 
     def complete(self, exchange: SocketExchange) -> None:
         """Serve a request with its whole body."""

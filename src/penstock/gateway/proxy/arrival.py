@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.core.values.actions import Evict, Fail, Reject
 from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import Contents
 from penstock.gateway.identity.caller import Caller
+from penstock.gateway.openai.body import AskUsage
 from penstock.gateway.openai.fields import Peek
 from penstock.gateway.openai.routes import Route
 from penstock.gateway.openai.splice import Body
@@ -16,10 +17,12 @@ from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.model_profiles import PLAIN, Profile
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry.metrics import Metrics
+from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
     from penstock.gateway.proxy.heartbeat import Heartbeats
+    from penstock.gateway.telemetry.tracing import RequestTrace  # needs an extra
 
 
 Ended = Reject | Evict | Fail
@@ -87,6 +90,9 @@ class Arrival:
     """One request on its way in. Each step of `intake.py` adds what it finds out."""
 
     __slots__ = (
+        "ask_instead",
+        "asks_usage",
+        "band",
         "body",
         "caller",
         "contents",
@@ -98,13 +104,21 @@ class Arrival:
         "peek",
         "pinned",
         "profile",
+        "remember",
         "request_id",
         "route",
+        "trace",
     )
 
     # Once its body was parsed:
     peek: Peek
     contents: Contents
+    # Once it is admitted to the queue:
+    band: str
+    asks_usage: AskUsage | None  # None: the caller asks for it, or it is not asked for
+    remember: Callable[[bytes, str], bool] | None  # given the beginning of the answer and its endpoint
+    trace: RequestTrace | None
+    ask_instead: Callable[[Arrival, str], None] | None  # of the next model, if others may be asked
 
     def __init__(
         self,
@@ -131,12 +145,19 @@ class Arrival:
 class Means:
     """What all journeys use."""
 
-    __slots__ = ("attempts_max", "driver", "heartbeats", "metrics", "targets")
+    __slots__ = ("attempts_max", "driver", "heartbeats", "metrics", "reporting", "targets")
 
     def __init__(
-        self, *, driver: Driver[Decides], targets: Mapping[str, Target], metrics: Metrics, heartbeats: Heartbeats
+        self,
+        *,
+        driver: Driver[Decides],
+        targets: Mapping[str, Target],
+        metrics: Metrics,
+        heartbeats: Heartbeats,
+        reporting: Reporting,
     ) -> None:
         self.attempts_max = 1  # `retry.max_attempts`
+        self.reporting = reporting
         self.driver = driver
         self.targets = targets
         self.metrics = metrics

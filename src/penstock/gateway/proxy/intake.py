@@ -37,13 +37,12 @@ from penstock.gateway.openai.splice import Spliced
 from penstock.gateway.proxy.arrival import Arrival, Fallback, Means
 from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.disagg import sequential
-from penstock.gateway.proxy.journey import AskInstead, QueuedJourney
+from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.model_profiles import PLAIN, profiles
 from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
-from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.inflate import TAKEN as PACKINGS
 from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, UnknownPacking, coding_of, inflate
 from penstock.http.server.server import Exchange
@@ -75,7 +74,6 @@ class Intake:
         catalog: Catalog,
         callers: Callers,
         affinities: Affinities,
-        reporting: Reporting,
     ) -> None:
         self._means = means
         self._driver = means.driver
@@ -84,7 +82,6 @@ class Intake:
         self._catalog = catalog
         self._callers = callers
         self._affinities = affinities
-        self._reporting = reporting
         self._slices = Slices()
         self._unnamed = Unnamed(means.driver, self._knows_models)
 
@@ -261,7 +258,7 @@ class Intake:
             model = self._chosen(split, arrival)
             if model != arrival.named:
                 arrival.body = bodies.replace_model(arrival.body, model)
-        arrival.model = self._served(arrival.route, model)
+        arrival.model = self._served(model) if arrival.route.api is Api.OLLAMA and ":" not in model else model
 
     def _chosen(self, split: Split, arrival: Arrival) -> str:
         """The model of a split for this request, by its session and the endpoint that it is tied to, if any."""
@@ -287,7 +284,7 @@ class Intake:
         if names and arrival.pinned is None:
             arrival.fallback = Fallback(arrival.named, names, arrival.body)
 
-    def _asking(self, journey: type[QueuedJourney]) -> AskInstead:
+    def _asking(self, journey: type[QueuedJourney]) -> Callable[[Arrival, str], None]:
         return lambda arrival, name: self._ask_instead(arrival, name, journey)
 
     def _ask_instead(self, arrival: Arrival, name: str, journey: type[QueuedJourney]) -> None:
@@ -309,10 +306,8 @@ class Intake:
         )
         self._admit(arrival, journey)
 
-    def _served(self, route: Route, model: str) -> str:
+    def _served(self, model: str) -> str:
         """The name that endpoints list a model by: for Ollama, one without a tag is its latest."""
-        if route.api is not Api.OLLAMA or ":" in model:
-            return model
         scheduler, now = self._driver.scheduler, self._driver.now()
         latest = f"{model}:latest"
         if scheduler.knows(model, now=now) is not True and scheduler.knows(latest, now=now) is True:
@@ -325,24 +320,18 @@ class Intake:
         """Begin the journey of a request that needs a turn."""
         exchange, caller, body = arrival.exchange, arrival.caller, arrival.body
         assert caller is not None
-        search, locator, tracer = None, self._endpoints.locator, self._reporting.tracer
+        search, locator, tracer = None, self._endpoints.locator, self._means.reporting.tracer
         if locator is not None and arrival.pinned is None and not isinstance(body, Spliced):
             search = locator.search(exchange.target_path, body, arrival.model)
         request = self._tied(arrival, caller, 0.0 if search is None else search.wait_s)
         counts = self._asks_usage and arrival.route.tells_usage and arrival.peek.stream
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
-        journey(
-            arrival,
-            request,
-            self._means,
-            band=self._bands[caller.band],
-            asks_usage=bodies.asks_usage(arrival.peek) if counts else None,
-            remember=self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None,
-            trace=None if tracer is None else _traced(tracer, exchange, request),
-            on_end=self._reporting.on_end,
-            on_sent=self._reporting.on_sent,
-            ask_instead=None if arrival.fallback is None else self._asking(journey),
-        ).begin()
+        arrival.band = self._bands[caller.band]
+        arrival.asks_usage = bodies.asks_usage(arrival.peek) if counts else None
+        arrival.remember = self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None
+        arrival.trace = None if tracer is None else _traced(tracer, exchange, request)
+        arrival.ask_instead = None if arrival.fallback is None else self._asking(journey)
+        journey(arrival, request, self._means).begin()
         if locator is not None and search is not None:
             locator.begin(request.id, search)
 

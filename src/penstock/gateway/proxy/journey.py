@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.values.actions import Abort, Decode, Dispatch, Evict, Fail, Reject, Requeue
@@ -21,7 +20,7 @@ from penstock.core.values.rows import LimitReached
 from penstock.engines import orca
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.usage import own_usage
-from penstock.gateway.openai.body import AskUsage, is_multipart
+from penstock.gateway.openai.body import is_multipart
 from penstock.gateway.openai.splice import Body, remove_field, set_field
 from penstock.gateway.proxy import mending
 from penstock.gateway.proxy.arrival import Arrival, Means
@@ -35,13 +34,9 @@ from penstock.gateway.proxy.relay import KEY_REFUSED, WHOLE_BYTES_MAX, Relay
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink
 
-if TYPE_CHECKING:
-    from penstock.gateway.telemetry.tracing import RequestTrace  # needs an extra
-
 logger = logging.getLogger(__name__)
 
 OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
-AskInstead = Callable[[Arrival, str], None]  #: of the next model
 OnSent = Callable[["QueuedJourney", str], None]  #: the URL it is sent to
 
 PROGRESS_TOKENS = 32  # an answer's growth is reported in such steps,
@@ -53,7 +48,6 @@ class QueuedJourney(Relay):
 
     __slots__ = (
         "_arrival",
-        "_ask_instead",
         "_asks_usage",
         "_driver",
         "_has_key",
@@ -63,12 +57,11 @@ class QueuedJourney(Relay):
         "_lease",
         "_makes_text",
         "_metrics",
-        "_on_end",
-        "_on_sent",
         "_queue_s",
         "_ranks_itself",
         "_remember",
         "_report_at",
+        "_reporting",
         "_targets",
         "_trace",
         "_usage",
@@ -90,30 +83,17 @@ class QueuedJourney(Relay):
         "started_s",
     )
 
-    def __init__(
-        self,
-        arrival: Arrival,
-        request: Request,
-        means: Means,
-        *,
-        band: str,
-        asks_usage: AskUsage | None,
-        remember: Callable[[bytes, str], bool] | None = None,
-        trace: RequestTrace | None = None,
-        on_end: OnEnd | None = None,
-        on_sent: OnSent | None = None,
-        ask_instead: AskInstead | None = None,
-    ) -> None:
+    def __init__(self, arrival: Arrival, request: Request, means: Means) -> None:
         super().__init__(arrival.exchange, arrival.body, request.model)
         caller, route = arrival.caller, arrival.route
         assert caller is not None
         self.request = request
         self.api = route.api
-        self.band = band
+        self.band = arrival.band
         self._driver = driver = means.driver
         self.started_s = driver.now()
         self.request_id = arrival.request_id  #: as the caller knows it
-        self._remember = remember  # given the beginning of the answer and its endpoint
+        self._remember = arrival.remember
         self._targets = means.targets
         self._metrics = means.metrics
         self.caller = caller
@@ -121,8 +101,7 @@ class QueuedJourney(Relay):
         self._inflated = arrival.inflated
         # Until its answer begins, if other models may be asked.
         self._arrival = None if arrival.fallback is None else arrival
-        self._ask_instead = ask_instead
-        self._asks_usage = asks_usage  # None: the caller asks for it, or it is not asked for
+        self._asks_usage = arrival.asks_usage
         self.added: frozenset[str] = NOTHING_ADDED  #: fields of ours in the body sent last
         self.left_out: frozenset[str] = NOTHING_ADDED  #: of these, left out because an engine may have refused them
         self.is_unfit = False  #: the engine refused the request for what it is, and another may take it
@@ -132,7 +111,7 @@ class QueuedJourney(Relay):
         self._heartbeats = means.heartbeats if request.streamed and route.events else None
         self._is_watched = False  # by these
         self._report_at = 1 + PROGRESS_TOKENS_PACED
-        self.progress_at = self._report_at if remember is None else 0
+        self.progress_at = self._report_at if arrival.remember is None else 0
         self.attempts = 0  #: how often it was dispatched
         self.rank: int | None = None  # among the requests in engines' queues
         self._lease: int | None = None
@@ -143,9 +122,8 @@ class QueuedJourney(Relay):
         self.first_s: float | None = None
         self.limit: LimitReached | None = None  #: that refused it
         self._usage: Usage | None = None
-        self._trace = trace
-        self._on_end = on_end  # of ends, for the access log
-        self._on_sent = on_sent  # of every request to an engine, for the routing log
+        self._trace = arrival.trace
+        self._reporting = means.reporting
 
     def begin(self) -> None:
         """Report the request's arrival to the scheduler."""
@@ -167,8 +145,9 @@ class QueuedJourney(Relay):
             self._heartbeats.watch(self.request.id, self, read_timeout, self.started_s)
 
     def _unwatch(self) -> None:
-        if self._heartbeats is not None and self._is_watched:
-            self._is_watched = False
+        """End them: its answer begins, or it has ended."""
+        self._is_watched = False
+        if self._heartbeats is not None:
             self._heartbeats.leave(self.request.id)
 
     # --- from the scheduler ---------------------------------------------------------------------------------
@@ -235,8 +214,8 @@ class QueuedJourney(Relay):
             headers.append(orca.ASK)
         if self._trace is not None:
             headers = self._trace.sent(target, name, headers)
-        if self._on_sent is not None:
-            self._on_sent(self, target.url)
+        if self._reporting.on_sent is not None:
+            self._reporting.on_sent(self, target.url)
         added = NOTHING_ADDED
         if counts and self._asks_usage is not None and USAGE not in left_out:
             body, added = self._asks_usage(body), USAGE_ADDED
@@ -267,9 +246,9 @@ class QueuedJourney(Relay):
             self._leave(Outcome.COMPLETED, None)  # no other endpoint takes it: the engine's refusal is the answer
             return
         if arrival is not None and arrival.fallback is not None and not self._committed:
-            if arrival.fallback.takes(action) and self._ask_instead is not None:
+            if arrival.fallback.takes(action) and arrival.ask_instead is not None:
                 self._make_room(action)
-                self._ask_instead(arrival, arrival.fallback.next())
+                arrival.ask_instead(arrival, arrival.fallback.next())
                 return
             action = arrival.fallback.answer(action)
         reason = action.reason
@@ -297,7 +276,8 @@ class QueuedJourney(Relay):
         """Leave the client to the journey that goes on with another model."""
         self._driver.leave(self.request.id)
         self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
-        self._unwatch()
+        if self._is_watched:
+            self._unwatch()
         self._heartbeats = None
         if self._trace is not None:
             self._trace.ended(action.outcome, action.reason, band=self.band, status=0, usage=None)
@@ -339,7 +319,8 @@ class QueuedJourney(Relay):
 
     def first_byte(self) -> None:
         self._arrival = None
-        self._unwatch()
+        if self._is_watched:
+            self._unwatch()
         if self.division is not None:
             assert self._head is not None
             if not self.division.answers(self._head[0]):
@@ -542,7 +523,8 @@ class QueuedJourney(Relay):
     def _detach(self, outcome: Outcome, reason: Reason | None) -> None:
         """The client has its response: report the end to metrics, trace and log."""
         self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
-        self._unwatch()
+        if self._is_watched:
+            self._unwatch()
         self._heartbeats = None
         if self._committed and self._usage is None and reason is not None:
             self._usage = self._answer.usage()  # an answer that breaks off may have reported it
@@ -550,8 +532,8 @@ class QueuedJourney(Relay):
         if self._trace is not None:
             status, usage = self.exchange.status, self._usage
             self._trace.ended(outcome, reason, band=self.band, status=status, usage=usage)
-        if self._on_end is not None:
-            self._on_end(self, outcome, reason)
+        if self._reporting.on_end is not None:
+            self._reporting.on_end(self, outcome, reason)
 
 
 class _Gone:
