@@ -100,8 +100,6 @@ class RoutingPolicy:
     weighs_wait: bool = False  #: has `seconds`, by which a request may wait for a closed endpoint
     takes_turns: bool = False  #: its choices depend on earlier ones, so it is also asked with a single open endpoint
     scored_by: str | None = None  #: the label of its scores; None: not shown
-    minds_size: bool = False  #: a larger endpoint gets more, which the conformance suite then holds it to
-    spreads_evenly: bool = True  #: equal endpoints get equal parts of a burst, not only nearly so: held, too
 
     def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:
         self.settings = settings

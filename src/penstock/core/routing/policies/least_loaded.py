@@ -16,7 +16,6 @@ from penstock.core.routing.policies.base import LOAD, Context, RoutingPolicy
 class LeastLoaded(RoutingPolicy):
     """Least load per slot, and per weight if weights differ."""
 
-    minds_size = True
     scored_by: str | None = LOAD
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:

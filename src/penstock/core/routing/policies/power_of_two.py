@@ -16,8 +16,6 @@ from penstock.core.routing.policies.least_loaded import LeastLoaded
 class PowerOfTwo(LeastLoaded):
     """The less loaded of two."""
 
-    spreads_evenly = False
-
     def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:
         if len(endpoints) <= 2:
             return super().pick(endpoints, scores, context)

@@ -20,7 +20,6 @@ class PrefixAware(RoutingPolicy):
 
     uses_prefix = True
     uses_session = True
-    minds_size = True
     scored_by: str | None = "tokens held"
 
     def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:

@@ -26,7 +26,6 @@ class SessionAffinity(RoutingPolicy):
     """Home first; a home by hash for those that have none."""
 
     uses_session = True
-    minds_size = True
 
     def __init__(self, settings: RoutingSettings, draw: Callable[[], float]) -> None:
         super().__init__(settings, draw)
