@@ -106,9 +106,11 @@ def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False
     An endpoint that is idle, or computes no prompt, takes one of any size. `tried`: its gauges are ignored.
     """
     ledger = endpoint.ledger
-    outstanding = ledger.prefill.outstanding_tokens
+    outstanding, base = ledger.prefill.outstanding_tokens, ledger.page.base
     prefill_tokens = endpoint.admission(settings).prefill_tokens_max - outstanding if outstanding else math.inf
-    free = None if tried or ledger.page.base is None else kv_tokens_free(endpoint, settings, now=now)
+    if tried or base is None or not base.kv_capacity_tokens:
+        return prefill_tokens, math.inf
+    free = kv_tokens_free(endpoint, settings, now=now)
     return prefill_tokens, free if free is not None and ledger.load(now) > 0 else math.inf
 
 

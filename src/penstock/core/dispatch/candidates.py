@@ -70,6 +70,7 @@ class CandidateFilter:
     def check_open(self, band: Band, now: float) -> None:
         """Ask endpoints that were touched whether they are open to `band`."""
         for endpoint in band.unchecked:
+            ledger = endpoint.ledger
             cause = self.closed(endpoint, band.settings, now)
             away = cause is not None and cause in _AWAY
             if away != (endpoint in band.away):
@@ -78,16 +79,17 @@ class CandidateFilter:
                 else:
                     del band.away[endpoint]
                 band.holds_changed = True
-            self._ask_page(endpoint, band.settings, cause, now)
+            if cause is not None or ledger.page.closed_s is not None:
+                self._ask_page(endpoint, band.settings, cause, now)
             if cause is None:
                 # Slots are counted at decode endpoints: pure prefill has none to reserve.
                 answers = endpoint.role is not Role.PREFILL
-                band.opened(endpoint, endpoint.ledger.slots - endpoint.ledger.load(now) if answers else 0.0)
-                tried = endpoint.ledger.page.closed_s is not None
+                band.opened(endpoint, ledger.limit.slots - ledger.load(now) if answers else 0.0)
+                tried = ledger.page.closed_s is not None
                 endpoint.room = room = admission.room(endpoint, self.settings, tried=tried, now=now)
                 endpoint.room_over_share = admission.over_share_room(room, endpoint)
                 if room != UNBOUNDED:
-                    self._look_again(endpoint, endpoint.ledger.review_s(now))
+                    self._look_again(endpoint, ledger.review_s(now))
             else:
                 band.closed[endpoint] = cause
                 self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
@@ -96,8 +98,6 @@ class CandidateFilter:
     def _ask_page(self, endpoint: Endpoint, band: BandSettings, cause: Cause | None, now: float) -> None:
         """Note whether nothing but its page closes an endpoint; then a request is sent all the same, in time."""
         page = endpoint.ledger.page
-        if cause is None and page.closed_s is None:
-            return
         if admission.by_page(endpoint, band, self.settings, cause, now=now):
             page.closes(now)
         elif cause is None and endpoint.ledger.load(now) > 0:

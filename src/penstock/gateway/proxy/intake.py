@@ -193,7 +193,8 @@ class Intake:
                 arrival.pinned = _pinned(arrival.exchange.query)
             if arrival.caller is None:
                 arrival.caller = self._identify(arrival)
-                self._let_fall_back(arrival)
+                if arrival.profile.fallback:
+                    self._let_fall_back(arrival)
             self._address(arrival)
             if arrival.caller.rights is not None:
                 _keep_to(arrival.caller.rights, arrival)

@@ -35,7 +35,36 @@ class PredictedTtft(RoutingPolicy):
     scored_by: str | None = "predicted cost, s"
 
     def score(self, endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-        return _costs(endpoints, context)
+        """Returns seconds. An endpoint not yet seen at work is assumed to be as fast as the fastest; otherwise it would
+        never be used.
+        """
+        now, matched = context.now, context.matched
+        prompt_tokens, output_tokens = context.prompt_tokens, context.output_tokens
+        fastest = 0.0
+        for endpoint in endpoints:
+            speed = endpoint.ledger.speed
+            if speed.rate > fastest and speed.rate_known:
+                fastest = speed.rate
+        fastest = fastest or TOKENS_PER_S
+        price_weight_s = context.price_weight_s
+        costs: list[float] = []
+        for endpoint in endpoints:  # one loop without calls, because it runs over all open endpoints
+            ledger = endpoint.ledger
+            prefill, speed = ledger.prefill, ledger.speed
+            rate = speed.rate if speed.rate_known else fastest
+            uncached = prompt_tokens - (matched.get(endpoint.index, 0) if matched else 0)
+            left = prefill.left(now) if prefill.leases else 0.0
+            first_token_s = (left + (uncached if uncached > 1 else 1)) / rate
+            # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part
+            # is about half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion
+            # below.
+            pace_s = speed.decode_s(now)
+            if pace_s is None:
+                pace_s = speed.time_per_output_token_s(now) or PACE_S
+            slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.limit.slots or 1)
+            cost = first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s
+            costs.append(cost + price_weight_s * endpoint.price if price_weight_s else cost)
+        return costs
 
     def pick(self, endpoints: Sequence[Endpoint], scores: list[float], context: Context) -> Endpoint:
         """Returns the least loaded of the endpoints that cost about the least; of those near the prompt's cache, if
@@ -50,7 +79,7 @@ class PredictedTtft(RoutingPolicy):
         if not context.matched:
             return ()
         alive = context.alive()
-        return [alive[at] for at in self._near(alive, _costs(alive, context), context)]
+        return [alive[at] for at in self._near(alive, self.score(alive, context), context)]
 
     def seconds(
         self,
@@ -83,35 +112,3 @@ class PredictedTtft(RoutingPolicy):
             return []
         dearest, enough = min(costs) + self.settings.affinity_escape_s, AFFINITY_SHARE * most
         return [at for at, tokens in enumerate(held) if tokens >= enough and costs[at] <= dearest]
-
-
-def _costs(endpoints: Sequence[Endpoint], context: Context) -> list[float]:
-    """Seconds. An endpoint not yet seen at work is assumed to be as fast as the fastest; otherwise it would never be
-    used.
-    """
-    now, matched = context.now, context.matched
-    prompt_tokens, output_tokens = context.prompt_tokens, context.output_tokens
-    fastest = 0.0
-    for endpoint in endpoints:
-        speed = endpoint.ledger.speed
-        if speed.rate > fastest and speed.rate_known:
-            fastest = speed.rate
-    fastest = fastest or TOKENS_PER_S
-    price_weight_s = context.price_weight_s
-    costs: list[float] = []
-    for endpoint in endpoints:  # one loop without calls, because it runs over all open endpoints
-        ledger = endpoint.ledger
-        prefill, speed = ledger.prefill, ledger.speed
-        rate = speed.rate if speed.rate_known else fastest
-        uncached = prompt_tokens - (matched.get(endpoint.index, 0) if matched else 0)
-        left = prefill.left(now) if prefill.leases else 0.0
-        first_token_s = (left + (uncached if uncached > 1 else 1)) / rate
-        # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part is
-        # about half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion below.
-        pace_s = speed.decode_s(now)
-        if pace_s is None:
-            pace_s = speed.time_per_output_token_s(now) or PACE_S
-        slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.limit.slots or 1)
-        cost = first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s
-        costs.append(cost + price_weight_s * endpoint.price if price_weight_s else cost)
-    return costs
