@@ -14,6 +14,7 @@ of history, 1.6 GB of events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import filterfalse, groupby
 
 from penstock.core.values.located import Levels, bits_of
 from penstock.core.values.request import Key
@@ -76,13 +77,16 @@ class PrefixIndex:
         """True if an endpoint is known, even with nothing held."""
         return endpoint in self._held
 
-    def store(self, endpoint: int, keys: Iterable[Key]) -> None:
+    def store(self, endpoint: int, keys: Sequence[Key]) -> None:
         """Note that an endpoint holds the blocks with these `keys` now, or used them."""
-        self.version += 1
         held = self._joined(endpoint)
         holders, bit = self._holders, self.bits[endpoint]
         young, old, dropped = held.young, held.old, held.dropped
-        for key in keys:
+        first = next(filterfalse(young.__contains__, keys), None)  # usually only the last blocks are new
+        if first is None:
+            return
+        self.version += 1
+        for key in keys[keys.index(first) :]:
             # The holders are checked first, because they were just looked up: each look into another table costs a
             # cache miss.
             bits = holders.get(key, 0)
@@ -167,14 +171,14 @@ class PrefixIndex:
         bits, depth = holders_of(keys[0], 0), 0
         if not bits:
             return levels
-        for key in keys:
-            still = bits & holders_of(key, 0)
+        for holding, run in groupby(map(holders_of, keys)):  # few runs: neighbours are held by the same
+            still = bits & (holding or 0)
             if still != bits:
                 levels.append((bits & ~still, depth))
                 if not still:
                     return levels
                 bits = still
-            depth += 1
+            depth += len(list(run))
         levels.append((bits, depth))
         return levels
 

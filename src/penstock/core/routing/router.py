@@ -281,7 +281,7 @@ class Router:
 
     def stored(self, endpoint: Endpoint, keys: Iterable[int]) -> None:
         """An endpoint reports that it holds the token blocks with these `keys`."""
-        self._exact.store(endpoint.index, keys)
+        self._exact.store(endpoint.index, tuple(keys))
 
     def removed(self, endpoint: Endpoint, keys: Iterable[int]) -> None:
         """An endpoint reports that it no longer holds the token blocks with these `keys`."""
