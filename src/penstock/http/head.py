@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
 from typing import Final
 
 _LF: Final = 0x0A
 _CR: Final = 0x0D
-_NAME_OF: Final = itemgetter(0)
-_VALUE_OF: Final = itemgetter(1)
-
-
-def lower_names(headers: Sequence[tuple[bytes, bytes]]) -> Iterable[bytes]:
-    """Yields the names of `headers` in lower case, without a Python frame for each."""
-    return map(bytes.lower, map(_NAME_OF, headers))
-
-
-def by_name(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
-    """Returns the values of `headers` by their names in lower case; of several with one name the last one's."""
-    return dict(zip(lower_names(headers), map(_VALUE_OF, headers), strict=True))
 
 
 def head_of(lines: list[bytes]) -> bytes:

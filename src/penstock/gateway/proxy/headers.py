@@ -12,7 +12,6 @@ from email.utils import parsedate_to_datetime
 
 from penstock.gateway.identity.callers import KEY_HEADERS
 from penstock.http.client.pool import Headers
-from penstock.http.head import by_name, lower_names
 
 HOP_BY_HOP = frozenset(
     {
@@ -77,7 +76,7 @@ def retry_after_s(headers: Headers, now: float) -> float:
 
     `now`: the wall clock, for a date in an answer without a `Date`.
     """
-    told = by_name(headers)
+    told = {name.lower(): value for name, value in headers}
     milliseconds = _seconds(told.get(b"retry-after-ms", b"")) / 1000  # first, as in OpenAI's libraries
     value = told.get(b"retry-after", b"")
     if milliseconds or not value:
@@ -112,11 +111,13 @@ def _dropped(credentials: bool, ranked: bool, inflated: bool, plain: bool) -> fr
 
 
 def _passing(headers: Headers, dropped: frozenset[bytes]) -> Headers:
-    names = list(lower_names(headers))
-    if b"connection" in names:
-        named: set[bytes] = set()
-        for name, (_, value) in zip(names, headers, strict=True):
-            if name == b"connection":
-                named.update([token.strip().lower() for token in value.split(b",")])
-        dropped |= named  # usually `keep-alive` or `close`
-    return [header for name, header in zip(names, headers, strict=True) if name not in dropped]
+    kept = [header for header in headers if header[0].lower() not in dropped]
+    if len(kept) == len(headers):
+        return kept
+    named: set[bytes] = set()
+    for name, value in headers:
+        if len(name) == 10 and name.lower() == b"connection":
+            named.update([token.strip().lower() for token in value.split(b",")])
+    if named <= dropped:  # usually: none, `keep-alive` or `close`
+        return kept
+    return [header for header in kept if header[0].lower() not in named]

@@ -24,7 +24,6 @@ from penstock.gateway.proxy.headers import response_headers, retry_after_s
 from penstock.gateway.proxy.mending import is_api_error
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
-from penstock.http.head import by_name
 from penstock.http.inflate import BadPacking, InflatesTooFar
 from penstock.http.server.server import Exchange
 
@@ -181,24 +180,29 @@ class Relay:
 
     def on_response(self, status: int, headers: Headers, /) -> None:
         self._head = (status, headers)
-        told = by_name(headers)
-        if (length := told.get(b"content-length")) is not None:
-            self._length = int(length)
-        kind = told.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        self._sse = kind == b"text/event-stream"
-        self._lines = kind in _LINES
-        self._json = kind == b"application/json"
-        if status < 300 and kind == b"text/html":  # a web page, which no engine makes
-            self._suspect, self._error_body = True, bytearray()
-        if (load := told.get(orca.HEADER)) is not None:
-            self._heard_load(headers, load)
+        coding = b""
+        for name, value in headers:
+            lower = name.lower()
+            if lower == b"content-length":
+                self._length = int(value)
+            elif lower == b"content-type":
+                kind = value.partition(b";")[0].strip().lower()
+                self._sse = kind == b"text/event-stream"
+                self._lines = kind in _LINES
+                self._json = kind == b"application/json"
+                if status < 300 and kind == b"text/html":  # a web page, which no engine makes
+                    self._suspect, self._error_body = True, bytearray()
+            elif lower == b"content-encoding":
+                coding = value
+            elif lower == orca.HEADER:
+                self._heard_load(headers, value)
         if status >= 300:
             self._suspect = self.suspects(status)
             self._refuses_key = status in KEY_REFUSED and self._blames_key(status)
             mends = status >= 400 and self.may_mend(status)
             if self._is_failure(status) or self._suspect or self._refuses_key or mends:
                 self._error_body = bytearray()
-        if coding := told.get(b"content-encoding"):
+        if coding:
             self._is_packed(coding)
         if self._sse or self._lines:
             self._length = None  # events may be added, or taken out

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 
-from penstock.http.head import by_name
 from penstock.http.server.limits import Refusal, ServerLimits
 
 if TYPE_CHECKING:
@@ -192,7 +191,7 @@ class RequestReader:
             raise RefusedError(Refusal.HEADER_TOO_LARGE, "too many headers")
         version = parser.get_http_version() if self._is_http else ""
         self._in_line, self._is_http, self._line = True, False, b""
-        lookup = by_name(headers[::-1])  # the first of a name counts
+        lookup = {name.lower(): value for name, value in reversed(headers)}  # the first of a name counts
         coding = lookup.get(b"transfer-encoding")
         wrong = _fault(version, headers, lookup, coding)
         if wrong is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import http
 from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.http.head import head_of, lower_names
+from penstock.http.head import head_of
 from penstock.http.server.exchange import Exchange, Header
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _CLOSE: Final = 3
 _JOIN_BYTES_MAX: Final = 16 * 1024  # up to this size one copy is cheaper than a write of several pieces
 _BODYLESS: Final = frozenset({204, 304})
 _SERVER_OWNED: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
+_LOOKED_AT_SIZES: Final = frozenset(len(name) for name in (*_SERVER_OWNED, b"date"))
 _STATUS_LINES: Final = {int(status): b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in http.HTTPStatus}
 
 
@@ -237,18 +238,19 @@ class SocketExchange(Exchange):
     def _head(self, connection: Connection, status: int, headers: Sequence[Header], framing: bytes) -> bytes:
         self.status = status
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
-        names = list(lower_names(headers))
-        if _SERVER_OWNED.isdisjoint(names):
-            lines += map(b": ".join, headers)
-        else:
-            lines += [
-                b": ".join(header) for name, header in zip(names, headers, strict=True) if name not in _SERVER_OWNED
-            ]
+        dated = False
+        for header in headers:
+            if len(header[0]) in _LOOKED_AT_SIZES:
+                lower = header[0].lower()
+                if lower in _SERVER_OWNED:
+                    continue
+                dated = dated or lower == b"date"
+            lines.append(b": ".join(header))
         if self.added:
             lines += [b": ".join(header) for header in self.added]
         if framing:
             lines.append(framing)
-        if b"date" not in names:
+        if not dated:
             lines.append(connection.server.date_line())
         lines += connection.lines_of_response()
         return head_of(lines)
