@@ -43,6 +43,7 @@ class Traffic:
         self.read: Counter[int] = Counter()  # whole answers with usage, by slice
         self.tokens: Counter[int] = Counter()
         self.left: Counter[int] = Counter()  # answers that were hung up on, by slice
+        self.ended: Counter[int] = Counter()  # the slice in which the last request of a slice ended
         self.kills: list[int] = []  # their slices
         self.is_up = asyncio.Event()
         self.is_up.set()
@@ -52,8 +53,9 @@ class Traffic:
         return int((monotonic() - self.began_s) / SLICE_S)
 
     def spoilt(self, at: int) -> bool:
-        """Whether a slice is in the second before a kill, or a request of it may have been under way then."""
-        return any(killed - 1.0 / SLICE_S - 1 <= at <= killed for killed in self.kills)
+        """Whether a request of this slice ended in the second before a kill, or was under way then."""
+        last = max(at, self.ended[at])
+        return any(at <= killed and killed - 1.0 / SLICE_S - 1 <= last for killed in self.kills)
 
     async def client(self) -> None:
         connection: Client | None = None
@@ -67,6 +69,8 @@ class Traffic:
             except (OSError, asyncio.IncompleteReadError):  # of a gateway that was killed
                 connection = None
                 await asyncio.sleep(0.05)
+            finally:
+                self.ended[at] = max(self.ended[at], self.slice)
 
     async def _one(self, connection: Client, number: int, at: int) -> Client | None:
         leaves, streams = number % 10 == 0, number % 3 == 0
