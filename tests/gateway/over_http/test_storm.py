@@ -108,7 +108,7 @@ async def every_slot_is_usable(world: World) -> None:
     for engine in world.engines:
         fault(engine, "none")
     await world.until(lambda: all(endpoint.state == "up" for endpoint in world.picture().endpoints), within_s=35)
-    clients = [await world.streaming(tokens=2000) for _ in range(ENGINES * SLOTS)]
+    clients = [await world.streaming(tokens=6000) for _ in range(ENGINES * SLOTS)]
     await world.until(lambda: all(engine.engine.running_now == SLOTS for engine in world.engines))
     assert [endpoint.leases for endpoint in world.picture().endpoints] == [SLOTS] * ENGINES
     for client in clients:
