@@ -136,15 +136,6 @@ def test_a_request_at_its_tenants_limit_preempts_nothing() -> None:
     assert made.arrived(request("p1", band=PEOPLE, tenant="t"), now=11.0) == []
 
 
-def test_at_its_model_s_limit_a_request_preempts_nothing() -> None:
-    """The head of the band is the first of its model that no limit holds; if there is none, no slot helps."""
-    made, _ = full(replace(SETTINGS, tenants={"t": Limits(running=1), "u": Limits(running=1)}), slots=3)
-    made.arrived(request("p0", band=PEOPLE, tenant="t"), now=10.0)
-    made.arrived(request("p1", band=PEOPLE, tenant="u"), now=10.5)
-    assert made.arrived(request("p2", band=PEOPLE, tenant="t"), now=11.0) == []
-    assert made.arrived(request("p3", band=PEOPLE, tenant="u"), now=11.5) == []
-
-
 def test_lost_time_is_paid_for_as_time_passes() -> None:
     """One slot, a tenth: the full bucket of 6 s is in debt by 4 s after a loss of 10 s; 40 s later it is not."""
     made, _ = full(limited(preempted_share_max=0.1, preemptions_max=100), slots=1)

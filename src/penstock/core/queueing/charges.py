@@ -61,9 +61,8 @@ class Charges:
 
     def _cost(self, entry: Entry, band: int, output_tokens: int) -> float:
         """The charge of a request with so many `output_tokens`, by the policy of a band."""
-        prices, tokens, cached = entry.request.prices, entry.estimate.prompt_tokens, entry.route.cached_tokens
-        policy = self._policies[band] if prices is None else self._with(band, prices)
-        return policy.cost(
+        tokens, cached = entry.estimate.prompt_tokens, entry.route.cached_tokens
+        return self.policy(band, entry.request.prices).cost(
             prompt_tokens=tokens,
             cached_tokens=cached if cached < tokens else tokens,
             completion_tokens=output_tokens,
