@@ -181,6 +181,54 @@ def test_a_long_prompt_has_three_times_its_predicted_prefill() -> None:
     assert shop.moved == []
 
 
+def seen(*, prompt_tokens: int, first_token_s: float, answers: int = ANSWERS_MIN) -> Shop:
+    """Each engine has given that many answers: too few to know its speed by."""
+    shop = Shop(warm=False)
+    for _ in range(2 * answers):
+        name = shop.ask(prompt_tokens=prompt_tokens)
+        shop.now += first_token_s - STEP_S
+        shop.begin(name)
+        shop.now += STEP_S
+        shop.finish(name)
+    return shop
+
+
+@pytest.mark.parametrize(
+    ("seen_tokens", "tokens", "within_s"), [(110, 110, 1.0), (10, 110, 2.0), (110, 600, 1.0), (600, 110, 1.0)]
+)
+def test_eight_answers_bound_the_patience_for_the_next_prompt(seen_tokens: int, tokens: int, within_s: float) -> None:
+    shop = seen(prompt_tokens=seen_tokens, first_token_s=0.06)
+    waits = shop.ask_at("a", prompt_tokens=tokens)
+    shop.go_on(within_s + 2 * CHECK_S)
+    assert shop.moved == [waits]
+
+
+@pytest.mark.parametrize(("tokens", "takes_s"), [(11_000, 15.0), (4_000, 6.0), (400, 1.0)])
+def test_a_long_prompt_after_short_ones_has_time_in_proportion(tokens: int, takes_s: float) -> None:
+    shop = seen(prompt_tokens=100, first_token_s=0.06)
+    shop.ask_at("a", prompt_tokens=tokens)
+    shop.go_on(takes_s)
+    assert shop.moved == []
+
+
+@pytest.mark.parametrize(("answers", "patience_s"), [(1, 8.0), (2, 4.0), (5, 1.6)])
+def test_an_engine_of_few_answers_has_more_time_because_it_may_compile(answers: int, patience_s: float) -> None:
+    shop = seen(prompt_tokens=110, first_token_s=0.06, answers=answers)
+    waits = shop.ask_at("a", prompt_tokens=110)
+    shop.go_on(patience_s - CHECK_S)
+    assert shop.moved == []
+    shop.go_on(3 * CHECK_S)
+    assert shop.moved == [waits]
+
+
+def test_whole_answers_side_by_side_are_not_expected_one_after_the_other() -> None:
+    shop = Whole(tells="", answer_s=0.5, prompt_tokens=110)
+    shop.serve(20.0, "a", "b", every_s=0.05)
+    shop.serve(2.5, "b", every_s=0.05)
+    assert shop.state() == "stuck"
+    assert shop.moved
+
+
 def test_an_engine_is_not_judged_by_its_first_requests() -> None:
     shop = Shop(warm=False)
     names = [shop.ask() for _ in range(4)]

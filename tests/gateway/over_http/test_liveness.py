@@ -70,6 +70,24 @@ async def test_requests_of_an_engine_that_begins_nothing_are_served_by_another(w
 
 
 @pytest.mark.virtual_time
+@pytest.mark.parametrize("kind", ["hang", "door"])
+async def test_eight_answers_show_how_soon_a_prompt_of_their_length_begins(world: World, kind: str) -> None:
+    """Prompts of 110 tokens would take a second at the slowest engines in use; here they took a twentieth of that."""
+    first, second = [await world.engine() for _ in range(2)]
+    await world.gateway(slots=8, routing={"policy": "round_robin"})
+    words = [" ".join(f"{number}-{word}" for word in range(110)) for number in range(4 * FEW)]
+    warm, asked = words[: 2 * FEW], words[2 * FEW :]
+    await asyncio.gather(*(world.ask(body=chat(content, stream=True)) for content in warm))
+    assert await world.metric("penstock_requeues_total", reason="stuck") == 0
+    fault(first, kind, seconds=60.0)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    answers = await asyncio.gather(*(world.ask(body=chat(content, stream=True)) for content in asked[:8]))
+    assert loop.time() - began_s < LATE_S
+    assert {answer.header("x-penstock-endpoint") for answer in answers} == {at(second)}
+
+
+@pytest.mark.virtual_time
 async def test_whole_answers_move_when_the_page_stands_still(world: World) -> None:
     """By answers alone it would take twice as long as the longest of them."""
     bad, good = await pair(world)

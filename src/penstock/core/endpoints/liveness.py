@@ -9,8 +9,9 @@ streams.
 An engine whose oldest debt is overdue is stuck if another endpoint for the same models is not: if all are silent at
 once, the fault is more likely ours or the network's. Its requests without a first token go back to the queue, and it
 gets one request at a time, after 1 s, 2 s, 4 s …, until it begins one. Each verdict that proves wrong doubles the
-patience, which halves again within a minute. Nothing is judged before the engine has begun some answers (it compiles),
-and no first token after a minute without work (it may load its model).
+patience, which halves again within a minute. Nothing is judged before the engine has begun an answer (it may load its
+model), nor a first token after a minute without work; until it has begun eight, it gets more time (it may compile). While
+its prefill speed is unknown, the prompts that it has answered and the time it worked on them stand for it.
 
 Source: outlier detection as in Envoy, with time to first token in place of errors. It replaces silences learned per
 kind, and first tokens counted by the page (docs/decisions/0091).
@@ -29,9 +30,9 @@ PATIENCE_S = 1.0  # longer than a step of most engines, shorter than people tole
 STEPS = 20.0
 PREFILL_TIMES = 3.0  # of the predicted time
 ANSWER_TIMES = 2.0  # of the longest recent whole answer
-ANSWERS_MIN = 8  # begun before an engine is judged: it may compile for the first few
+ANSWERS_MIN = 8  # begun before an engine gets no more time than others: it may compile for the first few
 IDLE_S = 60.0  # shorter than the five minutes after which Ollama unloads a model
-TOKENS_PER_S = 100.0  # prefill speed while unknown: a small CPU's, the slowest in use
+TOKENS_PER_S = 100.0  # prefill speed at least: a small CPU's, the slowest in use
 UNSEEN_S = 0.5  # without news on a page: a few steps, and longer than a page takes to arrive
 TRY_S = 1.0
 TRY_S_MAX = 30.0
@@ -44,7 +45,8 @@ class Liveness:
 
     __slots__ = (
         "_answer_s", "_answers", "_begun_s", "_distrust", "_distrust_s", "_forgiven_s", "_looked_s", "_needs_begin",
-        "_patience_s", "_prompt_speed", "_tried_s", "_tries", "_unseen_s", "silent_since_s", "strain", "stuck_s",
+        "_patience_s", "_prompt_tokens", "_tried_s", "_tries", "_unseen_s", "_worked_s", "_worked_until_s",
+        "silent_since_s", "strain", "stuck_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -57,7 +59,8 @@ class Liveness:
         self._begun_s = -math.inf  # when the last request began, in dispatch order
         self._unseen_s = 0.0  # for how long the page has shown nothing new although whole answers are under way
         self._answer_s = 0.0  # the longest recent whole answer
-        self._prompt_speed = 0.0  # the fastest recent one, in prompt tokens per second
+        self._prompt_tokens = self._worked_s = 0.0  # of recent answers, and the time until they began, or ended
+        self._worked_until_s = -math.inf
         self._looked_s = 0.0
         self._distrust = 1.0
         self._distrust_s = 0.0
@@ -69,9 +72,11 @@ class Liveness:
 
     def began(self, lease: Lease, ledger: Ledger, now: float) -> None:
         """An answer begins, or a whole one is there. Call it before the ledger learns of it."""
-        if not lease.streamed and (took_s := now - lease.dispatched_s) > 0.0:
-            self._answer_s = max(self._answer_s, took_s)
-            self._prompt_speed = max(self._prompt_speed, lease.prompt_tokens / took_s)
+        if not lease.streamed:
+            self._answer_s = max(self._answer_s, now - lease.dispatched_s)
+        self._prompt_tokens += lease.prompt_tokens
+        self._worked_s += now - max(lease.dispatched_s, self._worked_until_s)
+        self._worked_until_s = now
         self._answers += 1
         oldest = _oldest_awaited(ledger)
         if lease.streamed or oldest is None or lease.dispatched_s >= oldest.dispatched_s:
@@ -94,8 +99,8 @@ class Liveness:
 
     @property
     def warm(self) -> bool:
-        """Whether it has begun enough answers to be judged."""
-        return self._answers >= ANSWERS_MIN
+        """Whether it has begun an answer, so that it can be judged."""
+        return self._answers > 0
 
     @property
     def doubted(self) -> bool:
@@ -107,7 +112,8 @@ class Liveness:
         kept = math.exp2((self._looked_s - now) / HALVES_S)
         self._looked_s = now
         self._answer_s *= kept
-        self._prompt_speed *= kept
+        self._prompt_tokens *= kept
+        self._worked_s *= kept
         self.strain = 0.0
         moved_s = ledger.moved_s
         whole = _oldest_whole(ledger)
@@ -190,10 +196,13 @@ class Liveness:
 
     def _speed(self, ledger: Ledger) -> float:
         """Prompt tokens per second, rather too few."""
-        return ledger.speed.rate if ledger.speed.rate_known else max(TOKENS_PER_S, self._prompt_speed)
+        if ledger.speed.rate_known:
+            return ledger.speed.rate
+        return max(TOKENS_PER_S, self._prompt_tokens / self._worked_s if self._worked_s > 0.0 else 0.0)
 
     def _distrusted(self, now: float) -> float:
-        return max(1.0, self._distrust * math.exp2((self._distrust_s - now) / HALVES_S))
+        few = ANSWERS_MIN / max(1, self._answers)
+        return max(1.0, few, self._distrust * math.exp2((self._distrust_s - now) / HALVES_S))
 
 
 def _is_whole(lease: Lease) -> bool:
