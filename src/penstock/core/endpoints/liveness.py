@@ -10,8 +10,8 @@ An engine whose oldest debt is overdue is stuck if another endpoint for the same
 once, the fault is more likely ours or the network's. Its requests without a first token go back to the queue, and it
 gets one request at a time, after 1 s, 2 s, 4 s …, until it begins one. Each verdict that proves wrong doubles the
 patience, which halves again within a minute. Nothing is judged before the engine has begun an answer (it may load its
-model), nor a first token after a minute without work; until it has begun eight, it gets more time (it may compile). While
-its prefill speed is unknown, the prompts that it has answered and the time it worked on them stand for it.
+model), nor a first token after a minute without work; until it has begun eight, it gets more time (it may compile).
+While its prefill speed is unknown, the prompts that it has answered and the time it worked on them stand for it.
 
 Source: outlier detection as in Envoy, with time to first token in place of errors. It replaces silences learned per
 kind, and first tokens counted by the page (docs/decisions/0091).
