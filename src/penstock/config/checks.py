@@ -51,6 +51,7 @@ from penstock.config.sections.section import Section
 from penstock.config.sections.share import share_checks
 from penstock.config.sections.tenancy import (
     ANONYMOUS,
+    KEY_HEADERS,
     NAMES_WITHOUT_KEYS,
     FairnessSection,
     Identity,
@@ -384,7 +385,7 @@ def _identity(document: Document) -> Found:
         hint = "write `batch: {data: FOLDER}`, with `serve: false` if there are to be no batches"
         yield problem(("identity", "made_keys"), message, hint)
     for key in ("tenant_header", "user_header", "band_header"):
-        if getattr(identity, key) in ("authorization", "x-api-key", "cookie"):
+        if getattr(identity, key) in (*KEY_HEADERS, "cookie"):
             shown = show(written_at(document, ("identity", key)))
             yield problem(("identity", key), f"{shown} carries secrets, and names are shown and logged")
 

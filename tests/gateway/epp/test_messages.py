@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -300,6 +301,20 @@ async def test_tokenizing_is_sent_once_even_if_it_fails(world: World) -> None:
         await stream.say(response_headers=ext_proc.HttpHeaders(headers=table(values)))
         status, _, error = await stream.refused()
         assert (status, error["code"]) == (502, "upstream_error")
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key"])
+async def test_a_key_of_ours_is_taken_out_whatever_header_brings_it(world: World, header: str) -> None:
+    key = "a-key-of-team-a-0123456789"
+    tenants = [{"name": "team-a", "keys": ["sha256:" + hashlib.sha256(key.encode()).hexdigest()]}]
+    async with pool(world, tenants=tenants, identity={"require_key": True}) as its:
+        stream = its.stream()
+        brought: dict[str, Any] = {header: key.encode()}
+        await stream.head(**brought)
+        await stream.body(BODY)
+        message = await stream.hears()
+        assert message.WhichOneof("response") == "request_headers", message
+        assert header in message.request_headers.response.header_mutation.remove_headers
 
 
 async def test_an_alias_is_rewritten_in_the_body(world: World) -> None:

@@ -54,17 +54,19 @@ async def of(world: World, token: str, **headers: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("key", ["rsa-1", "ec-1"])
-@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key"])
 async def test_a_good_token_is_a_key_of_the_tenant_it_names_and_goes_no_further(
     world: World, key: str, header: str
 ) -> None:
     async with Issuer("rsa-1", "ec-1") as issuer:
         await in_front(world, issuer)
         token = issuer.token(key, team="team-a")
-        answer = await world.ask(body=chat(), headers={header: token if header == "x-api-key" else f"Bearer {token}"})
+        answer = await world.ask(
+            body=chat(), headers={header: f"Bearer {token}" if header == "authorization" else token}
+        )
         assert answer.status == 200
         (seen,) = world.seen()
-        assert not {"authorization", "x-api-key"} & set(seen.headers)
+        assert not {"authorization", "x-api-key", "api-key"} & set(seen.headers)
         assert await world.metric("penstock_tenant_requests_total", tenant="team-a", outcome="completed") == 1
 
 
@@ -210,6 +212,61 @@ async def test_a_key_that_comes_is_found_and_one_that_goes_takes_its_tokens_with
         assert await status(old) == 401, "although it was good before"
 
 
+def bare_jwk(name: str, *but: str, **more: object) -> dict[str, Any]:
+    """A public key without a name, and without the fields `but`."""
+    return {field: value for field, value in public_jwk(name, **more).items() if field not in ("kid", *but)}
+
+
+async def test_keys_without_names_are_all_tried(world: World) -> None:
+    async with Issuer() as issuer:
+        issuer.keys = [
+            public_jwk("ec-9"),
+            bare_jwk("rsa-1", alg="RS256"),
+            bare_jwk("rsa-2", "use"),
+            bare_jwk("ec-1", use=None, alg=None),
+            bare_jwk("ec-2"),
+            bare_jwk("rsa-3", alg="RS512"),
+            bare_jwk("rsa-4", use="enc"),
+        ]
+        await in_front(world, issuer)
+        for key in ("rsa-1", "rsa-2", "ec-1", "ec-2", "ec-9"):
+            nameless = issuer.token(key, team="team-a", headers={"kid": None})
+            assert (await of(world, nameless)) == (200, "team-a"), key
+            named = issuer.token(key, team="team-a")
+            assert (await of(world, named)) == (200, "team-a"), key
+        for key in ("rsa-3", "rsa-4", "rsa-5"):
+            for headers in ({}, {"kid": None}, {"kid": "ec-9"}):
+                token = issuer.token(key, team="team-a", headers=headers)
+                status, told = await of(world, token)
+                assert (status, "no such key" in told) == (401, True), (key, headers, told)
+        taken = issuer.token("ec-1", team="team-a", headers={"kid": "ec-9"})
+        assert "its signature is wrong" in (await of(world, taken))[1], "a name that a key has means that key"
+        expired = issuer.token("rsa-2", lasts_s=-60, headers={"kid": None})
+        assert "it has expired" in (await of(world, expired))[1]
+
+
+async def test_a_rotated_key_without_a_name_is_found(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(issuer_keys, "REFETCH_S", 0.0)
+    async with Issuer() as issuer:
+        issuer.keys = [bare_jwk("rsa-1")]
+        await in_front(world, issuer)
+        issuer.keys = [bare_jwk("rsa-1"), bare_jwk("rsa-2")]
+        new = issuer.token("rsa-2", team="team-a", headers={"kid": None})
+        assert (await ask(world, new)).status == 503
+        async with asyncio.timeout(WAIT_S):
+            while (await ask(world, new)).status == 503:
+                pass
+        assert (await ask(world, new)).status == 200
+        assert (await ask(world, issuer.token("rsa-1", team="team-a", headers={"kid": None}))).status == 200
+
+
+def test_a_token_is_held_against_sixteen_keys_at_most() -> None:
+    keys = Known("ec-1")
+    keys.fetched({"keys": [bare_jwk("ec-1")] * 60 + [bare_jwk("ec-2")]})
+    assert len(keys.fitting(None, "ES256")) == len(keys.fitting("x", "ES256")) == 16
+    assert keys.fitting(None, "RS256") == []
+
+
 async def test_keys_may_be_elsewhere_and_only_configured_algorithms_count(world: World) -> None:
     async with Issuer("rsa-1", "ec-1") as issuer:
         await in_front(world, issuer, jwt={"jwks_url": f"{issuer.url}/keys?all", "algorithms": ["ES256"]})
@@ -342,8 +399,8 @@ def test_only_public_keys_for_signatures_are_taken() -> None:
     broken = {"kty": "RSA", "n": "x", "kid": "b"}
     whole = {"keys": [symmetric, sealing, broken, 7, public_jwk("ec-1", alg="ES256"), public_jwk("rsa-1", alg="RS512")]}
     keys = read_keys(whole)
-    assert list(keys) == ["ec-1", "rsa-1"]
-    assert [keys["rsa-1"].suits(name) for name in ("RS256", "RS512", "PS512", "ES256", "HS256")] == [
+    assert [key.name for key in keys] == ["ec-1", "rsa-1"]
+    assert [keys[1].suits(name) for name in ("RS256", "RS512", "PS512", "ES256", "HS256")] == [
         *(False, True, False, False, False)
     ]
     nothings: list[object] = [{"keys": [symmetric]}, {"keys": []}, {"keys": None}, {}, [], None, {"keys": [{}] * 101}]

@@ -43,7 +43,9 @@ def tenant_limit(answer: Answer) -> None:
 # --- keys --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer sk-elsewhere"}, {"x-api-key": "pk-revoked"}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"authorization": "Bearer sk-elsewhere"}, {"x-api-key": "pk-revoked"}, {"api-key": "pk-revoked"}]
+)
 async def test_without_a_known_key_nothing_is_served_where_one_is_required(
     world: World, headers: dict[str, str]
 ) -> None:
@@ -86,6 +88,10 @@ async def test_a_key_of_ours_never_reaches_the_engine(world: World, path: str, e
         {"X-Api-Key": KEY},
         {"Authorization": KEY, "X-Api-Key": "sk-elsewhere"},
         {"Authorization": "Bearer sk-elsewhere", "X-Api-Key": KEY},
+        {"Api-Key": KEY},
+        {"api-key": f"Bearer {KEY}"},
+        {"Authorization": "Bearer sk-elsewhere", "api-key": KEY},
+        {"X-Api-Key": KEY, "api-key": "sk-elsewhere"},
     ):
         assert (await world.ask(path=path, body=chat(), headers=headers)).status == 200
     for seen in requests:
@@ -94,14 +100,23 @@ async def test_a_key_of_ours_never_reaches_the_engine(world: World, path: str, e
         assert (b"authorization: Bearer engine-key\r\n" in seen) == (engine_key is not None)
 
 
+async def test_a_key_twice_in_the_header_of_azures_clients_is_refused(world: World) -> None:
+    engine = await world.engine()
+    await world.gateway(tenants=[TEAM_A])
+    twice = request(body=chat()).replace(b"\r\n", b"\r\napi-key: %b\r\nAPI-Key: other\r\n" % KEY.encode(), 1)
+    assert (await (await world.client(twice)).answer()).status == 401
+    assert not engine.log.entries
+
+
 @pytest.mark.parametrize("tenants", [[], [TEAM_A]])
 async def test_an_unknown_key_passes_to_the_engine(world: World, tenants: list[Any]) -> None:
     endpoint, requests = await world.scripted(OK)
     await world.gateway(endpoints=[endpoint], tenants=tenants)
-    headers = {"Authorization": "Bearer sk-elsewhere", "X-Api-Key": "sk-other"}
+    headers = {"Authorization": "Bearer sk-elsewhere", "X-Api-Key": "sk-other", "api-key": "sk-third"}
     assert (await world.ask(body=chat(), headers=headers)).status == 200
     assert b"Authorization: Bearer sk-elsewhere\r\n" in requests[0]
     assert b"X-Api-Key: sk-other\r\n" in requests[0]
+    assert b"api-key: sk-third\r\n" in requests[0]
 
 
 # --- limits ------------------------------------------------------------------------------------------------------

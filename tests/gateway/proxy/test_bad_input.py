@@ -205,6 +205,8 @@ async def test_a_query_of_a_thousand_fields_is_a_400(world: World) -> None:
         ("PUT", CHAT, "POST"),
         ("OPTIONS", MESSAGES, "POST"),
         ("POST", "/metrics", "GET, HEAD"),
+        ("OPTIONS", "/v1/models", "GET, HEAD"),
+        ("POST", "/health", "GET, HEAD, OPTIONS"),
     ],
 )
 async def test_a_wrong_method_is_a_405_that_lists_the_right_ones(
@@ -216,6 +218,30 @@ async def test_a_wrong_method_is_a_405_that_lists_the_right_ones(
     judged(answer, path, 405, "method_not_allowed")
     assert answer.header("allow") == allowed
     await served(world)
+
+
+@pytest.mark.parametrize("path", ["/health", "/livez", "/ready", "/"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+@pytest.mark.parametrize("more", ["", "connection: close\r\n", "Host: 10.0.0.7\r\n"])
+async def test_probes_of_http_1_0_are_answered_and_closed(world: World, method: str, path: str, more: str) -> None:
+    await world.engine()
+    await world.gateway()
+    client = await world.client(f"{method} {path} HTTP/1.0\r\n{more}\r\n".encode())
+    head = await client.head()
+    assert (head.status, head.header("connection")) == (200, "close")
+    body = await client.rest()
+    assert len(body) == (0 if method == "HEAD" else int(head.header("content-length") or "-1"))
+    client.hang_up()
+
+
+async def test_probes_with_options_keep_a_connection_that_may_stay(world: World) -> None:
+    await world.engine()
+    await world.gateway(identity={"require_key": True}, tenants=[{"name": "a", "keys": ["sha256:" + "0" * 64]}])
+    client = await world.client()
+    for path in ("/health", "/ready"):
+        client.send(request("OPTIONS", path))
+        assert (await client.answer()).status == 200
+    client.hang_up()
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from penstock.config.sections.section import Section, setting
 from penstock.config.sections.tokens import JwtSection
 
 ANONYMOUS, OTHER = "anonymous", "other"  # clients without a name; clients beyond `max_dynamic`
+KEY_HEADERS = ("authorization", "x-api-key", "api-key")  # headers of credentials; the last one is Azure's clients'
 NAMES_WITHOUT_KEYS = (ANONYMOUS, OTHER)
 DISTINGUISH: tuple[Literal["address", "key", "user"], ...] = ("address", "key", "user")
 

@@ -38,6 +38,8 @@ Anthropic's clients: the base URL is this address, without /v1.
 What is served and what is missing: GET /ready. Where your requests stand in the queue: GET /queue.
 """
 _ROOT_OPERATORS = b"For operators: the page is at /admin/, metrics are at /metrics.\n"
+#: Asked by load balancers, some of which send `OPTIONS` (HAProxy's `httpchk` without arguments does).
+PROBED = frozenset({"/", "/health", "/healthz", "/livez", "/ready", "/readyz"})
 BODY_BYTES_MAX = 4096  # of a query: ignored, but some clients send `{}`
 
 
@@ -88,8 +90,10 @@ class OwnPaths:
 
     def begin(self, exchange: Exchange) -> int:
         """Refuse other methods, and clients that may not see the models. Returns the limit on the body."""
-        if exchange.method not in ("GET", "HEAD"):
-            self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"GET, HEAD")])
+        methods = ("GET", "HEAD", "OPTIONS") if exchange.target_path in PROBED else ("GET", "HEAD")
+        if exchange.method not in methods:
+            allow = ", ".join(methods).encode()
+            self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", allow)])
         elif exchange.target_path.startswith("/v1/"):
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):

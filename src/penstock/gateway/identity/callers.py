@@ -25,6 +25,7 @@ from penstock import clock
 from penstock.batch.values import MadeKey
 from penstock.config import values
 from penstock.config.model import Settings
+from penstock.config.sections import tenancy
 from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant, TenantLimits
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Caller, Claims, Key, TenantProfile, Unauthorized
@@ -42,7 +43,7 @@ KEY_BYTES = 32
 KEY_CHARACTERS_MAX = 512  # foreign keys that an operator lists may be longer than ours
 HASH_PREFIX = "sha256:"
 
-KEY_HEADERS = (b"authorization", b"x-api-key")
+KEY_HEADERS = tuple(name.encode() for name in tenancy.KEY_HEADERS)
 FAIRNESS_HEADERS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
 OBJECTIVE_HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
 DEADLINE_HEADERS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
@@ -302,7 +303,7 @@ class Callers:
         may_claim = name and not name.startswith(CLIENT_PREFIX) if known is None else trusted or not known.has_keys
         if may_claim:
             return known or self._unlisted(name, now, trusted=trusted)
-        credential = _presented(header(b"authorization")) or _presented(header(b"x-api-key"))
+        credential = _credential(header)
         its, weight = self._unnamed.name(client, credential, self._named_user(header, user), now)
         return self._shared(its, weight)
 
@@ -438,6 +439,15 @@ def _presented(value: bytes | None) -> bytes:
         return value[7:].strip()
     scheme, _, rest = value.strip().partition(b" ")
     return rest.strip() if scheme.lower() == b"bearer" else value.strip()
+
+
+def _credential(header: Header) -> bytes:
+    """The first credential in a head, or nothing."""
+    for name in KEY_HEADERS:
+        presented = _presented(header(name))
+        if presented:
+            return presented
+    return b""
 
 
 def _first_name(header: Header, names: tuple[bytes, ...]) -> str:

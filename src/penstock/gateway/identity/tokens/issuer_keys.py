@@ -29,6 +29,7 @@ RETRY_S, RETRY_S_MAX = 1.0, 60.0  # after a fetch that failed: doubled each time
 FETCH_S = 10.0
 BYTES_MAX = 1 << 20  # of a key set; real ones have a few kilobytes
 KEYS_MAX = 100
+TRIED_MAX = 16  # keys that one token is held against, at some 50 µs each; issuers without names publish two or three
 FIRST_S = 3.0  # the start waits so long for the first keys
 DISCOVERY = "/.well-known/openid-configuration"
 _PUBLIC = ("kty", "n", "e", "crv", "x", "y")  # of a key; a set may wrongly publish private parts
@@ -45,6 +46,7 @@ class IssuerKey(msgspec.Struct, frozen=True):
     key: object
     kind: str
     algorithm: str | None  #: the only one, if the issuer names one
+    name: str | None = None  #: its `kid`, which is optional
 
     def suits(self, algorithm: str) -> bool:
         """True if a token signed by this algorithm may be held against the key."""
@@ -58,7 +60,7 @@ class IssuerKeys:
         self.settings = settings
         self.version = 0  #: grows with each change of the keys
         self._now = now
-        self._keys: dict[str | None, IssuerKey] = {}
+        self._keys: list[IssuerKey] = []
         self._raw: object = None
         self._fetched_s: float | None = None  # None: never yet
         self._tried_s: float | None = None
@@ -97,13 +99,15 @@ class IssuerKeys:
         """True while there are keys that are not too old to be believed."""
         return self._fetched_s is not None and self._now() <= self._fetched_s + self.settings.max_stale
 
-    def find(self, name: str | None, algorithm: str) -> IssuerKey | None:
-        """Returns the key of that name that suits the algorithm; without a name the only one that does; or None."""
-        if name is not None:
-            found = self._keys.get(name)
-            return found if found is not None and found.suits(algorithm) else None
-        suiting = [key for key in self._keys.values() if key.suits(algorithm)]
-        return suiting[0] if len(suiting) == 1 else None
+    def fitting(self, name: str | None, algorithm: str) -> list[IssuerKey]:
+        """Returns the keys that may have signed a token, at most `TRIED_MAX`; `name`: its `kid`.
+
+        Those of that name, or, as names are optional (RFC 7517 4.5), those without one if no key has it. A token
+        without a name may be of any key.
+        """
+        named = self._keys if name is None else [key for key in self._keys if key.name == name]
+        listed = named or [key for key in self._keys if key.name is None]
+        return [key for key in listed if key.suits(algorithm)][:TRIED_MAX]
 
     def look_again(self) -> bool:
         """Note that a key is not among those known. True if it may be among those of a fetch that is on its way."""
@@ -194,25 +198,31 @@ async def _get(url: str) -> object:
         raise KeysError(f"{url} is not JSON") from None
 
 
-def read_keys(document: object) -> dict[str | None, IssuerKey]:
-    """Returns the public keys for signatures in a key set, by their names. Others are passed over.
+def read_keys(document: object) -> list[IssuerKey]:
+    """Returns the public keys for signatures in a key set. Others are passed over.
 
     Raises `KeysError` if there is none; the known keys then stay.
     """
     listed = document.get("keys") if isinstance(document, Mapping) else None
     if not isinstance(listed, list) or len(listed) > KEYS_MAX:
         raise KeysError(f"the key set has no list of at most {KEYS_MAX} `keys`")
-    keys: dict[str | None, IssuerKey] = {}
+    keys: list[IssuerKey] = []
     for one in listed:
-        if not isinstance(one, dict) or one.get("kty") not in _KINDS or one.get("use", "sig") != "sig":
+        if not isinstance(one, dict) or one.get("kty") not in _KINDS or (one.get("use") or "sig") != "sig":
             continue
         try:
             key = jwt.PyJWK({name: one[name] for name in _PUBLIC if name in one}).key
         except (jwt.PyJWTError, ValueError, TypeError, KeyError):
             continue
         name, algorithm = one.get("kid"), one.get("alg")
-        found = IssuerKey(key, str(one["kty"]), algorithm if isinstance(algorithm, str) else None)
-        keys.setdefault(name if isinstance(name, str) else None, found)
+        keys.append(
+            IssuerKey(
+                key,
+                str(one["kty"]),
+                algorithm if isinstance(algorithm, str) else None,
+                name if isinstance(name, str) else None,
+            )
+        )
     if not keys:
         raise KeysError("the key set has no public key for signatures")
     return keys

@@ -33,7 +33,6 @@ _WORDS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (
     (jwt.InvalidIssuerError, "another issuer made it"),
     (jwt.InvalidAudienceError, "it is for another audience"),
     (jwt.MissingRequiredClaimError, "it lacks `exp`, `iss` or `aud`"),
-    (jwt.InvalidSignatureError, "its signature is wrong"),
 )
 _CANT_TELL = "Tokens can't be verified now: the keys of their issuer can't be had. Please try again later."
 _LOOKING = "The key that signed the token is not known yet; the issuer is being asked. Please try again."
@@ -85,12 +84,15 @@ class Verifier:
         algorithm, name = header.get("alg"), header.get("kid")
         if algorithm not in settings.algorithms:
             return _refused("it is signed by an algorithm that does not count here")
-        key = self.keys.find(name if isinstance(name, str) else None, algorithm)
-        if key is None:
+        keys = self.keys.fitting(name, algorithm)
+        decoded = (self._decoded(token, key, algorithm) for key in keys)
+        said = next((found for found in decoded if found is not None), None)
+        if said is None:
+            if name is not None and keys and keys[0].name == name:
+                return _refused("its signature is wrong")
             if self.keys.look_again():
                 return Unauthorized(_LOOKING, Reason.IDENTITY_UNAVAILABLE)
             return _refused("its issuer has no such key")
-        said = self._decoded(token, key, algorithm)
         if isinstance(said, str):
             return _refused(said)
         claims = self._claims(said)
@@ -98,8 +100,8 @@ class Verifier:
             self._good.set(digest, _Good(claims, float(said["exp"]) + settings.leeway, self.keys.version))
         return claims
 
-    def _decoded(self, token: bytes, key: IssuerKey, algorithm: str) -> dict[str, Any] | str:
-        """Returns its claims or, as text, its problem."""
+    def _decoded(self, token: bytes, key: IssuerKey, algorithm: str) -> dict[str, Any] | str | None:
+        """Returns its claims; as text, its problem; None if it is not signed by this key."""
         settings = self._settings
         try:
             said: dict[str, Any] = jwt.decode(
@@ -111,6 +113,8 @@ class Verifier:
                 leeway=settings.leeway,
                 options={"require": ["exp", "iss", "aud"]},
             )
+        except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
+            return None
         except jwt.PyJWTError as error:
             return next((words for kind, words in _WORDS if isinstance(error, kind)), "it can't be read")
         except (ValueError, TypeError, OverflowError, RecursionError):
