@@ -97,6 +97,7 @@ HELD_BY: dict[str, str] = {
     "queue.max_wait": "failures::test_a_wait_that_is_too_long_is_a_429",
     "queue.empty_pool_wait": "failures::test_a_request_for_an_empty_pool_has_a_wait_of_its_own",
     "queue.heartbeat_after": "heartbeat::test_a_waiting_stream_gets_its_position_and_then_the_engines_bytes",
+    "queue.drain_delay": "shutdown::test_newcomers_are_served_for_the_delay_while_readiness_says_no",
     "queue.drain_timeout": "shutdown::test_requests_queued_at_the_timeout_get_a_503",
     "queue.stop_timeout": "shutdown::test_requests_running_at_the_timeout_are_aborted",
     "bands[].name": "tenancy::test_anyone_may_lower_its_band_and_only_a_key_lets_it_rise",

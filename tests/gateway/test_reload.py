@@ -366,6 +366,7 @@ EVERYTHING: list[dict[str, Any]] = [
             "max_wait": 8,
             "empty_pool_wait": 7,
             "heartbeat_after": 2,
+            "drain_delay": 1,
             "drain_timeout": 3,
             "stop_timeout": 4,
             "enabled": False,

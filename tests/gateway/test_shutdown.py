@@ -16,8 +16,8 @@ import pytest
 
 from penstock import __version__
 from penstock.build import kind
-from tests.gateway.conftest import WORKERS, Answer, Client, World, chat, hurry, request
-from tests.patience import WAIT_S
+from tests.gateway.conftest import CHAT, WORKERS, Answer, Client, World, chat, hurry, request
+from tests.patience import WAIT_S, looks
 
 
 class Process:
@@ -113,6 +113,15 @@ async def loaded(world: World, *, running_tokens: int) -> tuple[list[Client], li
     return running, waiting
 
 
+async def until_all_workers_drain(world: World) -> None:
+    """The first process logs it before its workers hear of it. Connections go to any of them."""
+    told = 0
+    async for _ in looks(WAIT_S):
+        told = told + 1 if (await world.ask("GET", "/health")).header("connection") == "close" else 0
+        if told > 20 * WORKERS:
+            return
+
+
 async def rest(client: Client) -> bytes:
     """What is left of a stream that has begun."""
     await client.whole()
@@ -154,6 +163,71 @@ async def test_running_and_queued_requests_are_served_and_new_ones_refused(world
     assert engine.log.in_engine_max == 2
     with pytest.raises(ConnectionRefusedError):
         await world.client()
+
+
+async def test_while_it_drains_every_answer_closes_its_connection(world: World) -> None:
+    engine = await world.engine(step_s=0.02)
+    async with serving(world, "--slots", "2") as process:
+        running = await world.streaming(tokens=500)
+        await running.begun()
+        paths = (*("/health", "/ready", "/metrics", "/v1/models", "/version", "/nowhere"), CHAT)
+        kept = [await world.client(request("GET", "/health")) for _ in paths]
+        for client in kept:
+            assert (await client.answer()).header("connection") == "keep-alive"
+        process.signal()
+        await process.line(b"draining")
+        await until_all_workers_drain(world)
+        for client, path in zip(kept, paths, strict=True):
+            client.send(request(body=chat()) if path == CHAT else request("GET", path))
+            answer = await client.answer()
+            assert (path, answer.header("connection"), answer.header("keep-alive")) == (path, "close", None)
+            assert await client.rest() == b"", path
+        hurry(engine)
+        assert (await rest(running)).endswith(b"data: [DONE]\n\n")
+        assert await running.rest() == b""
+        assert await process.left() == 0
+
+
+async def test_connections_without_a_request_do_not_outlast_a_drain(world: World) -> None:
+    engine = await world.engine(step_s=0.02)
+    async with serving(world, "--slots", "2") as process:
+        running = await world.streaming(tokens=5000)
+        await running.begun()
+        kept = await world.client(request("GET", "/health"))
+        assert (await kept.answer()).status == 200
+        process.signal()
+        assert await kept.rest() == b""
+        assert engine.engine.running_now == 1, "while a stream runs on"
+        hurry(engine)
+        assert (await rest(running)).endswith(b"data: [DONE]\n\n")
+        assert await process.left() == 0
+
+
+async def test_newcomers_are_served_for_the_delay_while_readiness_says_no(world: World) -> None:
+    await world.engine()
+    async with serving(world, "--slots", "2", drain_delay="60s") as process:
+        process.signal()
+        await process.line(b"new requests are still served for 60 s")
+        for _ in range(2):
+            ready = await world.ask("GET", "/ready")
+            assert (ready.status, ready.json()["status"], ready.header("connection")) == (503, "draining", "close")
+            served = await world.chat()
+            assert (served.status, served.header("connection")) == (200, "close")
+        process.signal()  # ends the delay, too
+        assert await process.left() == 0
+
+
+async def test_newcomers_are_refused_after_the_delay(world: World) -> None:
+    engine = await world.engine(step_s=0.02)
+    async with serving(world, "--slots", "2", drain_delay="100ms") as process:
+        running = await world.streaming(tokens=5000)
+        await running.begun()
+        process.signal()
+        await process.line(b"draining: no new requests")
+        assert (await world.chat()).error()["code"] == "draining"
+        hurry(engine)
+        assert (await rest(running)).endswith(b"data: [DONE]\n\n")
+        assert await process.left() == 0
 
 
 async def test_requests_queued_at_the_timeout_get_a_503(world: World) -> None:

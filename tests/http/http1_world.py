@@ -73,6 +73,12 @@ class Client:
         self.reader = reader
         self.writer = writer
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """What the server sees as its peer."""
+        address: tuple[str, int] = self.writer.get_extra_info("sockname")
+        return address
+
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 

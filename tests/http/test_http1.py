@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from penstock.http.server.server import SocketExchange
-from tests.http.http1_world import Client, World, chunked, on_both_loops, request
+from tests.http.http1_world import Client, World, answer, chunked, on_both_loops, request
 
 
 def start_stream(exchange: SocketExchange, length: int | None = None) -> None:
@@ -455,6 +455,60 @@ async def test_a_draining_server_closes_the_idle_and_finishes_the_busy(world: Wo
     assert await busy.rest() == b""
     await server.wait_closed(1)
     assert server.connections == 0
+
+
+@on_both_loops
+async def test_from_the_drain_on_every_answer_closes_its_connection(world: World) -> None:
+    server = await world.serve()
+    kept, again = await world.client(request()), await world.client(request())
+    old = await world.client(request(version="1.0", extra=b"Connection: keep-alive\r\n"))
+    for client in (kept, again, old):
+        assert (await client.response())[1]["connection"] == "keep-alive"
+    server.drain(60.0)
+    fresh = await world.client()
+    kept.send(request())
+    again.send(request() + request())
+    old.send(request(version="1.0", extra=b"Connection: keep-alive\r\n"))
+    fresh.send(request(body=b"x"))
+    for client in (kept, again, old, fresh):
+        status, headers, _ = await client.response()
+        assert (status, headers["connection"], "keep-alive" in headers) == (200, "close", False)
+        assert await client.rest() == b"", "the second of two requests is for another connection"
+    assert len(world.handler.completed) == 7
+
+
+@on_both_loops
+async def test_a_stream_that_began_before_the_drain_ends_whole_and_then_its_connection(world: World) -> None:
+    server = await world.serve()
+    world.handler.on_complete = start_stream
+    client, ahead = await world.client(request()), await world.client(request() + request("/second"))
+    await world.until(lambda: len(world.handler.completed) == 2)
+    server.drain(0.0)
+    first, second = sorted(world.handler.completed, key=lambda exchange: exchange.peer != client.address)
+    for stream in (first, second):
+        stream.write(b"token")
+    world.handler.on_complete = answer
+    for stream in (first, second):
+        stream.end()
+    for its in (client, ahead):
+        status, headers, body = await its.response()
+        assert (status, headers["connection"], body) == (200, "keep-alive", b"token")
+    assert await client.rest() == b""
+    assert (await ahead.response())[1]["connection"] == "close", "what came on that promise is answered"
+    assert await ahead.rest() == b""
+
+
+@on_both_loops
+async def test_connections_without_a_request_are_closed_during_the_drain(world: World) -> None:
+    server = await world.serve()
+    idle = await world.client(request())
+    await idle.response()
+    fresh = await world.client()
+    await world.until(lambda: server.connections == 2)
+    server.drain(0.05)
+    assert await idle.rest() == await fresh.rest() == b""
+    late = await world.client(request())
+    assert (await late.response())[1]["connection"] == "close"
 
 
 @on_both_loops

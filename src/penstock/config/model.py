@@ -127,6 +127,13 @@ class Queue(Section):
         "event in the stream. A client's `x-stainless-read-timeout` always gets an update in time; 0: only then.",
         ge=0,
     )
+    drain_delay: values.Duration = setting(
+        0.0,
+        "On shutdown: how long new requests are still served, while `/ready` says 503, pickers' health says no, and "
+        "each answer closes its connection: as long as a load balancer needs to send callers elsewhere. The time-outs "
+        "below begin after it.",
+        ge=0,
+    )
     drain_timeout: values.Duration = setting(
         30.0, "On shutdown: how long queued requests are still served before they get 503.", ge=0
     )

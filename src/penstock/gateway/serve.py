@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import resource
@@ -33,6 +34,7 @@ LAG_INTERVAL_S = 0.5
 FIRST_LOOK_S = 1.0  # for the first probe of engines at the start: those that run answer within milliseconds
 OTHER_FILES = 256  # open beside connections: probes, stores, libraries, the log
 GARBAGE_OBJECTS = 20_000  # allocated since the last collection: those of some hundred requests
+IDLE_LEFT_S = 1.0  # for connections without a request: one that is under way to us is answered
 CLOSE_TIMEOUT_S = 5.0  # for clients to read the end of their answers
 
 
@@ -149,15 +151,31 @@ class Gateway(Parts):
             self._force.set()
         self._stop.set()
 
+    def _leave(self, delay_s: float) -> None:
+        """Send callers elsewhere, and serve those that come: `/ready` says no, each answer closes its connection."""
+        idle_s = delay_s + IDLE_LEFT_S
+        self.driver.leaving = True
+        for server in filter(None, (self.server, self.operators)):
+            server.drain(idle_s)
+        if self.cluster is not None:
+            self.cluster.leave(idle_s)
+
     async def drain(self) -> None:
-        """Admit nothing more; serve queued and running requests within their time-outs."""
+        """Serve newcomers for a while, then admit nothing more; serve what is here within the time-outs."""
         queue = self.reload.settings.queue
+        self._leave(queue.drain_delay)
         if self.batch is not None:
             self.batch.drain()
+        if queue.drain_delay:
+            logger.info("stopping: new requests are still served for %g s", queue.drain_delay)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._force.wait(), queue.drain_delay)
         logger.info("draining: no new requests; queued ones are served for %g s", queue.drain_timeout)
         run_s = max(queue.drain_timeout, queue.stop_timeout)
         if (cluster := self.cluster) is not None:
             cluster.drain(queue.drain_timeout)
+        if self.picker is not None:
+            self.picker.drain()
         in_group = cluster is not None and cluster.group is not None
         if cluster is not None and in_group:
             # The leader may go on with other gateways' requests: only those served here end.

@@ -363,6 +363,12 @@ class WhoDecides(_Message, frozen=True):
     epoch: int
 
 
+class Leave(_Message, frozen=True):
+    """The gateway is about to stop: connections close after an answer, or when they were idle for another `idle_s`."""
+
+    idle_s: float
+
+
 class Drain(_Message, frozen=True):
     """The gateway is stopping: let nothing new in."""
 
@@ -398,6 +404,7 @@ Down = (
     | NewRules
     | Heard
     | WhoDecides
+    | Leave
     | Drain
     | Stop
 )

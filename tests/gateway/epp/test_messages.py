@@ -460,6 +460,6 @@ async def test_health_is_that_of_the_three_services(world: World) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await its.health("else")
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        world.gate.driver.draining = True
+        world.gate.driver.leaving = True  # from SIGTERM on
         assert await its.health("readiness") == b"\x08\x02"
         assert await its.health("liveness") == b"\x08\x01"

@@ -44,8 +44,9 @@
 {{- end }}
 
 {{- $longest := max (include "penstock.seconds" ($queue.drain_timeout | default "30s") | float64 | ceil | int) (include "penstock.seconds" ($queue.stop_timeout | default "300s") | float64 | ceil | int) }}
-{{- if le (int $v.terminationGracePeriodSeconds) $longest }}
-{{- $p = append $p (printf "terminationGracePeriodSeconds is %v: pods would be killed before queue.drain_timeout and queue.stop_timeout (%v s) are over" $v.terminationGracePeriodSeconds $longest) }}
+{{- $longest = add $longest (include "penstock.seconds" ($queue.drain_delay | default "0s") | float64 | ceil | int) }}
+{{- if le (int $v.terminationGracePeriodSeconds) (int $longest) }}
+{{- $p = append $p (printf "terminationGracePeriodSeconds is %v: pods would be killed before queue.drain_delay and the longer of queue.drain_timeout and queue.stop_timeout (%v s) are over" $v.terminationGracePeriodSeconds $longest) }}
 {{- end }}
 
 {{- if $v.persistence.enabled }}

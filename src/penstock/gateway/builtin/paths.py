@@ -116,7 +116,7 @@ class OwnPaths:
         unusable = (*AWAY, "refused_key")
         served = {model for e in snapshot.endpoints if e.state not in unusable for model in (e.models or ())}
         known = {model for e in snapshot.endpoints for model in (e.models or ())}
-        draining = snapshot.draining or ALL in snapshot.drained
+        draining = self._driver.leaving or snapshot.draining or ALL in snapshot.drained
         self._json(
             exchange,
             503 if draining else 200,

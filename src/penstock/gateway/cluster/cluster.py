@@ -22,6 +22,7 @@ from penstock.gateway.elect.choose import election_of
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.telemetry.exposition import Levels
 from penstock.http.server.server import Exchange, Handler, HttpServer
+from penstock.share.messages import Leave
 
 if TYPE_CHECKING:
     from penstock.gateway.bootstrap import Parts
@@ -78,6 +79,10 @@ class GatewayCluster:
             except OSError as error:
                 raise OSError(None, f"share.listen: {error.strerror or error}") from None
         await self._supervisor.start()
+
+    def leave(self, idle_s: float) -> None:
+        """Serve clients on, each on a connection that closes then, or when it was idle for another `idle_s`."""
+        self.table.tell_workers(Leave(idle_s))
 
     def drain(self, queue_s: float) -> None:
         """Let nothing new in. In a group another gateway goes on to decide; requests queued here end by `queue_s`."""

@@ -47,6 +47,7 @@ from penstock.share.messages import (
     Frame,
     Heard,
     Hello,
+    Leave,
     LoadHeader,
     NewKeys,
     NewRules,
@@ -121,7 +122,7 @@ class Table:
         self.refusals: deque[TurnedAway] = deque(maxlen=REFUSALS_KEPT)
         self.role: GroupRole | None = None  #: of this gateway; None: without a group it always decides
         self._decides = WhoDecides(None, 0) if share.enabled else WhoDecides("", EPOCH)
-        self._for_workers: dict[type, NewKeys | NewRules] = {}  # the latest of each
+        self._for_workers: dict[type, NewKeys | NewRules | Leave] = {}  # the latest of each
         self._timer: asyncio.TimerHandle | None = None
         self._deciders_timer: asyncio.TimerHandle | None = None
         self.ready = asyncio.Event()  #: all workers take connections, or one could not start
@@ -173,8 +174,8 @@ class Table:
         for worker in self.workers:
             worker.say(self._new_settings())
 
-    def tell_workers(self, message: NewKeys | NewRules) -> None:
-        """Send all workers, present and future, what issued keys or pools' objects say now."""
+    def tell_workers(self, message: NewKeys | NewRules | Leave) -> None:
+        """Send a message to all workers, present and future."""
         self._for_workers[type(message)] = message
         for worker in self.workers:
             worker.say(message)

@@ -68,6 +68,7 @@ from penstock.share.messages import (
     Frame,
     Heard,
     Hello,
+    Leave,
     NewKeys,
     NewRules,
     NewSettings,
@@ -223,6 +224,9 @@ class Worker:
                     rules = msgspec.json.decode(document, type=PoolRules)
                     self._callers.objectives.know(rules)
                     self._catalog.know(rules)
+                case Leave(idle_s):
+                    self.driver.leaving = True
+                    self.server.drain(idle_s)
                 case Drain():
                     self._drain(message)
                 case NewSettings() | NotTaken() | Stop() | Welcome():
@@ -292,6 +296,8 @@ class Worker:
     def _drain(self, drain: Drain) -> None:
         """Let nothing new in; if the decider goes on, evict queued requests after the time to drain."""
         self.driver.draining = True
+        if self._picker is not None:
+            self._picker.drain()
         if drain.queue_s is not None:
             if self._evicts is not None:
                 self._evicts.cancel()

@@ -46,7 +46,7 @@ class Picker:
     @property
     def is_ready(self) -> bool:
         """Whether endpoints are known. Without a leader for a while requests queue here, so a picker stays ready."""
-        return bool(self._targets) and not self.driver.draining
+        return bool(self._targets) and not self.driver.leaving
 
     def follow(self, settings: Settings) -> None:
         """Take new requests by these bounds."""

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 LIVENESS, READINESS = "liveness", "readiness"
+DRAIN_S_MAX = 86_400.0  # of streams under way: `close` comes earlier, when queue.stop_timeout is over
 WATCH_S = 0.5  # a watched state is looked at so often
 _MESSAGE_BYTES = 1 << 20  # of a message beside a body
 _SERVING, _NOT_SERVING, _UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"  # grpc.health.v1.HealthCheckResponse
@@ -71,6 +72,7 @@ class PickerServer:
             )
         )
         self._looks: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
 
     def follow(self, settings: Settings) -> None:
         """Use these bounds, and for new connections this certificate."""
@@ -100,6 +102,11 @@ class PickerServer:
         self._looks = asyncio.get_running_loop().create_task(self._picker.places.run())
         logger.info("picking endpoints for proxies on %s", f"{host or '0.0.0.0'}:{self.port}")
 
+    def drain(self) -> None:
+        """Send proxies to another picker: GOAWAY on their connections, and no new ones. Streams under way go on."""
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._server.stop(DRAIN_S_MAX))
+
     async def close(self, grace_s: float) -> None:
         """Let streams end for `grace_s`, then end them."""
         if self._looks is not None:
@@ -107,6 +114,8 @@ class PickerServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._looks
         await self._server.stop(grace_s)
+        if self._draining is not None:
+            await self._draining
 
     async def _process(self, _: AsyncIterator[Any], context: Any) -> None:
         await ProxyStream(self._picker, context).run()

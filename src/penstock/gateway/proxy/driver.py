@@ -77,6 +77,7 @@ class Driver(Generic[S_co]):
     def __init__(self, scheduler: S_co, *, now: Callable[[], float] = clock.now) -> None:
         self.scheduler = scheduler
         self.now = now
+        self.leaving = False  #: the gateway is about to stop: callers should go elsewhere, and are still served
         self.draining = False
         self.wakes: set[Callable[[], None]] = set()  #: called when gauges become worth reading often
         self._watched = False

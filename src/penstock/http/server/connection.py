@@ -174,8 +174,8 @@ class Connection:
         self._exchange = None
         if self._state != _BUSY:
             self._linger()
-        elif not self.keep_alive or self.server.draining:
-            self._close()
+        elif not self.keep_alive or (self.server.draining and not self._rest):
+            self._close()  # a request that came meanwhile, on a promise to keep the connection, is answered first
         else:
             self._state = _IDLE
             self._to_idle()
@@ -189,6 +189,11 @@ class Connection:
             sock = self._transport.get_extra_info("socket")
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self.abort()
+
+    def close_if_idle_for(self, idle_s: float) -> None:
+        """Close in `idle_s` seconds at the latest, unless a request comes until then."""
+        if self._state == _IDLE:
+            self._timer.set(min(self._timer.deadline_s, self._loop.time() + idle_s))
 
     def drain(self) -> None:
         """Close now if no request is under way; otherwise the connection closes after the response."""

@@ -121,6 +121,15 @@ class HttpServer:
         """How many connections are open, including those about to close."""
         return len(self._connections)
 
+    def drain(self, idle_s: float) -> None:
+        """Close each connection after its next response, or when it has been idle for another `idle_s` seconds.
+
+        Newcomers are still accepted, and their connections close after the first response.
+        """
+        self.draining = True
+        for connection in self._connections:
+            connection.close_if_idle_for(idle_s)
+
     def stop_accepting(self) -> None:
         """Stop accepting connections and close the idle ones. Busy ones close after their response."""
         self.draining = True
