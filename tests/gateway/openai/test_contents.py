@@ -36,6 +36,7 @@ def user(*parts: object) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": list(parts)}]}
 
 
+TEXTS = ["word " * 50, "[1, 2], 3," * 15]
 TEXT = {"type": "text", "text": "What is this?"}
 HTTP_PICTURE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.jpg", "detail": "high"}}
 HTTP_SOURCE = {"type": "image", "source": {"type": "url", "url": "https://x/y.png"}}
@@ -144,8 +145,28 @@ BODIES: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"prompt": [7] * 99, "unknown": "x" * 5000},
         {"token_ids": 99, "text_bytes": 5000 + 23 - 1024},
     ),
-    "llama.cpp, token ids and text mixed": ({"prompt": [7, "word " * 50, 8]}, {}),
-    "llama.cpp, prompts of ids and of text": ({"prompt": [[7, 8, 9], "word " * 50]}, {}),
+    "llama.cpp, token ids and text mixed": (
+        {"prompt": [7] * 50 + [TEXTS[0]] + [8] * 40},
+        {"token_ids": 90, "text_bytes": 252},
+    ),
+    "llama.cpp, a text first": ({"prompt": [TEXTS[0], 7, 8]}, {"token_ids": 2, "text_bytes": 252}),
+    "llama.cpp, a text that looks like ids": ({"prompt": [7, TEXTS[1]]}, {"token_ids": 1, "text_bytes": 152}),
+    "llama.cpp, prompts of ids and of text": (
+        {"prompt": [[7, 8, 9], TEXTS[0]]},
+        {"token_ids": 3, "inputs": 2, "answers": 2, "text_bytes": 252},
+    ),
+    "llama.cpp, prompts of ids and texts mixed": (
+        {"prompt": [[7, TEXTS[0], 8], [9], TEXTS[1]], "n_predict": 1},
+        {"token_ids": 3, "inputs": 3, "answers": 3, "text_bytes": 404},
+    ),
+    "llama.cpp, a prompt that begins with a text": (
+        {"prompt": [[TEXTS[0], 7], [TEXTS[0]]]},
+        {"token_ids": 1, "inputs": 2, "answers": 2, "text_bytes": 504},
+    ),
+    "embeddings, texts that hold separators": (
+        {"model": "m", "input": ['","', ",", '["a", "b"]', "\\", "1"]},
+        {"inputs": 5, "answers": 5},
+    ),
     "sglang, picture": ({"model": "m", "text": "What is this?", "image_data": b64(PNG)}, {"pictures": 1}),
     "tgi, Markdown picture": (
         {"inputs": f"![]({url('image/png', PNG)})What is this?", "parameters": {"best_of": 2}},

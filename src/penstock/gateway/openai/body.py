@@ -92,7 +92,7 @@ def read_large(body: bytes, *, pooled: bool) -> Generator[None, None, Read]:
     """Read a large body, in steps. `pooled`: its answer is no text. Raises `BadBody`."""
     try:
         fields = yield from scan.scan(body)
-    except (scan.Malformed, UnicodeDecodeError) as error:
+    except scan.Malformed as error:
         raise _unreadable(body, error) from None
     spliced = Spliced(body, fields)
     found = _peek(spliced.fields(Fields))

@@ -3,10 +3,13 @@
 They are found by patterns, without decoding the body. A piece is recognised by its part's type (`"type":"image_url"`,
 `"input_audio"`, `"document"`, …), because text cannot contain unescaped quotes. Its data, base64 of kilobytes, is found
 by looking at 64 bytes in each 4,096: text is seldom so even, and data has a data URL's head, a field's name or a file's
-first bytes before it. The rest counts as text. Several inputs are counted by their separators. No answer depends on it:
-a piece that is missed is a worse estimate.
+first bytes before it. The rest counts as text. No answer depends on it: a piece that is missed is a worse estimate.
+
+A list may hold texts, token ids, lists of ids, or ids and texts mixed. Without its strings only its separators are
+left, and these are counted: a list with a number is one prompt, any other has as many prompts as elements.
 
 Of a small body all is done in one go; of a large one in steps (`weigh`), so that others' tokens get through in between.
+A step counts what begins in it, also if that ends in the next one, so both ways find the same.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ import msgspec
 
 from penstock.core.values.request import Contents
 from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Text
-from penstock.gateway.openai.scan import Span
+from penstock.gateway.openai.scan import STRING, Span, at_once, string_end
 
 PIECES_MAX = 10_000  # counted in one go; engines take some hundreds
 STRIDE_BYTES = 4096  # data that is shorter counts as text
 _STEP_BYTES = 1024 * 1024
 _STEP_STRIDES = 4096
+_LIST_STEP_BYTES = 16 * 1024  # of short strings: a millisecond
+_ELEMENTS_MAX = 500_000  # strings and lists in a list, counted: a quarter of a second; engines take some thousands
 _BEFORE_BYTES = 128  # in which a data URL's head or a field's name stands
 _QUESTION_BYTES_MAX = 64 * 1024
 
@@ -32,6 +37,7 @@ _TYPE = re.compile(
     rb'"type"\s{0,9}:\s{0,9}"(?:(image|image_url|input_image|image_pil|image_embeds)'
     rb"|(audio|audio_url|input_audio|audio_embeds)|(video|video_url|input_video)|(file|input_file|document|file_url))\""
 )
+_TYPE_BYTES = 64  # as much as it may match, and more
 _DATA = re.compile(rb"[A-Za-z0-9+/=_\\-]{64}")
 _DATA_TAIL = re.compile(rb"[A-Za-z0-9+/=_\\-]{8}")
 _BASE64 = b";base64,"
@@ -52,7 +58,11 @@ _END_BYTES = 1024  # the address of a picture, and a short text after it
 _LOOKS = 8  # for data, if it is a relevant part of the body
 _BESIDE_BYTES = 1024  # beside token ids: a model's name and options, which are no prompt; more of it counts as text
 _HEAD_BYTES = 256  # as much as `_SEVERAL` may match: lists come indented, too
-_SEVERAL = re.compile(rb'\s{0,80}\[\s{0,80}(?:(")|(\d)|\[\s{0,80}(\d))')
+_SEVERAL = re.compile(rb'\s{0,80}\[\s{0,80}(?:\[\s{0,80})?["\d]')
+_UNPARTED = re.compile(rb'(?:[^"]++|' + STRING + rb")*+", re.DOTALL)  # as far as no string is cut
+_STRINGS = re.compile(STRING, re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]]")
+_DIGIT = re.compile(rb"\d")
 _DOCUMENT = 3  # neither picture, sound nor video
 
 #: Data found: its span, and its kind in `Pieces`.
@@ -61,8 +71,6 @@ Found = tuple[int, int, int]
 Pieces = tuple[int, int, int, int]
 #: Inputs, token ids, and the bytes of those ids.
 Inputs = tuple[int, int, int]
-#: Of a list: its commas, brackets that open, places between two strings, and quotes.
-Counts = tuple[int, int, int, int]
 
 _NO_PIECES: Pieces = (0, 0, 0, 0)
 
@@ -76,7 +84,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
     if len(body) > STRIDE_BYTES:
         stride = max(STRIDE_BYTES, len(body) // _LOOKS)
         if stride == STRIDE_BYTES or _is_data(body, stride):
-            found = _find_data(body, STRIDE_BYTES, len(body))
+            found, _ = _find_data(body, STRIDE_BYTES, len(body))
     if found:
         pieces = _sum([_typed(body, *gap) for gap in _beside(body, found)])
     else:
@@ -87,9 +95,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
         raw: msgspec.Raw = getattr(text, name)
         if raw is not NOTHING and _SEVERAL.match(bytes(memoryview(raw)[:_HEAD_BYTES])) is not None:
             given = bytes(raw)
-            kind = _SEVERAL.match(given)
-            assert kind is not None, "the beginning is the same"
-            inputs = _larger(inputs, _inputs(kind, len(given), _count(given, 0, len(given))))
+            inputs = _larger(inputs, at_once(_inputs(given, 0, len(given))))
     if chat and not found and pieces is _NO_PIECES and not inputs[1]:
         return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
     return _whole(body, found, pieces, inputs, text=text, answers=answers)
@@ -100,26 +106,21 @@ def weigh(body: bytes, text: Text, spans: Sequence[Span], answers: int) -> Gener
     found: list[Found] = []
     at = STRIDE_BYTES
     while at < len(body):
-        until = at + _STEP_STRIDES * STRIDE_BYTES
-        found += _find_data(body, at, until)
-        at = max(until, found[-1][1] if found else 0)
+        more, at = _find_data(body, at, at + _STEP_STRIDES * STRIDE_BYTES)
+        found += more
         yield
     pieces = _NO_PIECES
     for begin, end in _beside(body, found):
         for at in range(begin, end, _STEP_BYTES):
             if sum(pieces) < PIECES_MAX:
-                pieces = _sum((pieces, _typed(body, at, min(at + _STEP_BYTES, end))))
+                cut = at + _STEP_BYTES
+                pieces = _sum((pieces, _typed(body, at, min(cut + _TYPE_BYTES, end), cut)))
                 yield
     inputs = (1, 0, 0)
     for begin, end in spans:
-        kind = _SEVERAL.match(body, begin, end)
-        if kind is not None:
-            counts: Counts = (0, 0, 0, 0)
-            for at in range(begin, end, _STEP_BYTES):
-                step = _count(body, at, min(at + _STEP_BYTES, end))
-                counts = (counts[0] + step[0], counts[1] + step[1], counts[2] + step[2], counts[3] + step[3])
-                yield
-            inputs = _larger(inputs, _inputs(kind, end - begin, counts))
+        if _SEVERAL.match(body, begin, end) is not None:
+            given = yield from _inputs(body, begin, end)
+            inputs = _larger(inputs, given)
     return _whole(body, found, pieces, inputs, text=text, answers=answers)
 
 
@@ -148,18 +149,55 @@ def _whole(
 # --- several inputs -----------------------------------------------------------------------------------------
 
 
-def _count(body: bytes, begin: int, end: int) -> Counts:
-    between = body.count(b'","', begin, end) + body.count(b'", "', begin, end)
-    return body.count(b",", begin, end), body.count(b"[", begin, end), between, body.count(b'"', begin, end)
+def _inputs(body: bytes, begin: int, end: int) -> Generator[None, None, Inputs]:
+    """Count a list's inputs and its token ids, in steps. More than `_ELEMENTS_MAX` elements are not all counted."""
+    seen, at = _Separators(), begin
+    while at < end and seen.elements < _ELEMENTS_MAX:
+        run = _UNPARTED.match(body, at, min(at + _LIST_STEP_BYTES, end))
+        assert run is not None, "it matches nothing, too"
+        until = run.end()
+        if until == at:  # a string longer than a step
+            until = yield from string_end(body, at + 1)
+            seen.add(b'""', until - at - 2)
+        else:
+            bare = _STRINGS.sub(b'""', body[at:until])
+            seen.add(bare, until - at - len(bare))
+        at = until
+        yield
+    ids = max(0, seen.commas + 1 - seen.strings)
+    return (1 if seen.has_number else seen.outer_commas + 1), ids, end - begin - seen.text_bytes
 
 
-def _inputs(kind: re.Match[bytes], size: int, counts: Counts) -> Inputs:
-    commas, brackets, between, quotes = counts
-    if kind[1] is not None:
-        return 1 + between, 0, 0
-    if quotes:  # ids and text mixed, as llama.cpp takes them: all of it counts as text
-        return 1, 0, 0
-    return (1 if kind[2] is not None else max(1, brackets - 1)), commas + 1, size
+class _Separators:
+    """What a list has between its strings."""
+
+    __slots__ = ("_depth", "commas", "elements", "has_number", "outer_commas", "strings", "text_bytes")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self.elements = 0  # strings and lists
+        self.commas = self.strings = self.text_bytes = 0
+        self.outer_commas = 0  # of the list itself, not of lists in it
+        self.has_number = False  # the list itself
+
+    def add(self, bare: bytes, text_bytes: int) -> None:
+        """Count a piece of the list, whose strings held `text_bytes` and are empty now."""
+        strings, at = bare.count(b'"') // 2, 0
+        for bracket in _BRACKET.finditer(bare):
+            self._between(bare, at, bracket.start())
+            self._depth += 1 if bracket[0] == b"[" else -1
+            self.elements += 1
+            at = bracket.end()
+        self._between(bare, at, len(bare))
+        self.commas += bare.count(b",")
+        self.elements += strings
+        self.strings += strings
+        self.text_bytes += text_bytes + 2 * strings
+
+    def _between(self, bare: bytes, begin: int, end: int) -> None:
+        if self._depth == 1 and begin < end:
+            self.outer_commas += bare.count(b",", begin, end)
+            self.has_number = self.has_number or _DIGIT.search(bare, begin, end) is not None
 
 
 def _larger(one: Inputs, other: Inputs) -> Inputs:
@@ -184,11 +222,14 @@ def _first_part(body: bytes) -> int:
     return at if _TYPE.search(body, max(at, len(body) - _END_BYTES)) is not None else -1
 
 
-def _typed(body: bytes, begin: int, end: int) -> Pieces:
+def _typed(body: bytes, begin: int, end: int, cut: int | None = None) -> Pieces:
+    """Count the types between `begin` and `end`; of a step those that begin before its `cut`."""
     if _TYPE.search(body, begin, end) is None:
         return _NO_PIECES
     pieces = [0, 0, 0, 0]
     for found in islice(_TYPE.finditer(body, begin, end), PIECES_MAX):
+        if cut is not None and found.start() >= cut:
+            break
         pieces[(found.lastindex or 0) - 1] += 1
     return pieces[0], pieces[1], pieces[2], pieces[3]
 
@@ -217,8 +258,8 @@ def _is_data(body: bytes, stride: int) -> bool:
     return any(_DATA.match(body, at) is not None for at in range(stride // 2, len(body), stride))
 
 
-def _find_data(body: bytes, at: int, until: int) -> list[Found]:
-    """Data that begins between `at` and `until`; the last piece may end after `until`."""
+def _find_data(body: bytes, at: int, until: int) -> tuple[list[Found], int]:
+    """Returns the data found by looks between `at` and `until`, and where to look next."""
     found: list[Found] = []
     until = min(until, len(body))
     while at < until:
@@ -226,7 +267,7 @@ def _find_data(body: bytes, at: int, until: int) -> list[Found]:
             found.append(data)
             at = data[1]
         at += STRIDE_BYTES
-    return found
+    return found, at
 
 
 def _data_at(body: bytes, at: int) -> Found | None:

@@ -4,6 +4,10 @@ A C parser reads a gigabyte per second without interruption: 64 MiB block the lo
 than `ONE_STEP_BYTES` is scanned here in steps of about 64 KiB. The top level is parsed fully; of a value only its end,
 brackets and strings: other errors are left to the engine. Flat parts of a value are skipped by one regular expression,
 so Python takes one step per deeper bracket, and these are bounded: a value with more is refused.
+
+A step ends anywhere: inside a number, a string, an escape. Two rules keep that cut from changing what is read. Each
+expression is a run of tokens, and a token never looks behind its own end, so a run that was cut ends between two of
+them. `run_end` alone decides whether a run has ended, or goes on in the next step.
 """
 
 from __future__ import annotations
@@ -27,13 +31,14 @@ _FIND_BYTES = 1024 * 1024  # for `bytes.find` and a copy in the same time
 _STEP_BRACKETS = 500
 _FLAT_LEVELS = 4  # a message with a tool call; a larger one costs more if a part does not end in its step
 
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+#: An expression for a whole string, its quotes included.
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SCALARS = rb"[\s,:\-+.0-9eEtrufalsn]"  # all that stands between strings and brackets
 
 
 def _flat(levels: int) -> bytes:
     """Returns an expression for values of at most this depth."""
-    inside = rb"(?:" + _SCALARS + rb"++|" + _STRING
+    inside = rb"(?:" + _SCALARS + rb"++|" + STRING
     if levels:
         deeper = _flat(levels - 1)
         inside += rb"|\[" + deeper + rb"\]|\{" + deeper + rb"\}"
@@ -43,10 +48,11 @@ def _flat(levels: int) -> bytes:
 _FLAT = re.compile(_flat(_FLAT_LEVELS), re.DOTALL)
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _PAIRED = re.compile(  # text in which each escaped surrogate has its other half
-    rb"(?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB]..\\u[dD][c-fC-F]))*+", re.DOTALL
+    rb"(?:[^\\]++|\\(?:[^u]|u(?:[^dD]|[dD][^89a-fA-F]|[dD][89abAB]..\\u[dD][c-fC-F])))*+", re.DOTALL
 )
+_ESCAPE_BYTES, _PAIR_BYTES = 2, 10  # the longest token of `_IN_STRING`, and of `_PAIRED`
 _SPACE = re.compile(rb"[ \t\r\n]*+")
-_KEY = re.compile(rb"(" + _STRING + rb")\s{0,99}+:", re.DOTALL)
+_KEY = re.compile(STRING, re.DOTALL)
 _SCALAR = re.compile(rb"[\-+.0-9eEtrufalsn]*+")
 _OPENING = (0x5B, 0x7B)
 _CLOSED_BY = {0x5B: 0x5D, 0x7B: 0x7D}
@@ -76,15 +82,15 @@ class FoundFields:
 
 
 def scan(body: bytes) -> Generator[None, None, FoundFields]:
-    """The fields of a body. Yields between steps. Raises `Malformed`, and UnicodeDecodeError."""
+    """The fields of a body. Yields between steps. Raises `Malformed`."""
     yield from _check_utf8(body)
     yield from check_surrogates(body)
     fields = FoundFields()
-    at = yield from _skip(_SPACE, body, 0)
+    at = yield from run_end(_SPACE, body, 0)
     if body[at : at + 1] != b"{":
         raise Malformed("The body is not a JSON object.")
     fields.begin = at = at + 1
-    at = yield from _skip(_SPACE, body, at)
+    at = yield from run_end(_SPACE, body, at)
     if body[at : at + 1] == b"}":
         yield from _end(body, at + 1)
         return fields
@@ -92,12 +98,16 @@ def scan(body: bytes) -> Generator[None, None, FoundFields]:
     for count in range(FIELDS_MAX):
         key = _KEY.match(body, at, at + KEY_BYTES_MAX)
         if key is None:
-            raise _malformed(at)
-        begin = yield from _skip(_SPACE, body, key.end())
+            most = f"or the name of a field is longer than {KEY_BYTES_MAX} bytes (byte {at})."
+            raise _malformed(at) if body[at : at + 1] != b'"' else Malformed(f"The body is not valid JSON, {most}")
+        colon = yield from run_end(_SPACE, body, key.end())
+        if body[colon : colon + 1] != b":":
+            raise _malformed(colon)
+        begin = yield from run_end(_SPACE, body, colon + 1)
         end = yield from _value_end(body, begin)
-        name, key_at = unquoted(key[1], at), at
+        name, key_at = unquoted(key[0], at), at
         fields.spans.setdefault(name, []).append((begin, end))
-        at = yield from _skip(_SPACE, body, end)
+        at = yield from run_end(_SPACE, body, end)
         mark = body[at : at + 1]
         if mark == b"}":
             fields.cuts[name] = before, end
@@ -105,7 +115,7 @@ def scan(body: bytes) -> Generator[None, None, FoundFields]:
             return fields
         if mark != b",":
             raise _malformed(at)
-        at = yield from _skip(_SPACE, body, at + 1)
+        at = yield from run_end(_SPACE, body, at + 1)
         fields.cuts[name], before = (key_at, at), end
         if count % _STEP_BRACKETS == 0:
             yield
@@ -113,42 +123,43 @@ def scan(body: bytes) -> Generator[None, None, FoundFields]:
 
 
 def _check_utf8(body: bytes) -> Generator[None, None, None]:
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for at in range(0, len(body), _FIND_BYTES // 4):
+    """In steps; a character that a cut parts is read in the next one."""
+    at = 0
+    while at < len(body):
         piece = body[at : at + _FIND_BYTES // 4]
-        if decoder.getstate()[0] or not piece.isascii():
-            decoder.decode(piece)
+        last = at + len(piece) == len(body)
+        try:
+            at += len(piece) if piece.isascii() else codecs.utf_8_decode(piece, "strict", last)[1]
+        except UnicodeDecodeError as error:
+            raise Malformed(f"The body is not valid UTF-8 (byte {at + error.start}).") from None
         yield
-    decoder.decode(b"", True)  # noqa: FBT003 - its own word for the end
 
 
 def check_surrogates(body: bytes) -> Generator[None, None, None]:
     """Refuse half of a surrogate pair: it is no character, so that an engine's tokenizer fails on it. In steps."""
-    at = 0
-    while True:
-        found = _PAIRED.match(body, at, at + _STEP_BYTES)
-        assert found is not None, "it matches nothing, too"
-        if found.end() >= len(body):
-            return
-        if found.end() == at:
-            raise Malformed(f"The body holds half of a surrogate pair, which is not a character (byte {at}).")
-        at = found.end()
-        yield
+    end = yield from run_end(_PAIRED, body, 0, token_bytes=_PAIR_BYTES)
+    if end < len(body):
+        raise Malformed(f"The body holds half of a surrogate pair, which is not a character (byte {end}).")
 
 
-def _skip(what: re.Pattern[bytes], body: bytes, at: int) -> Generator[None, None, int]:
-    """Returns its end, for any length."""
+def run_end(what: re.Pattern[bytes], body: bytes, at: int, *, token_bytes: int = 1) -> Generator[None, None, int]:
+    """Returns the end of the run of tokens that begins here, however long it is. In steps.
+
+    A match that a cut inside a token ends is less than `token_bytes`, the longest token's size, from the cut. So it is
+    taken up again there, with a whole step's room. (Where tokens have any size, the caller looks at what follows.)
+    """
     while True:
-        found = what.match(body, at, at + _STEP_BYTES)
-        assert found is not None, "it matches nothing, too"
-        if found.end() < at + _STEP_BYTES:
-            return found.end()
-        at = found.end()
+        cut = at + _STEP_BYTES
+        run = what.match(body, at, cut)
+        assert run is not None, "it matches nothing, too"
+        if run.end() <= cut - token_bytes or run.end() == at:
+            return run.end()
+        at = run.end()
         yield
 
 
 def _end(body: bytes, at: int) -> Generator[None, None, None]:
-    at = yield from _skip(_SPACE, body, at)
+    at = yield from run_end(_SPACE, body, at)
     if at < len(body):
         raise Malformed(f"The body is not valid JSON: something follows its end (byte {at}).")
 
@@ -157,9 +168,9 @@ def _value_end(body: bytes, at: int) -> Generator[None, None, int]:
     """Returns the end of the value that begins here."""
     first = body[at : at + 1]
     if first == b'"':
-        return (yield from _string_end(body, at + 1))
+        return (yield from string_end(body, at + 1))
     if first not in (b"[", b"{"):
-        end = yield from _skip(_SCALAR, body, at)
+        end = yield from run_end(_SCALAR, body, at)
         if end == at:
             raise _malformed(at)
         return end
@@ -184,41 +195,31 @@ def _nested_end(body: bytes, at: int) -> Generator[None, None, int]:
             if not open_:
                 return at + 1
         elif mark == 0x22:
-            at = (yield from _string_end(body, at + 1)) - 1
+            at = (yield from string_end(body, at + 1)) - 1
         elif mark < 0:
             raise Malformed("The body is not valid JSON: it is cut short.")
         else:
             raise _malformed(at)
-        at += 1
-        flat = _FLAT.match(body, at, at + _STEP_BYTES)
-        assert flat is not None, "it matches nothing, too"
-        if flat.end() - at > _STEP_BYTES // 4 or brackets % _STEP_BRACKETS == 0:
+        begin = at + 1
+        at = yield from run_end(_FLAT, body, begin)
+        if at - begin > _STEP_BYTES // 4 or brackets % _STEP_BRACKETS == 0:
             yield
-        while flat.end() == at + _STEP_BYTES:  # it may go on
-            at = flat.end()
-            flat = _FLAT.match(body, at, at + _STEP_BYTES)
-            assert flat is not None, "it matches nothing, too"
-            yield
-        at = flat.end()
 
 
-def _string_end(body: bytes, at: int) -> Generator[None, None, int]:
+def string_end(body: bytes, at: int) -> Generator[None, None, int]:
     """After the closing quote of a string, of which some was read."""
     while True:
         quote = body.find(b'"', at, at + _FIND_BYTES)
         escape = body.find(b"\\", at, at + _FIND_BYTES if quote < 0 else quote)
-        if escape < 0:
-            if quote >= 0:
-                return quote + 1
-            at += _FIND_BYTES
+        if escape >= 0:
+            end = yield from run_end(_IN_STRING, body, escape, token_bytes=_ESCAPE_BYTES)
+            if body[end : end + 1] == b'"':
+                return end + 1
+            at = len(body)  # or only half an escape is left
+        elif quote >= 0:
+            return quote + 1
         else:
-            inside = _IN_STRING.match(body, escape, escape + _STEP_BYTES)
-            assert inside is not None, "it matches nothing, too"
-            if body[inside.end() : inside.end() + 1] == b'"':
-                return inside.end() + 1
-            if inside.end() == escape:
-                raise Malformed("The body is not valid JSON: it is cut short.")
-            at = inside.end()
+            at += _FIND_BYTES
         if at >= len(body):
             raise Malformed("The body is not valid JSON: it is cut short.")
         yield

@@ -18,9 +18,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 FIELDS_MAX = 2000  # of a small body, looked at to find some of them; APIs have some dozens
 _decode_values = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_STRING = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _EMPTY = re.compile(rb"\s*\}")
-_KEY = re.compile(rb"[\s,]*(" + _STRING + rb")\s*:\s*", re.DOTALL)
+_KEY = re.compile(rb"[\s,]*(" + scan.STRING + rb")\s*:\s*", re.DOTALL)
 _COMMA = re.compile(rb"\s*,")
 _BORDER = re.compile(rb"[\s,}]")
 
