@@ -32,7 +32,7 @@ _STEP_BRACKETS = 500
 _FLAT_LEVELS = 4  # a message with a tool call; a larger one costs more if a part does not end in its step
 
 #: An expression for a whole string, its quotes included.
-STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+STRING: bytes = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _SCALARS = rb"[\s,:\-+.0-9eEtrufalsn]"  # all that stands between strings and brackets
 
 
