@@ -35,7 +35,7 @@ ACTIONS: list[Action] = [
     Decode("r-1", "d", 8),
     Requeue("r-1", "busy"),
     Reject("r-1", Reason.QUEUE_FULL, 2.0),
-    Reject("r-2", Reason.TENANT_LIMIT, 2.0, LimitReached("queued", 4)),
+    Reject("r-2", Reason.TENANT_LIMIT, 2.0, limit=LimitReached("queued", 4)),
     Evict("r-1", Reason.DISPLACED),
     Fail("r-1", Reason.UPSTREAM_ERROR),
     Abort("r-1", Reason.OPERATOR),

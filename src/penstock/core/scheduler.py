@@ -67,7 +67,8 @@ class Scheduler(Questions):
         admits = not state.draining and state.pauses.admits(request.model)
         refusal = _unservable(state, request, now) if admits else Reason.DRAINING
         if refusal is not None:
-            return [waiting.refuse(state, entry, refusal, now)]
+            elsewhere = refusal is Reason.NO_ENDPOINT and state.other_works(request, now)
+            return [waiting.refuse(state, entry, refusal, now, elsewhere=elsewhere)]
         waiting.appraise(state, entry, now, came_s=now)
         if request.prompt_tokens_max is not None:
             least = least_prompt_tokens(contents_of(request))
@@ -243,8 +244,8 @@ class Scheduler(Questions):
             waiting.fail(state, entry, failure, now, actions)
         else:
             returning.requeue(state, entry, now, actions, failure=failure, endpoint=endpoint)
-            if entry.request.falls_back:
-                returning.evict_falling_back(state, now, actions)
+            if entry.request.falls_back or entry.request.others:
+                returning.evict_going_elsewhere(state, now, actions)
         if endpoint is not None and not endpoint.proof.stands:
             returning.evict_unknown(state, now, actions)
         pumping.hand_out(state, now, actions)
@@ -397,7 +398,7 @@ class Scheduler(Questions):
         state.queues.touch(endpoint)
         actions: list[Action] = []
         returning.evict_unknown(state, now, actions)
-        returning.evict_falling_back(state, now, actions)
+        returning.evict_going_elsewhere(state, now, actions)
         pumping.hand_out(state, now, actions)
         return actions
 
@@ -439,7 +440,7 @@ class Scheduler(Questions):
         """Evict requests that need not wait for an endpoint now out of service, then pump."""
         state, actions = self._state, list[Action]()
         if state.queues.waiting:
-            returning.evict_falling_back(state, now, actions)
+            returning.evict_going_elsewhere(state, now, actions)
             pumping.hand_out(state, now, actions)
         return actions
 
@@ -504,8 +505,9 @@ class Scheduler(Questions):
         state = self._state
         state.pauses.pause(model)
         state.holds_changed()
+        actions = self._without(now)
         state.wait_causes.look(now, at_once=True)
-        return []
+        return actions
 
     def drained(self, model: str | None, *, now: float) -> list[Action]:  # noqa: ARG002
         """Refuse new requests for this model (None: for any) until `resumed`; serve those that are queued."""
@@ -758,7 +760,7 @@ def _unservable(state: SchedulerState, request: Request, now: float) -> Reason |
     if request.pinned is None:
         if state.pool.knows(request.model, now) is False:
             return Reason.MODEL_NOT_FOUND
-        return Reason.NO_ENDPOINT if request.falls_back and not state.pool.alive(request.model) else None
+        return Reason.NO_ENDPOINT if state.goes_elsewhere(request, now) else None
     endpoint = state.pool.get(request.pinned)
     if endpoint is None:
         return Reason.ENDPOINT_NOT_FOUND

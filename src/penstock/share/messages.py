@@ -319,6 +319,8 @@ class Loads(_Message, frozen=True):
 
     loads: list[float | None]
     paced: bool = False
+    out: list[str] = []  #: endpoints that take nothing, not even after a moment
+    stopped: list[str | None] = []  #: models that operators paused or drained; None: all
 
 
 class Places(_Message, frozen=True):

@@ -28,6 +28,8 @@ class View:
         self._models: dict[str, list[str]] = {}  # endpoints by model
         self._any: list[str] = []  # endpoints that serve any model
         self._loads: dict[str, float] = {}  # of endpoints that are available
+        self._out: frozenset[str] = frozenset()  # endpoints that take nothing
+        self._stopped: frozenset[str | None] = frozenset()  # models; None: all
         self._allowances: OrderedDict[tuple[str, ...], Allowance] = OrderedDict()
         self._places: dict[int, QueuePosition] = {}
 
@@ -47,6 +49,7 @@ class View:
         self.paced = told.paced
         # If the report crossed a change of the endpoints, the next one corrects it.
         self._loads = {name: load for name, load in zip(self.rows, told.loads, strict=False) if load is not None}
+        self._out, self._stopped = frozenset(told.out), frozenset(told.stopped)
 
     def know_allowance(self, told: Allowed) -> None:
         self._allowances[told.accounts] = told.allowance
@@ -93,6 +96,12 @@ class View:
         if self._any or model in self._models:
             return True
         return False if self._sure else None
+
+    def works(self, model: str, *, now: float) -> bool:  # noqa: ARG002
+        """Returns whether the model takes requests now, if only after a moment."""
+        if not self._stopped.isdisjoint((model, None)):
+            return False
+        return any(name not in self._out for name in (*self._models.get(model, ()), *self._any))
 
     def allowance(self, accounts: tuple[str, ...], *, now: float) -> Allowance | None:  # noqa: ARG002
         return self._allowances.get(accounts)

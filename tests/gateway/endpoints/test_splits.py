@@ -74,3 +74,18 @@ def test_a_model_that_is_not_served_has_no_share_while_others_are(session: str |
     assert set(picks(split, 10, session, lambda _: False)) <= {"a", "b"}
     if session is None:
         assert Counter(picks(split, 20)) == {"a": 10, "b": 10}, "and it does not have to be made up for"
+
+
+def test_of_several_preferences_the_first_that_tells_models_apart_counts_before_the_next() -> None:
+    split = Split({"a": 1, "b": 1, "c": 1})
+    assert split.pick(None, lambda name: name != "a", lambda name: name in "ac") == "c"
+    assert split.pick(None, lambda _: False, lambda name: name == "b") == "b", "one that none meets is ignored"
+
+
+def test_a_request_that_moves_takes_its_turn_along() -> None:
+    split = Split({"a": 1, "b": 1})
+    for _ in range(20):
+        chosen = split.pick(None, everything)
+        if chosen == "b":
+            assert split.pick(None, lambda name: name == "a", left="b") == "a"
+    assert Counter(picks(split, 40))["b"] >= 20, "b got nothing of its turns, so it is not behind for having lost them"

@@ -196,7 +196,7 @@ def ended(reason: Reason) -> Reject | Evict:
 
 def test_each_is_asked_once_in_order_and_then_the_first_has_the_word() -> None:
     asked: list[str] = []
-    fallback = Fallback("a", ["b", "c"], b"")
+    fallback = Fallback("a", ["b", "c"])
     first = ended(Reason.QUEUE_FULL)
     for end in (first, ended(Reason.NO_ENDPOINT)):
         assert fallback.takes(end)
@@ -209,7 +209,7 @@ def test_each_is_asked_once_in_order_and_then_the_first_has_the_word() -> None:
 
 def test_if_no_fallback_takes_it_a_request_waits_once_for_its_own_model() -> None:
     asked: list[str] = []
-    fallback = Fallback("a", ["b"], b"")
+    fallback = Fallback("a", ["b"])
     for end in (ended(Reason.NO_ENDPOINT), ended(Reason.QUEUE_FULL)):
         assert not fallback.patient
         assert fallback.takes(end)
@@ -223,7 +223,7 @@ def test_if_no_fallback_takes_it_a_request_waits_once_for_its_own_model() -> Non
 
 @pytest.mark.parametrize("reason", sorted(set(Reason) - FALLS_BACK))
 def test_errors_of_the_request_itself_start_no_fallback(reason: Reason) -> None:
-    fallback = Fallback("a", ["b", "c"], b"")
+    fallback = Fallback("a", ["b", "c"])
     assert fallback.takes(ended(Reason.QUEUE_FULL))
     assert fallback.next() == "b"
     assert not fallback.takes(ended(reason))

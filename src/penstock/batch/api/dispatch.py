@@ -167,7 +167,9 @@ class GatewayPort:
         return self._driver.scheduler.room(self._served(model), caller.account, caller.band, now=now)
 
     def serves(self, model: str) -> bool:
-        return self._driver.scheduler.knows(self._served(model), now=self._driver.now()) is not False
+        split, now = self._catalog.split(model), self._driver.now()
+        names = (model,) if split is None else split.weights
+        return any(self._driver.scheduler.knows(name, now=now) is not False for name in names)
 
     def _served(self, model: str) -> str:
         """The engines' name of a model, which may be an alias."""

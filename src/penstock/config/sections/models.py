@@ -34,7 +34,7 @@ class ModelSection(Section):
     split: Annotated[dict[values.ModelName, Share], BeforeValidator(values.items(0, SPLIT_MAX))] = setting(
         {},
         "Instead of `to`: the engines' names of several models, with their shares of requests. A session stays with "
-        "one of them; a model that no endpoint serves gets nothing.",
+        "one of them; a model without a working endpoint gets nothing while another one has one.",
     )
     band: values.BandNameOrEmpty = setting(
         "",

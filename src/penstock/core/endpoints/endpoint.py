@@ -78,6 +78,10 @@ class Endpoint:
         """Whether it exists and is meant to be used, in any state."""
         return self.health.up and not self.drained
 
+    def works(self, now: float) -> bool:
+        """Whether it takes requests, if only after a moment: one that is ejected does not, even if it is the last."""
+        return self.in_service and not self.health.ejected(now) and not self.proof.left_to_others
+
     def set_limits(self, limits: EndpointLimits) -> None:
         """Use its own `limits` from now on, with the common ones as defaults."""
         self.limits: EndpointLimits | None = None if limits == EndpointLimits() else limits

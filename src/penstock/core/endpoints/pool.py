@@ -110,6 +110,10 @@ class Pool:
         """True if an endpoint that answers for the model is in service."""
         return bool(self._answering(model))
 
+    def works(self, model: str, now: float) -> bool:
+        """True if an endpoint that answers for the model takes requests, if only after a moment."""
+        return any(e.works(now) and e.role is not Role.PREFILL and e.serves(model) for e in self)
+
     def unhealthy(self, endpoint: Endpoint, now: float) -> Cause | None:
         """Returns why nothing may go to the endpoint at all; None if something may."""
         health = endpoint.health

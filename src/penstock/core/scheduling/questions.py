@@ -102,6 +102,7 @@ class Questions:
                 e.models,
                 not e.tells_models,
                 _load(e, now) if pool.unhealthy(e, now) in _SENDS_DIRECTLY else None,
+                e.works(now),
             )
             for e in pool
         ]
@@ -133,6 +134,10 @@ class Questions:
     def knows(self, model: str, *, now: float) -> bool | None:
         """True if an endpoint serves the model; None: one may, which has not reported yet or is being replaced."""
         return self._state.pool.knows(model, now)
+
+    def works(self, model: str, *, now: float) -> bool:
+        """True if an endpoint takes requests for the model, if only after a moment, and no operator stopped it."""
+        return self._state.works(model, now)
 
     def state_of(self, request_id: str) -> State | None:
         """Returns the state of a request; None if it has ended or is unknown."""

@@ -180,12 +180,14 @@ def evict_unknown(state: SchedulerState, now: float, actions: list[Action]) -> N
             waiting.evict(state, entry, Reason.MODEL_NOT_FOUND, now, actions)
 
 
-def evict_falling_back(state: SchedulerState, now: float, actions: list[Action]) -> None:
-    """Evict queued requests that have a fallback model and no endpoint alive."""
+def evict_going_elsewhere(state: SchedulerState, now: float, actions: list[Action]) -> None:
+    """Evict queued requests whose model has no endpoint now, and which another model may serve."""
     for band in state.queues.bands:
-        gone = {model for model in band.tree.models() if not state.pool.alive(model)}
-        for entry in [e for e in band.entries.values() if e.request.falls_back and e.model in gone] if gone else ():
-            waiting.evict(state, entry, Reason.NO_ENDPOINT, now, actions)
+        gone = {model for model in band.tree.models() if not state.works(model, now)}
+        waits = [entry for entry in band.entries.values() if entry.model in gone] if gone else ()
+        for entry in [entry for entry in waits if state.goes_elsewhere(entry.request, now)]:
+            elsewhere = state.other_works(entry.request, now)
+            waiting.evict(state, entry, Reason.NO_ENDPOINT, now, actions, elsewhere=elsewhere)
 
 
 RECALLS_MAX = 2  # of one request: each may lose the work on its prompt

@@ -35,7 +35,7 @@ from penstock.core.routing.router import Router
 from penstock.core.util.timers import Timers
 from penstock.core.values import retry
 from penstock.core.values.actions import Dispatch
-from penstock.core.values.request import Usage
+from penstock.core.values.request import Request, Usage
 from penstock.core.values.settings import SchedulerSettings
 
 
@@ -194,6 +194,20 @@ class SchedulerState:
             entry.queue.allow(max(entry.queue.wait_s_max, empty_s))
         else:
             entry.queue.allow(max(entry.queue.wait_s_max, self._wait_s_max(band)))
+
+    def works(self, model: str, now: float) -> bool:
+        """True if requests for the model are admitted and sent, and an endpoint takes them, if only after a moment."""
+        return self.pauses.sends(model) and self.pauses.admits(model) and self.pool.works(model, now)
+
+    def goes_elsewhere(self, request: Request, now: float) -> bool:
+        """True if a request does not wait for its model, because that has no endpoint and another one may have."""
+        if request.falls_back and not self.pool.alive(request.model):
+            return True
+        return self.other_works(request, now) and not self.works(request.model, now)
+
+    def other_works(self, request: Request, now: float) -> bool:
+        """True if another of its models takes a request now."""
+        return bool(request.others) and any(self.works(model, now) for model in request.others)
 
     def _wait_s_max(self, band: Band) -> float:
         own_s = band.settings.wait_s_max

@@ -35,16 +35,25 @@ NO_RETRY_AFTER = frozenset(
 
 
 def refuse(
-    state: SchedulerState, entry: Entry, reason: Reason, now: float, limit: LimitReached | None = None
+    state: SchedulerState,
+    entry: Entry,
+    reason: Reason,
+    now: float,
+    limit: LimitReached | None = None,
+    *,
+    elsewhere: bool = False,
 ) -> Reject:
-    """Reject a request that was not admitted. `limit`: the tenant's limit that it met."""
+    """Reject a request that was not admitted.
+
+    `limit`: the tenant's limit that it met; `elsewhere`: another of its models takes it.
+    """
     entry.move(Event.REFUSED)
     state.recorder.refused(entry, limit)
     state.recorder.ended(entry, reason, None, now)
     after_s = None if limit is None else limit.retry_after_s
     most = RETRY_AFTER_S_MAX if after_s is None else DAY_S  # an estimate is uncertain, a limit's reset is known
     wait_s = retry_after_s(after_s, state.draw(), most) if reason not in NO_RETRY_AFTER else None
-    return Reject(entry.request.id, reason, wait_s, limit)
+    return Reject(entry.request.id, reason, wait_s, limit=limit, elsewhere=elsewhere)
 
 
 def reject(
@@ -67,16 +76,18 @@ def reject(
     state.recorder.refused(entry, limit)
     state.recorder.ended(entry, reason, None, now)
     forget(state, entry)
-    actions.append(Reject(entry.request.id, reason, after_s, limit))
+    actions.append(Reject(entry.request.id, reason, after_s, limit=limit))
 
 
-def evict(state: SchedulerState, entry: Entry, reason: Reason, now: float, actions: list[Action]) -> None:
-    """End a queued request with `reason`. Adds to `actions`."""
+def evict(
+    state: SchedulerState, entry: Entry, reason: Reason, now: float, actions: list[Action], *, elsewhere: bool = False
+) -> None:
+    """End a queued request with `reason`. Adds to `actions`. `elsewhere`: another of its models takes it."""
     after_s = come_back_after_s(state, entry, reason, now)
     unqueue(state, entry, Event.EVICTED, now)
     state.forecast.left(entry, now)
     end(state, entry, None, now, reason)
-    actions.append(Evict(entry.request.id, reason, after_s))
+    actions.append(Evict(entry.request.id, reason, after_s, elsewhere))
 
 
 def fail(state: SchedulerState, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:

@@ -45,6 +45,7 @@ class _End(msgspec.Struct, array_like=True, frozen=True, gc=False):
     request_id: str
     reason: Reason
     retry_after_s: float | None = None
+    elsewhere: bool = False  #: another of its models (`Request.others`) takes it now
 
 
 class Reject(_End, tag="reject", frozen=True, gc=False):

@@ -83,6 +83,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prefix_grows: bool = False  #: its later keys stand for several chunks each, as in `PREFIX_ENDS`
     time_per_output_token_s_max: float | None = None  #: endpoints that are slower now are used if no others are open
     only: tuple[str, ...] = ()  #: the endpoints that it may go to; empty: all
+    others: tuple[str, ...] = ()  #: models that may serve it instead: it waits for its own only if none of these works
 
     @property
     def accounts(self) -> tuple[str, ...]:

@@ -98,3 +98,4 @@ class Serving(msgspec.Struct, frozen=True):
     models: frozenset[str] | None  #: None: not reported yet
     serves_any: bool
     load: float | None  #: for its size; None: nothing may go there
+    works: bool  #: it takes requests, if only after a moment

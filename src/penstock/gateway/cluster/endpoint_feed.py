@@ -44,7 +44,7 @@ class EndpointFeed:
 
     def refresh(self) -> None:
         """Send all edges what has changed."""
-        rows, loads = self._now()
+        rows, loads, out = self._now()
         told = Endpoints(rows, self._driver.scheduler.divides)
         if told != self._rows:
             self._rows = told
@@ -54,7 +54,8 @@ class EndpointFeed:
             for member in self._members():
                 member.say(self._for(member))
                 member.told = {row.name for row in rows}
-        levels = Loads(loads, self._driver.scheduler.paced)
+        paused, drained = self._driver.scheduler.stopped()
+        levels = Loads(loads, self._driver.scheduler.paced, out, paused + drained)
         if levels != self._levels:
             self._levels = levels
             for member in self._members():
@@ -83,7 +84,7 @@ class EndpointFeed:
     def _for(self, member: Member) -> Endpoints:
         return self._rows if member.is_ours else self._without_keys
 
-    def _now(self) -> tuple[list[EndpointRow], list[float | None]]:
+    def _now(self) -> tuple[list[EndpointRow], list[float | None], list[str]]:
         served = {row.name: row for row in self._driver.scheduler.served(now=self._driver.now())}
         rows: list[EndpointRow] = []
         loads: list[float | None] = []
@@ -111,4 +112,4 @@ class EndpointFeed:
                 )
             )
             loads.append(None if row is None or row.load is None else round(row.load, 2))
-        return rows, loads
+        return rows, loads, [row.name for row in served.values() if not row.works]

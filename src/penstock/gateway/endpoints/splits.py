@@ -5,6 +5,9 @@ sum. So after any number of requests each model's count is within two of its exa
 with the logarithm of the number of models), and choices do not come in runs. A request with a session goes where the
 session's name hashes to (weighted rendezvous hashing: the same model in every process, and few sessions move when
 weights change); it is charged like any other, so requests without one make up for it.
+
+A model that does not work has no share while another one does. Its sessions go where they hash to among the others, and
+come back with it, because nothing is remembered of them.
 """
 
 from __future__ import annotations
@@ -30,15 +33,22 @@ class Split:
         """The model with the largest share."""
         return max(self.weights, key=lambda name: self.weights[name])
 
-    def pick(self, session: str | None, serves: Callable[[str], bool]) -> str:
-        """Returns the model for the next request. One that is not served (`serves`) has no share while others are."""
+    def pick(self, session: str | None, *prefers: Callable[[str], bool], left: str | None = None) -> str:
+        """Returns the model for the next request, or (`left`) for one that the model `left` could not take.
+
+        Of the models, those have no share that each of `prefers`, in turn, is false of, while it is true of others.
+        """
         shares = {name: weight for name, weight in self.weights.items() if weight > 0}
-        if len(shares) > 1:
-            shares = {name: weight for name, weight in shares.items() if serves(name)} or shares
+        for prefer in prefers:
+            if len(shares) > 1:
+                shares = {name: weight for name, weight in shares.items() if prefer(name)} or shares
         whole = sum(shares.values())
         balance = self._credits
-        for name, weight in shares.items():
-            balance[name] = min(balance[name] + weight, CREDIT_MAX * whole)
+        if left is None:
+            for name, weight in shares.items():
+                balance[name] = min(balance[name] + weight, CREDIT_MAX * whole)
+        else:  # its turn was counted, and goes to another model
+            balance[left] = min(balance[left] + whole, CREDIT_MAX * whole)
         if session is None:
             chosen = max(shares, key=lambda name: balance[name])
         else:

@@ -47,6 +47,7 @@ class PickedJourney(QueuedJourney):
 
     def dispatched(self, action: Dispatch, /) -> None:
         super().dispatched(action)
+        self._arrival = None  # no other model can be asked
         if self._lease == action.lease:  # it can't be called back any more
             self._driver.tell(self._driver.scheduler.passed_on(action.lease, now=self._driver.now()))
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 Ended = Reject | Evict | Fail
 
+#: One model of a split can't take the request: another one may.
+MOVES_ON = frozenset({Reason.MODEL_NOT_FOUND, Reason.DRAINING, Reason.UPSTREAM_ERROR})
+MOVES_MAX = 8  # from models whose endpoints went: engines may come and go while a request waits
 #: The model can't take any request now: another model may.
 FALLS_BACK = frozenset(
     {
@@ -42,42 +45,77 @@ FALLS_BACK = frozenset(
 
 
 class Fallback:
-    """Which model is asked instead of one that can't take the request (docs/decisions/0061)?
+    """Which model is asked instead of one that can't take the request (docs/decisions/0061, 0113)?
 
-    Each name is asked once, in order. If no model takes the request, the first one's refusal is the answer; if the
-    first has no endpoint, the request waits for one after all.
+    The models of a split stand in for each other: the name is asked again and leads to another one. A model that failed
+    the request is not asked again; one whose endpoints went may be. Then come the fallback models, in order, each name
+    once. If no model takes the request, the first one's refusal is the answer; if the first has no endpoint, the
+    request waits for one after all.
     """
 
-    __slots__ = ("_names", "_waits_after_all", "asked", "body", "first", "why")
+    __slots__ = (
+        "_is_split_only", "_model", "_moves", "_names", "_now", "_others", "_waits_after_all", "asked", "first",
+        "left", "why",
+    )  # fmt: skip
 
-    def __init__(self, asked: str, names: Iterable[str], body: Body) -> None:
+    def __init__(self, asked: str, names: Iterable[str] = ()) -> None:
         self.asked = asked  #: the model, as the caller named it
-        self.body = body  #: as the caller sent it
         self.first: Ended | None = None  #: how the request ended at the first model
         self.why: Reason | None = None  #: of leaving the last model
+        self.left: set[str] = set()  #: models of the split that could not take it
         self._names = list(names)
+        self._is_split_only = not self._names
         self._waits_after_all = False
+        self._now, self._model = asked, ""  # the name and the model that are asked
+        self._others: tuple[str, ...] = ()  # the other models of its split
+        self._moves = 0
 
     @property
     def patient(self) -> bool:
         """Whether the request may wait for an absent endpoint, because nothing else is left to try."""
-        return self._waits_after_all
+        return self._waits_after_all or self._is_split_only
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The models that may serve it instead of the one that is asked now, by a split."""
+        return self._others if self._moves < MOVES_MAX else ()
+
+    def asks(self, model: str, others: tuple[str, ...]) -> None:
+        """Note the model that is asked now, and the others of its split."""
+        self._model, self._others = model, others
 
     def takes(self, ended: Ended) -> bool:
         """True if another model is asked after the request `ended` at this one."""
+        self.why = ended.reason
+        if self._moves_on(ended):
+            self._names.insert(0, self._now)
+            return True
         if self.first is None:
             self.first = ended
         if ended.reason not in FALLS_BACK or self._waits_after_all:
             return False
-        if not self._names and self.first.reason is Reason.NO_ENDPOINT:
+        if not self._names and self.first.reason is Reason.NO_ENDPOINT and not self._is_split_only:
             self._waits_after_all = True
             self._names = [self.asked]
-        self.why = ended.reason
         return bool(self._names)
+
+    def _moves_on(self, ended: Ended) -> bool:
+        """Whether another model of the split is asked."""
+        if not self._others or not (ended.elsewhere or ended.reason in MOVES_ON):
+            return False
+        self.left.add(self._model)
+        if ended.elsewhere:
+            self._moves += 1
+            if self.left.issuperset(self._others):
+                self.left = {self._model}
+        return not self.left.issuperset(self._others)
 
     def next(self) -> str:
         """Returns the next model's name."""
-        return self._names.pop(0)
+        name = self._names.pop(0)
+        if name != self._now:
+            self._now, self._others, self._moves, self.left = name, (), 0, set()
+        return name
 
     def answer(self, ended: Ended) -> Ended:
         """Returns the end to report, the first model's if no other could take the request."""

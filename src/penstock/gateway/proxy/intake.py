@@ -256,23 +256,29 @@ class Intake:
         model = arrival.named
         split = self._catalog.split(model)
         if split is not None:
-            model = self._chosen(split, arrival)
+            model = split.main if len(split.weights) == 1 else self._chosen(split, arrival)
             if model != arrival.named:
                 arrival.body = bodies.replace_model(arrival.body, model)
         arrival.model = self._served(model) if arrival.route.api is Api.OLLAMA and ":" not in model else model
 
     def _chosen(self, split: Split, arrival: Arrival) -> str:
         """The model of a split for this request, by its session and the endpoint that it is tied to, if any."""
-        if len(split.weights) == 1:
-            return split.main
+        catalog, scheduler, now = self._catalog, self._driver.scheduler, self._driver.now()
         home, session = self._affinities.who(arrival.exchange, arrival.body, arrival.peek)
-        home = arrival.pinned or home
-        scheduler, now = self._driver.scheduler, self._driver.now()
-
-        def serves(name: str) -> bool:
-            return self._catalog.lists(home, name) if home else scheduler.knows(name, now=now) is not False
-
-        return split.pick(session, serves)
+        if (pinned := arrival.pinned) is not None:
+            return split.pick(session, lambda name: catalog.lists(pinned, name))
+        if (fallback := arrival.fallback) is None:
+            fallback = arrival.fallback = Fallback(arrival.named)
+        chosen = split.pick(
+            session,
+            lambda name: scheduler.knows(name, now=now) is not False,
+            lambda name: scheduler.works(name, now=now),
+            lambda name: name not in fallback.left,
+            lambda name: home is not None and catalog.lists(home, name),
+            left=arrival.model if arrival.model in fallback.left else None,
+        )
+        fallback.asks(chosen, tuple([name for name, weight in split.weights.items() if weight and name != chosen]))
+        return chosen
 
     # --- fall back --------------------------------------------------------------------------------------------
 
@@ -283,7 +289,7 @@ class Intake:
         if caller.rights is not None:
             names = tuple(filter(caller.rights.allows, names))
         if names and arrival.pinned is None:
-            arrival.fallback = Fallback(arrival.named, names, arrival.body)
+            arrival.fallback = Fallback(arrival.named, names)
 
     def _asking(self, journey: type[QueuedJourney]) -> Callable[[Arrival, str], None]:
         return lambda arrival, name: self._ask_instead(arrival, name, journey)
@@ -293,18 +299,15 @@ class Intake:
         fallback = arrival.fallback
         assert fallback is not None
         before = arrival.model
-        arrival.body, arrival.named = fallback.body, name
-        if arrival.peek.model != name:
-            arrival.body = bodies.replace_model(arrival.body, name)
+        arrival.named = name
+        arrival.body = bodies.replace_model(arrival.body, name)
         arrival.profile = self._profiles.get(name, PLAIN)
         self._address(arrival)
         if arrival.caller is not None and arrival.caller.rights is not None:
             _keep_to(arrival.caller.rights, arrival)
         if name != fallback.asked:
             self._means.metrics.fell_back(fallback.asked, name)
-        logger.debug(
-            "%s: falling back to %s after %s: %s", arrival.request_id.decode(), arrival.model, before, fallback.why
-        )
+        logger.debug("%s: asking %s after %s: %s", arrival.request_id.decode(), arrival.model, before, fallback.why)
         self._admit(arrival, journey)
 
     def _served(self, model: str) -> str:
@@ -374,6 +377,7 @@ class Intake:
             home=home,
             divisible=not divides or sequential.divisible(exchange.target_path, arrival.body),
             falls_back=fallback is not None and not fallback.patient,
+            others=() if fallback is None else fallback.others,
             instead_of=fallback.asked if fallback is not None and fallback.asked != arrival.named else "",
         )
 
