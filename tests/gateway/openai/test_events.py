@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.values.request import Usage
 from penstock.gateway.openai.answers.answer import AnswerReader
@@ -35,6 +37,7 @@ ASIDES = {
     "Anthropic's ping": named("ping", {"type": "ping"}),
     "a ping without a name": data({"type": "ping"}),
     "a reconnection time": b"retry: 3000\n\n",
+    "an event without data": b"event: heartbeat\ndata:\n\n",
 }
 EMPTY = {
     "a role": choice(role="assistant"),
@@ -49,6 +52,16 @@ EMPTY = {
     "an announced message": {"type": "message_start", "message": {"id": "m", "usage": {"input_tokens": 5}}},
     "an announced block": {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
     "llama.cpp's progress": {"content": "", "tokens": [], "stop": False, "prompt_progress": {}},
+    "an empty text after others": choice(content=""),
+    "an empty tool call": choice(tool_calls=[{"index": 0, "type": "function", "function": {"arguments": ""}}]),
+    "an empty text of a response": {"type": "response.output_text.delta", "delta": ""},
+    "an empty text of a message": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": ""}},
+    "a response kept alive": {"type": "keepalive", "sequence_number": 3},
+    "a heartbeat": {"type": "response.heartbeat"},
+    "a chunk that keeps alive": {"object": "chat.completion.keep-alive"},
+    "no choices": {"object": "chat.completion.chunk", "choices": None, "usage": None},
+    "nothing": {},
+    "a null": None,
     "SGLang's first event": {"text": "", "meta_info": {"finish_reason": None, "completion_tokens": 0}},
 }
 TOKENS = {
@@ -58,22 +71,36 @@ TOKENS = {
     "a tool call": choice(tool_calls=[{"index": 0, "id": "t", "function": {"name": "f", "arguments": ""}}]),
     "a sound": choice(audio={"data": "AAAA"}),
     "a legacy text": {"choices": [{"index": 0, "text": "a", "finish_reason": None}]},
-    "an end": finish("stop"),
-    "usage": {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 0}},
-    "an error": {"error": {"message": "no"}},
+    "a text with its end": {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]},
+    "a text of the second of two": {"choices": [{"index": 0, "delta": {}}, {"index": 1, "delta": {"content": "a"}}]},
+    "token ids whose text has not come": {"choices": [{"index": 0, "delta": {"content": ""}, "token_ids": [5]}]},
     "a text of a response": {"type": "response.output_text.delta", "delta": "a"},
     "an announced tool": {"type": "response.output_item.added", "item": {"type": "function_call", "name": "f"}},
-    "the end of a response": {"type": "response.completed", "response": {"id": "r"}},
     "a text of a message": {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}},
     "an announced tool of a message": {
         "type": "content_block_start",
         "content_block": {"type": "tool_use", "name": "f"},
     },
-    "the end of a message": {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
     "llama.cpp's text": {"content": "a", "stop": False},
     "SGLang's text": {"text": "a", "meta_info": {"finish_reason": None}},
     "TGI's token": {"token": {"id": 5, "text": "a"}, "generated_text": None},
     "an unknown event": {"something": "else"},
+}
+
+
+ENDS = {
+    "an end": finish("stop"),
+    "an end beside an empty text": {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "length"}]},
+    "usage": {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 0}},
+    "usage without choices": {"choices": None, "usage": {"prompt_tokens": 1, "completion_tokens": 0}},
+    "an error": {"error": {"message": "no"}},
+    "an error of vLLM": {"object": "error", "message": "no"},
+    "the end of a text of a response": {"type": "response.output_text.done", "text": "all of it"},
+    "the end of a response": {"type": "response.completed", "response": {"id": "r"}},
+    "the end of a block": {"type": "content_block_stop", "index": 0},
+    "the end of a message": {"type": "message_delta", "delta": {"stop_reason": "end_turn"}},
+    "llama.cpp's end": {"content": "", "stop": True, "timings": {"prompt_n": 1}},
+    "SGLang's end": {"text": "", "meta_info": {"finish_reason": {"type": "stop"}, "completion_tokens": 0}},
 }
 
 
@@ -88,8 +115,76 @@ def test_an_announcement_is_no_token(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOKENS)
-def test_content_and_an_end_are_tokens(name: str) -> None:
+def test_content_is_a_token(name: str) -> None:
     assert meaning(data(TOKENS[name])) is Meaning.TOKEN
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end_is_progress_without_a_token(name: str) -> None:
+    assert meaning(data(ENDS[name])) is Meaning.END
+
+
+@pytest.mark.parametrize("name", ["keepalive", "heartbeat", "keep_alive", "response.keepalive"])
+def test_an_event_may_keep_alive_by_its_name_alone(name: str) -> None:
+    assert meaning(named(name, {"sequence_number": 3})) is Meaning.EMPTY
+    assert meaning(f"data: [{name}]\n\n".encode()) is Meaning.EMPTY
+
+
+TYPED = [value for value in (*EMPTY.values(), *TOKENS.values(), *ENDS.values()) if isinstance(value, dict)]
+one_event = st.builds(
+    lambda value, end, spaces, is_named: (
+        (b"event: " + str(value["type"]).encode() + b"\n" if is_named and "type" in value else b"")
+        + b"data:%b" % spaces[0]
+        + json.dumps(value, separators=spaces[1]).encode()
+        + end
+    ),
+    st.sampled_from([*TYPED, *(choice(content=text) for text in ('"', "data: [DONE]", '"choices":[{"text":"x', "{}"))]),
+    st.sampled_from([b"\n\n", b"\n\n", b"\r\n\r\n"]),
+    st.sampled_from([(b" ", (", ", ": ")), (b" ", (",", ":")), (b"", (",", ":"))]),
+    st.booleans(),
+)
+
+
+@given(st.lists(one_event | st.sampled_from([*ASIDES.values(), b"data: [DONE]\n\n"]), min_size=1, max_size=6))
+def test_a_reader_counts_tokens_and_progress_by_the_same_meanings(events: list[bytes]) -> None:
+    """What bytes show never differs from what JSON says."""
+    reader, each = AnswerReader(streamed=True, hides_usage=False), [meaning(event) for event in events]
+    reader.take(b"".join(events))
+    assert reader.tokens == each.count(Meaning.TOKEN)
+    assert reader.idle is not (Meaning.TOKEN in each or Meaning.END in each)
+
+
+@given(st.lists(one_event | st.sampled_from([*ASIDES.values(), b"data: [DONE]\n\n"]), min_size=1, max_size=6))
+def test_an_answer_begins_with_its_first_token_or_end(events: list[bytes]) -> None:
+    each = [meaning(event) for event in events]
+    begins = next((at for at, what in enumerate(each) if what is Meaning.TOKEN or what is Meaning.END), None)
+    _, begun = Opening(lines=False).take(b"".join(events))
+    if begins is None:
+        assert begun is None
+    else:
+        assert begun is not None
+        assert begun.endswith(b"".join(events[begins:]))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_lines_are_counted_by_their_meanings_however_they_are_cut(size: int) -> None:
+    said = [{"message": {"role": "assistant", "content": text}, "done": False} for text in ("", "a", "", "b")]
+    end = {"message": {"role": "assistant", "content": ""}, "done": True, "eval_count": 2}
+    lines = b"".join(json.dumps(value).encode() + b"\n" for value in (*said, end))
+    reader = AnswerReader(streamed=True, hides_usage=False, lines=True)
+    assert b"".join(reader.take(lines[at : at + size]) for at in range(0, len(lines), size)) == lines
+    assert reader.tokens == 2
+    reader.take(json.dumps(said[0]).encode() + b"\n")
+    assert reader.idle
+    assert reader.rest() == b""
+
+
+def test_a_part_of_an_event_is_progress_only_if_it_is_large() -> None:
+    reader = AnswerReader(streamed=True, hides_usage=False)
+    reader.take(b'data: {"choices":[{"delta":{"audio":{"data":"')
+    assert reader.idle
+    reader.take(b"A" * 5000)
+    assert not reader.idle
 
 
 @pytest.mark.parametrize(
@@ -99,8 +194,9 @@ def test_content_and_an_end_are_tokens(name: str) -> None:
         ({"response": "", "done": False}, Meaning.EMPTY),
         ({"message": {"role": "assistant", "content": "a"}, "done": False}, Meaning.TOKEN),
         ({"message": {"role": "assistant", "content": "", "thinking": "a"}, "done": False}, Meaning.TOKEN),
-        ({"response": "", "done": True}, Meaning.TOKEN),
-        ({"error": "no"}, Meaning.TOKEN),
+        ({"message": {"role": "assistant", "content": "a"}, "done": True}, Meaning.TOKEN),
+        ({"response": "", "done": True}, Meaning.END),
+        ({"error": "no"}, Meaning.END),
     ],
 )
 def test_ollamas_lines_are_tokens_by_their_fields(line: dict[str, Any], expected: Meaning) -> None:
@@ -148,4 +244,5 @@ def test_comments_beside_an_event_in_several_lines_do_not_hide_that_it_is_one() 
     usage = b'data: {"choices": [], "usage":\ndata: {"prompt_tokens": 70,\ndata: "completion_tokens": 30}}\n\n'
     assert reader.take(b": one\n\n: two\n\n: three\n\n" + usage) == b": one\n\n: two\n\n: three\n\n"
     assert reader.usage() == Usage(70, 30)
-    assert reader.tokens == 1
+    assert reader.tokens == 0
+    assert not reader.idle

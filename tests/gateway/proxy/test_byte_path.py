@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, inflate
-from tests.gateway.conftest import CHAT, World, chat, request, run
+from tests.gateway.conftest import World, chat, request, run
 from tests.patience import WAIT_S
 
 
-@given(st.lists(st.sampled_from([b"data: {}", b"data:{}", b"data: \xc3\xa4"]), max_size=9), st.integers(1, 7))
+@given(st.lists(st.sampled_from([b'data: {"a":1}', b'data:{"a":1}', b"data: \xc3\xa4"]), max_size=9), st.integers(1, 7))
 def test_events_are_counted_with_and_without_a_space_and_however_they_are_cut(events: list[bytes], size: int) -> None:
     answer = AnswerReader(streamed=True, hides_usage=False)
     stream = b"".join(event + b"\n\n" for event in events)
@@ -31,13 +31,6 @@ def test_what_a_model_says_of_data_is_no_event() -> None:
     answer = AnswerReader(streamed=True, hides_usage=False)
     answer.take(b': data: x\n\ndata: {"content":"data: one\\ndata: two"}\r\n\r\n')
     assert answer.tokens == 1
-
-
-@pytest.mark.parametrize("done", [b"data: [DONE]", b"data:[DONE]"])
-def test_a_stream_that_is_done_without_a_finish_reason_did_not_end_well(done: bytes) -> None:
-    answer = AnswerReader(streamed=True, hides_usage=False)
-    answer.take(b'data: {"choices":[{"finish_reason":null}]}\n\n' + done + b"\n\n")
-    assert not answer.ended_well(CHAT)
 
 
 def unpacked(packed: bytes, bytes_max: int = 1 << 20, coding: str = "gzip") -> bytes | None:

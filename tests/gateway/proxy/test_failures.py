@@ -411,15 +411,30 @@ async def test_streams_of_an_engine_without_finish_reasons_pass_unchanged(world:
     assert world.picture().endpoints[0].state == "up"
 
 
-async def test_a_missing_finish_reason_fails_if_the_engine_gave_them_before_and_nothing_is_inserted(
-    world: World,
+CALLED = (
+    b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"t","type":"function",'
+    b'"function":{"name":"f","arguments":"{}"}}]},"finish_reason":null}]}\n\n'
+)
+COUNTED = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}\n\n'
+
+
+@pytest.mark.parametrize(
+    "events",
+    [(CALLED, COUNTED, END), (CALLED, COUNTED), (WORD, END), (WORD, b"data:[DONE]\n\n")],
+    ids=["usage and done", "usage", "done", "done without a space"],
+)
+async def test_a_stream_that_ends_with_usage_or_done_is_whole_without_a_finish_reason(
+    world: World, events: tuple[bytes, ...]
 ) -> None:
-    endpoint, _ = await world.scripted(sse(WORD, WHY, END), then=sse(WORD, END))
+    endpoint, seen = await world.scripted(sse(WORD, WHY, END), then=sse(*events))
     await world.gateway(endpoints=[endpoint])
     assert (await world.chat(stream=True)).body == WORD + WHY + END
-    assert (await world.chat(stream=True)).body == WORD + END
-    assert await world.metric("penstock_requests_total", outcome="completed") == 1
-    assert await world.metric("penstock_requests_total", outcome="failed", reason="stream_broken") == 1
+    for _ in range(6):
+        answer = await world.chat(stream=True, stream_options={"include_usage": True})
+        assert answer.body == b"".join(events)
+    assert len(seen) == 7
+    assert await world.metric("penstock_requests_total", outcome="completed") == 7
+    assert world.picture().endpoints[0].state == "up"
 
 
 @pytest.mark.parametrize("kind", ["abort", "error"])
@@ -528,13 +543,13 @@ async def test_an_engine_that_falls_silent_in_mid_answer_is_given_up(world: Worl
 async def test_an_engine_that_sends_its_head_at_once_may_think_before_its_first_token(world: World) -> None:
     """As vLLM does: from the head to the first token `first_byte` is what counts, not `between_bytes`."""
     endpoint, requests = await world.scripted(
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 18\r\n\r\n",
-        b'data: {"text":""}\n',
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 19\r\n\r\n",
+        b'data: {"text":"a"}\n',
         thinks_s=0.5,
     )
     await world.gateway(endpoints=[endpoint], timeouts={"first_byte": 5, "between_bytes": 0.1})
     answer = await world.chat(stream=True)
-    assert (answer.status, answer.body) == (200, b'data: {"text":""}\n')
+    assert (answer.status, answer.body) == (200, b'data: {"text":"a"}\n')
     assert len(requests) == 1
 
 

@@ -36,6 +36,9 @@ FINISH = event({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason"
 USAGE = event({"id": "c", "choices": [], "usage": {"prompt_tokens": 70, "completion_tokens": 30}})
 DONE = event(b"[DONE]")
 CREATED = b"event: response.created\n" + event({"type": "response.created", "response": {"id": "r"}})
+KEPT = b"event: keepalive\n" + event({"type": "keepalive", "sequence_number": 3})
+EMPTY = delta(content="")
+NO_TOKENS = ["a comment", "a role", "created", "keepalive", "an empty text"]
 
 
 async def engine(world: World, script: Any, *, slots: int = 4) -> dict[str, Any]:
@@ -79,7 +82,7 @@ async def tokens(world: World) -> float:
     return await world.metric("penstock_tokens_total", model="sim")
 
 
-@pytest.mark.parametrize("first", [b": ping\n\n", ROLE, CREATED], ids=["a comment", "a role", "created"])
+@pytest.mark.parametrize("first", [b": ping\n\n", ROLE, CREATED, KEPT, EMPTY], ids=NO_TOKENS)
 @pytest.mark.virtual_time
 async def test_an_engine_that_never_sends_a_token_is_given_up_in_the_time_for_the_first(
     world: World, first: bytes
@@ -103,13 +106,18 @@ async def test_an_engine_that_never_sends_a_token_is_given_up_in_the_time_for_th
         assert (answer.status, answer.error()["code"]) == (504, "upstream_timeout")
 
 
+@pytest.mark.parametrize("between", [b": ping\n\n", ROLE, CREATED, KEPT, EMPTY], ids=NO_TOKENS)
+@pytest.mark.parametrize("size", [1000, 20], ids=["whole", "in pieces"])
 @pytest.mark.virtual_time
-async def test_comments_after_a_token_do_not_keep_a_silent_engine_alive(world: World) -> None:
+async def test_events_without_a_token_do_not_keep_a_silent_engine_alive(
+    world: World, between: bytes, size: int
+) -> None:
     async def script(peer: Peer, data: bytes) -> bool:
         await peer.send(EVENTS + chunk(TEXT))
         for _ in range(100):
-            await peer.send(chunk(b": ping\n\n"))
-            await asyncio.sleep(0.5)
+            for at in range(0, len(between), size):
+                await peer.send(chunk(between[at : at + size]))
+                await asyncio.sleep(0.25)
         return False
 
     await world.gateway(endpoints=[await engine(world, script)], timeouts={"between_bytes": "3s"})
@@ -154,7 +162,7 @@ async def test_a_comment_reaches_the_client_before_there_is_a_token(world: World
 
 
 @pytest.mark.virtual_time
-@pytest.mark.parametrize("first", [b": ping\n\n", ROLE], ids=["a comment", "a role"])
+@pytest.mark.parametrize("first", [b": ping\n\n", ROLE, CREATED + KEPT], ids=["a comment", "a role", "keepalive"])
 async def test_the_time_to_the_first_token_ends_with_a_token(world: World, first: bytes) -> None:
     async def script(peer: Peer, data: bytes) -> None:
         await peer.send(EVENTS + chunk(first))
@@ -164,6 +172,32 @@ async def test_the_time_to_the_first_token_ends_with_a_token(world: World, first
     await world.gateway(endpoints=[await engine(world, script)])
     assert (await world.chat(stream=True)).status == 200
     assert await world.metric("penstock_ttft_seconds_sum", model="sim") >= 2
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "made"),
+    [
+        (CHAT, [*[ROLE] * 40, TEXT, *[EMPTY] * 40, TEXT, FINISH, DONE], 2),
+        (CHAT, [event({"choices": [{"index": 0, "delta": {"tool_calls": [{"function": {"name": "f"}}]}}]}), DONE], 1),
+        (
+            "/v1/responses",
+            [CREATED, *[KEPT] * 40, event({"type": "response.output_text.delta", "delta": "a"}), KEPT],
+            1,
+        ),
+        ("/v1/messages", [b": hi\n\n", event({"type": "content_block_delta", "delta": {"thinking": "a"}})], 1),
+        (
+            "/generate_stream",
+            [event({"token": {"id": 5, "text": "a"}, "generated_text": said}) for said in (None, None, "aaa")],
+            3,
+        ),
+    ],
+    ids=["chat", "a tool", "responses", "messages", "TGI"],
+)
+async def test_accounts_count_tokens_and_nothing_else(world: World, path: str, events: list[bytes], made: int) -> None:
+    await world.gateway(endpoints=[await sends(world, *events)])
+    body = {"model": "sim", "messages": [], "input": "x", "inputs": "x", "stream": True, "max_tokens": 9}
+    assert (await world.ask(path=path, body=body)).status == 200
+    assert await tokens(world) == made
 
 
 STREAM = TEXT + FINISH + USAGE + DONE

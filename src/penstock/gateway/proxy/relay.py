@@ -381,12 +381,8 @@ class Relay:
             self.failed(Failure.BROKEN, "a stream that stops inside an event")
             return
         path = self.exchange.target_path
-        assert self._target is not None
         rest = self._answer.rest()
-        finishes = self._target.finishes
-        if path not in finishes and self._answer.gives_finish_reason(path):
-            finishes.add(path)
-        well = self._answer.ended_well(path, finishes=path in finishes)
+        well = self._answer.ended_well(path)
         if not well and self._ends_silently(path) and self._may_insert():
             self.exchange.write(self._broken_event(api_of(path), Reason.STREAM_BROKEN))
         self.exchange.write(rest)

@@ -28,7 +28,6 @@ class Target:
         "created_s",
         "disowned",
         "engine",
-        "finishes",
         "heard_load",
         "meeting_place",
         "moved",
@@ -54,7 +53,6 @@ class Target:
         self.changed: Callable[[], None] | None = None  # its kind, models or health changed
         self.engine = OPENAI  # until it is known
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
-        self.finishes: set[str] = set()  # paths on which its streams ended with a finish reason
         self.served: set[str] = set()  # paths on which it gave a good answer
         self.takes: frozenset[str] = frozenset()  # fields of ours in requests that it answered well
         self.refuses: frozenset[str] = frozenset()  # fields of ours that it refused
@@ -81,7 +79,6 @@ class Target:
 
     def forget(self) -> None:
         """Forget the evidence of its answers: another engine may be there."""
-        self.finishes.clear()
         self.served.clear()
         self.takes = self.refuses = frozenset()
 

@@ -1,8 +1,9 @@
 """One answer as it passes: its tokens, usage and end.
 
-Nothing is parsed per chunk. Events are counted as they pass (an event is about a token), the last few kilobytes are
-kept, and at the end the usage is read from them. Usage that Penstock itself asked for (`accounting.usage: auto`) comes
-as one extra event, which is taken out again: its client did not ask.
+Nothing is parsed per chunk, as long as bytes show what its events mean (`events.py`). Events with a token are counted
+as they pass (each is about one token), the last few kilobytes are kept, and at the end the usage is read from them.
+Usage that Penstock itself asked for (`accounting.usage: auto`) comes as one extra event, which is taken out again: its
+client did not ask.
 """
 
 from __future__ import annotations
@@ -11,21 +12,24 @@ import re
 
 from penstock.core.values.request import Usage
 from penstock.gateway.openai.answers.events import (
-    ASIDE_BYTES_MIN,
-    ASIDE_STARTS,
     DATA,
-    begins_aside,
+    ENDED,
+    LINE_SAID,
+    SAID,
+    SAID_BY_NAME,
+    Meaning,
     fields,
     in_one_line,
     last_end,
-    only_asides,
+    meaning_of,
+    meaning_of_line,
+    only_usage,
     split,
 )
 from penstock.gateway.openai.answers.stream_end import (
     TAIL_BYTES,
     cut_off,
     ended_well,
-    gives_finish_reason,
     line_tells_error,
     lines_ended_well,
     tells_abort,
@@ -35,6 +39,7 @@ from penstock.gateway.openai.answers.usage import estimated_tokens, read_usage
 
 HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, the only event with the prompt's tokens
 HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
+GROWING_BYTES_MIN = 4096  # a longer event (a picture, a sound) makes progress before it is whole
 TAIL_BYTES_MAX = 2 * TAIL_BYTES
 _DONES = (
     b"data: [DONE]\n\n",
@@ -46,8 +51,7 @@ _DONES = (
 )
 _USAGE_NAME = b'"usage"'
 _NO_USAGE = (b'"usage":null', b'"usage": null')
-_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
-_WITH_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\{')
 
 
 class AnswerReader:
@@ -82,8 +86,8 @@ class AnswerReader:
         self._tail = bytearray(b"\n\n" if streamed else b"")
         self._usage: Usage | None = None  # read before the rest of the tail
         self._size = 0  # of an answer that is no stream
-        self.tokens = 0  #: events passed, about as many as tokens
-        self.idle = False  #: the last bytes were comments and pings
+        self.tokens = 0  #: events with a token that passed
+        self.idle = False  #: the last bytes had no token and no end
 
     def take(self, data: bytes) -> bytes:
         """Look at the next bytes of the answer. Returns those to pass on."""
@@ -93,18 +97,15 @@ class AnswerReader:
             data = self._whole_events(data)
             if not data:
                 return data
-        events = data.count(DATA)
-        if data.startswith(b"data:"):
-            events += 1
-            self.idle = len(data) < ASIDE_BYTES_MIN and only_asides(data)
-            several = events > 1 and data.count(b"\n\ndata:") + 1 < events
-        else:
-            self.idle = data.startswith(ASIDE_STARTS) and only_asides(data)
-            several = events > 1 and data.count(b"\nevent:") + 1 < events
-        if several or self._apart:
-            return self._each(data)
-        if not self.idle:
-            self.tokens += events
+        named = data.startswith(b"event:")
+        events = data.count(DATA) + data.startswith(b"data:")
+        said = len((SAID_BY_NAME if named else SAID).findall(data))
+        if said < events or not said or self._apart:
+            told = said + len(ENDED.findall(data))
+            if told < events or not told or self._apart:
+                return self._each(data, whole=last_end(data) == len(data))
+        self.idle = False
+        self.tokens += said
         if len(self.head) < HEAD_BYTES:
             self.head += data[: HEAD_BYTES - len(self.head)]
         seen = self._tail
@@ -115,9 +116,9 @@ class AnswerReader:
             self._hides_usage
             and (at := data.rfind(_USAGE_NAME)) >= 0  # of several events the last has it
             and not data.startswith(_NO_USAGE, at)
-            and _NO_CHOICES.search(data) is not None
+            and len(_CHOICES.findall(data)) < events
         ):
-            data = self._without_usage(data)
+            data = b"".join([event for event in split(data)[0] if not only_usage(fields(event)[1] or b"")])
         return self._before_done(data) if self._done or data.endswith(b"]\n\n") else data
 
     def _take_other(self, data: bytes) -> bytes:
@@ -125,33 +126,45 @@ class AnswerReader:
             self.head += data[: HEAD_BYTES - len(self.head)]
         self._tail += data
         if self._lines:
-            self.tokens += data.count(b"\n")
+            self._count_lines(data)
         else:
             self._size += len(data)
         if len(self._tail) > TAIL_BYTES_MAX:
             self._trim()
         return data
 
+    def _count_lines(self, data: bytes) -> None:
+        """Count the tokens of the lines that are whole by now. They pass as they come."""
+        data = self._held + data
+        end = data.rfind(b"\n") + 1
+        self._held = data[end:]
+        self.idle = len(self._held) < GROWING_BYTES_MIN
+        if len(self._held) > HELD_BYTES_MAX:
+            self._held = b""
+        lines, said = data.count(b"\n", 0, end), len(LINE_SAID.findall(data, 0, end))
+        if said < lines:
+            meanings = [meaning_of_line(line) for line in data[:end].splitlines()]
+            said = meanings.count(Meaning.TOKEN)
+            self.idle = self.idle and Meaning.END not in meanings
+        self.tokens += said
+        self.idle = self.idle and not said
+
     def rest(self) -> bytes:
         """Returns the bytes still held at the end of the stream."""
         held, self._held = self._held, b""
         done, self._done = self._done, b""
-        return done + (self._each(held, whole=False) if held else b"")
+        return done + (self._each(held, whole=False) if held and self._events else b"")
 
     @property
     def tail(self) -> bytes:
         """The last bytes of the answer."""
         return bytes(self._tail[-TAIL_BYTES:])
 
-    def ended_well(self, path: str, *, finishes: bool = True) -> bool:
-        """True if the answer, now that it is whole, is one and not a failure. `finishes`: its engine gives reasons."""
+    def ended_well(self, path: str) -> bool:
+        """True if the answer, now that it is whole, is one and not a failure."""
         if self._lines:
             return lines_ended_well(self.tail)
-        return not self._streamed or ended_well(path, self.tail, finishes=finishes)
-
-    def gives_finish_reason(self, path: str) -> bool:
-        """True if the answer is a stream with a finish reason."""
-        return self._streamed and gives_finish_reason(path, self.tail)
+        return not self._streamed or ended_well(path, self.tail)
 
     def tells_abort(self) -> bool:
         """True if the engine reported that it cut the answer short."""
@@ -198,11 +211,11 @@ class AnswerReader:
             self._held = b""
             return data
         data, self._held = data[:end], data[end:]
-        self.idle = begins_aside(self._held)
+        self.idle = len(self._held) < GROWING_BYTES_MIN
         return data
 
-    def _each(self, data: bytes, *, whole: bool = True) -> bytes:
-        """Parse events that are not one line of data each. Returns those to pass."""
+    def _each(self, data: bytes, *, whole: bool) -> bytes:
+        """Look at each event by itself. Returns those to pass. `whole`: the last one has its end."""
         events, rest = split(data)
         if rest:
             events.append(rest)
@@ -211,11 +224,13 @@ class AnswerReader:
         for event in events:
             name, text = fields(event)
             if text is not None:
-                if name != b"ping":
+                what = meaning_of(name, text)
+                if what is Meaning.TOKEN:
                     self.tokens += 1
+                if what is Meaning.TOKEN or what is Meaning.END:
                     self.idle = False
                 seen += in_one_line(name, text)
-                if self._hides_usage and _NO_CHOICES.search(text) and _WITH_USAGE.search(text):
+                if self._hides_usage and only_usage(text):
                     continue
             kept.append(event)
         if len(self.head) < HEAD_BYTES:
@@ -233,7 +248,3 @@ class AnswerReader:
             at = data.rfind(b"data:")
             data, self._done = data[:at], data[at:]
         return data
-
-    def _without_usage(self, data: bytes) -> bytes:
-        kept = [event for event in split(data)[0] if not (_NO_CHOICES.search(event) and _WITH_USAGE.search(event))]
-        return b"".join(kept)

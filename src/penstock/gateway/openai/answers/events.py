@@ -1,32 +1,53 @@
-"""Classifies events of a stream: token, empty, or keep-alive.
+"""Classifies events of a stream: what is a token, and what is sent beside tokens?
 
 Engines send much before, and between, tokens: SSE comments, pings, chunks with a role and no text, the announcement of
-an answer. Time-outs, retries and the time to the first token go by tokens, so each event has one of three meanings:
+an answer. Time-outs, retries, the time to the first token and accounts go by tokens, so each event has one of four
+meanings:
 
 - ASIDE: a comment or a ping. It is no part of the answer, so it may pass at any time.
-- EMPTY: it belongs to the answer and has no token yet. It carries the answer's id, so it can't pass before a retry.
-- TOKEN: content (text, reasoning, a tool call, audio), the end of the answer, or an error.
+- EMPTY: it belongs to the answer and has no token. It carries the answer's id, so it can't pass before a retry.
+- TOKEN: content: text, reasoning, a tool call, audio.
+- END: progress without a token: a finish reason, usage, `[DONE]`, the end of a part, an error.
 
 An event in an unknown form counts as a token. The table is in docs/behaviour.md.
+
+Nearly all events are the same few shapes of text, which `SAID`, `SAID_BY_NAME` and `ENDED` find in bytes; only the
+others are parsed as JSON. What they find, `meaning` finds, too. A model's text can't look like them, because inside of
+JSON its quotes are escaped.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum
+from typing import Final
 
 import msgspec
 
 DATA = b"\ndata:"  # a space may follow
-ASIDE_BYTES_MIN = 40  # a ping in one line is shorter: `data: {"type": "ping"}`
-ASIDE_STARTS = (b":", b"event: ping", b"event:ping", b"id:", b"retry:", b"\n")
 _END = re.compile(rb"\n\r?\n|\r\r")  # an event ends with an empty line; lines end with LF, CRLF or CR
 _START = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?::|data|event|id|retry)")
 _START_BYTES = 10  # enough to classify
-_ASIDES = re.compile(
-    rb'(?:(?::[^\n]*|event: ?ping\n(?:data:[^\n]*\n)?|data: ?\{ ?"type": ?"ping" ?\}|(?:id|retry):[^\n]*|)\n)+'
+_CHOICE = rb'"choices": ?\[\{[^{}\[\]]*'
+#: At most one in an event, which is a token: a text of a chat or a completion,
+SAID: Final = re.compile(
+    _CHOICE + rb'(?:"delta": ?\{[^{}\[\]]*"(?:content|reasoning_content|reasoning)"|"text"): ?"[^"]'
 )
-_PING = b"event: ping"
+#: or of a response or a message, whose events have names.
+SAID_BY_NAME: Final = re.compile(
+    rb'event: ?(?:response\.[a-z_.]+\.delta\n[^\n]*"delta"|content_block_delta\n[^\n]*"(?:text|thinking|partial_json)")'
+    rb': ?"[^"]'
+)
+#: At most one in an event, which is the end of an answer, its usage or `[DONE]`.
+ENDED: Final = re.compile(
+    _CHOICE
+    + rb'"delta": ?\{(?:"content": ?"")?\}[^{}\[\]]*"finish_reason": ?"[^{}\[\]]*\}\]|'
+    + rb'"choices": ?\[\], ?"usage": ?\{|^data: ?\[DONE\]',
+    re.MULTILINE,
+)
+#: At most one in a line of JSON, whose text is a token.
+LINE_SAID: Final = re.compile(rb'"(?:message": ?\{"role": ?"assistant", ?"content|response)": ?"[^"]')
+_KEEP_ALIVE = re.compile(r"(?:.*\.)?(?:ping|heart[-_ ]?beat|keep[-_ ]?alive)", re.IGNORECASE)
 #: Fields of a part beside its content.
 _LABELS = frozenset(
     {
@@ -40,6 +61,14 @@ _LABELS = frozenset(
     }
 )
 _ANNOUNCEMENTS = frozenset({"message_start", "response.created", "response.queued", "response.in_progress"})
+#: Events without content of their own: what ends was sent before.
+_ENDS = frozenset(
+    {
+        *("content_block_stop", "message_delta", "message_stop", "error"),
+        *("response.completed", "response.incomplete", "response.failed", "response.cancelled"),
+    }
+)
+_REASONS = frozenset({"finish_reason", "stop_reason", "matched_stop"})  # why a choice ends
 #: These announce a part of an answer, which may hold content already: the name of a tool.
 _BEGINNINGS = {
     "content_block_start": "content_block",
@@ -59,6 +88,7 @@ class Meaning(Enum):
     ASIDE = "aside"
     EMPTY = "empty"
     TOKEN = "token"  # noqa: S105
+    END = "end"
 
 
 def split(data: bytes, since: int = 0) -> tuple[list[bytes], bytes]:
@@ -105,14 +135,22 @@ def in_one_line(name: bytes, data: bytes) -> bytes:
 def meaning(event: bytes) -> Meaning:
     """Returns the class of a complete event."""
     name, data = fields(event)
-    if data is None or name == b"ping":
+    return Meaning.ASIDE if data is None else meaning_of(name, data)
+
+
+def meaning_of(name: bytes, data: bytes) -> Meaning:
+    """Returns the class of an event by its `fields`."""
+    if not data or name == b"ping":
         return Meaning.ASIDE
-    value = _object(data)
-    if value is None:
-        return Meaning.TOKEN
-    if value.get("type") == "ping":
-        return Meaning.ASIDE
-    return Meaning.EMPTY if not value.get("error") and _is_empty(value) else Meaning.TOKEN
+    if data == b"[DONE]":
+        return Meaning.END
+    try:
+        value = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Meaning.EMPTY if _KEEP_ALIVE.fullmatch(data.decode("latin-1").strip('[]"')) else Meaning.TOKEN
+    if isinstance(value, dict):
+        return _meaning_of_object(name, value)
+    return Meaning.EMPTY if _is_blank(value) else Meaning.TOKEN
 
 
 def meaning_of_line(line: bytes) -> Meaning:
@@ -120,20 +158,20 @@ def meaning_of_line(line: bytes) -> Meaning:
     if not line.strip():
         return Meaning.EMPTY
     value = _object(line)
-    if value is None or value.get("error") or value.get("done") is not False:
+    if value is None:
         return Meaning.TOKEN
-    said = (value.get("response"), value.get("message"), value.get("thinking"), value.get("tool_calls"))
-    return Meaning.EMPTY if _is_blank(list(said)) else Meaning.TOKEN
+    said = [value.get("response"), value.get("message"), value.get("thinking"), value.get("tool_calls")]
+    if value.get("error"):
+        return Meaning.END
+    return _made(said, ended=value.get("done") is not False)
 
 
-def only_asides(data: bytes) -> bool:
-    """True if there are only comments and pings in complete events with LF line ends."""
-    return _ASIDES.fullmatch(data) is not None
-
-
-def begins_aside(data: bytes) -> bool:
-    """True if an event that has no end yet is none but a comment or a ping, as far as it goes."""
-    return data[:1] == b":" or _PING.startswith(data[: len(_PING)])
+def only_usage(data: bytes) -> bool:
+    """True if an event is only there to report usage."""
+    value = _object(data)
+    return (
+        value is not None and isinstance(value.get("usage"), dict) and not (value.get("choices") or value.get("error"))
+    )
 
 
 def _after(data: bytes, end: bytes) -> int:
@@ -149,30 +187,69 @@ def _object(data: bytes) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
-def _is_empty(value: dict[str, object]) -> bool:
-    kind = value.get("type")
-    if isinstance(kind, str):
-        if kind in _ANNOUNCEMENTS:
-            return True
-        if kind in _BEGINNINGS:
-            part = value.get(_BEGINNINGS[kind])
-            if not isinstance(part, dict):
-                return False
-            if kind == "response.output_item.added":
-                return part.get("type") in _TEXTS and _is_blank([part.get("content"), part.get("summary")])
-            return (kind != "content_block_start" or part.get("type") in _TEXTS) and _is_blank(part)
-        if kind.endswith(".delta"):
-            return "delta" in value and _is_blank(value["delta"])
+def _meaning_of_object(name: bytes, value: dict[str, object]) -> Meaning:
+    if value.get("error") or value.get("object") == "error":
+        return Meaning.END
+    for kind in (value.get("type"), name.decode("latin-1"), value.get("object"), value.get("event")):
+        if isinstance(kind, str) and (known := _meaning_of_kind(kind, value)) is not None:
+            return known
     choices = value.get("choices")
-    if isinstance(choices, list):
-        return _is_blank(choices) if choices else not value.get("usage")
+    if isinstance(choices, list) and choices:
+        return _meaning_of_choices(choices)
+    if value.get("usage"):
+        return Meaning.END
+    if "choices" in value:
+        return Meaning.EMPTY
     if "stop" in value and "content" in value:  # llama.cpp's own
-        return not value["stop"] and _is_blank([value["content"], value.get("tokens")])
+        return _made([value["content"], value.get("tokens")], ended=bool(value["stop"]))
     meta = value.get("meta_info")
     if isinstance(meta, dict):  # SGLang's own
-        said = (value.get("text"), value.get("output_ids"), meta.get("finish_reason"), meta.get("completion_tokens"))
-        return _is_blank(list(said))
-    return False
+        said = [value.get("text"), value.get("output_ids"), meta.get("completion_tokens")]
+        return _made(said, ended=bool(meta.get("finish_reason")))
+    return Meaning.EMPTY if _is_blank(value) else Meaning.TOKEN
+
+
+def _meaning_of_kind(kind: str, value: dict[str, object]) -> Meaning | None:
+    """Returns the class of an event that tells its kind; None: the kind is unknown."""
+    if kind == "ping":
+        return Meaning.ASIDE
+    if kind in _ANNOUNCEMENTS or _KEEP_ALIVE.fullmatch(kind):  # one that keeps alive has its number in the answer
+        return Meaning.EMPTY
+    if kind in _ENDS or kind.endswith(".done"):
+        return Meaning.END
+    if kind in _BEGINNINGS:
+        part = value.get(_BEGINNINGS[kind])
+        if not isinstance(part, dict):
+            return Meaning.TOKEN
+        if kind == "response.output_item.added":
+            empty = part.get("type") in _TEXTS and _is_blank([part.get("content"), part.get("summary")])
+        else:
+            empty = (kind != "content_block_start" or part.get("type") in _TEXTS) and _is_blank(part)
+        return Meaning.EMPTY if empty else Meaning.TOKEN
+    if kind.endswith(".delta"):
+        return Meaning.EMPTY if "delta" in value and _is_blank(value["delta"]) else Meaning.TOKEN
+    return None
+
+
+def _meaning_of_choices(choices: list[object]) -> Meaning:
+    ended = False
+    for choice in choices:
+        if not isinstance(choice, dict):
+            if choice:
+                return Meaning.TOKEN
+            continue
+        for name, inner in choice.items():
+            if name in _REASONS:
+                ended = ended or bool(inner)
+            elif name not in _LABELS and not _is_blank(inner):
+                return Meaning.TOKEN
+    return Meaning.END if ended else Meaning.EMPTY
+
+
+def _made(said: list[object], *, ended: bool) -> Meaning:
+    if not _is_blank(said):
+        return Meaning.TOKEN
+    return Meaning.END if ended else Meaning.EMPTY
 
 
 def _is_blank(value: object) -> bool:

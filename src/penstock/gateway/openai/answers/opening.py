@@ -1,4 +1,4 @@
-"""The beginning of a stream, up to its first token: which of it may pass, and which is held back?
+"""The beginning of a stream, up to its first token or its end: which of it may pass, and which is held back?
 
 As long as there is no token the client has nothing of an answer, so a failure is retried at another endpoint. Comments
 and pings pass at once, so that the client's read time-out begins again. Events of the answer without a token (a role,
@@ -7,14 +7,14 @@ and pings pass at once, so that the client's read time-out begins again. Events 
 
 from __future__ import annotations
 
-from penstock.gateway.openai.answers.events import Meaning, may_be_events, meaning, meaning_of_line, split
+from penstock.gateway.openai.answers.events import SAID, Meaning, may_be_events, meaning, meaning_of_line, split
 from penstock.gateway.openai.answers.stream_end import line_tells_error, stillborn
 
 HELD_BYTES_MAX = 256 * 1024  # before the first token `/v1/responses` repeats its instructions and tools, twice
 
 
 class Opening:
-    """Takes a stream apart until its first token."""
+    """Takes a stream apart until its first token or its end."""
 
     __slots__ = ("_held", "_lines", "_partial", "stillborn")
 
@@ -29,13 +29,15 @@ class Opening:
 
         Returns the bytes that may pass at once, and the beginning of the answer, None before its first token.
         """
+        if not self._partial and SAID.search(data, 0, max(data.find(b"\n\n"), 0)) is not None:
+            return b"", self._held + data
         since = max(len(self._partial) - 3, 0)
         data = self._partial + data
         events, rest = _lines(data) if self._lines else split(data, since)
         asides, at = b"", 0
         for event in events:
             what = meaning_of_line(event) if self._lines else meaning(event)
-            if what is Meaning.TOKEN:
+            if what is Meaning.TOKEN or what is Meaning.END:
                 self.stillborn = line_tells_error(event) if self._lines else stillborn(event, first=not self._held)
                 return asides, self._held + data[at:]
             if what is Meaning.ASIDE:
@@ -52,9 +54,10 @@ class Opening:
     def end(self) -> bytes | None:
         """Returns the answer of an ended stream, if any."""
         rest = self._partial
-        if rest and (meaning_of_line(rest) if self._lines else meaning(rest)) is Meaning.TOKEN:
-            return self._held + rest
-        return None
+        if not rest:
+            return None
+        what = meaning_of_line(rest) if self._lines else meaning(rest)
+        return self._held + rest if what is Meaning.TOKEN or what is Meaning.END else None
 
 
 def _lines(data: bytes) -> tuple[list[bytes], bytes]:

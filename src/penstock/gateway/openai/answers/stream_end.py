@@ -4,8 +4,8 @@
 Only the stream's tail is kept and parsed, once, at the end. The patterns are safe against a model's text: inside of
 JSON its quotes and line breaks are escaped.
 
-A `[DONE]` without any finish reason is a failure if the engine is known to send one; some engines never do
-(docs/decisions/0040).
+A stream without a finish reason is whole if it ends as HTTP goes: some engines give none with tool calls, others never
+(docs/decisions/0111).
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ _ERROR = re.compile(
     re.MULTILINE,
 )
 _ABORTED = re.compile(rb'"finish_reason": ?"abort"')
-_FINISHED = re.compile(rb'"finish_reason": ?"')
-_DONES = (b"data: [DONE]", b"data:[DONE]")
 # 408 and 429 are the engine's: another one may answer.
 _OF_CALLER = re.compile(
     rb'"(?:code|status|status_code)"\s*:\s*"?4(?!08|29)\d\d\b|"error_type"\s*:\s*"validation"'
@@ -94,11 +92,6 @@ def tells_error(tail: bytes | bytearray) -> bool:
     return (b"error" in tail or b"failed" in tail) and _ERROR.search(tail) is not None
 
 
-def gives_finish_reason(path: str, tail: bytes) -> bool:
-    """True if the stream has a finish reason, on a path with finish reasons."""
-    return path in _WITH_FINISH_REASON and _FINISHED.search(tail) is not None
-
-
 def cut_off(tail: bytes) -> bool:
     """True if the last event has no end. It is the only sign for an answer that ends with its connection."""
     line = tail[tail.rfind(b"\n") + 1 :]
@@ -110,19 +103,10 @@ def tells_abort(tail: bytes) -> bool:
     return _ABORTED.search(tail) is not None
 
 
-def ended_well(path: str, tail: bytes, *, finishes: bool = True) -> bool:
-    """True if a stream of server-sent events, whole as HTTP goes, is an answer and not a failure.
-
-    `finishes`: its engine is known to give finish reasons on that path.
-    """
+def ended_well(path: str, tail: bytes) -> bool:
+    """True if a stream of server-sent events, whole as HTTP goes, is an answer and not a failure."""
     if tells_error(tail) or tells_abort(tail):
         return False
     if path == "/generate_stream":  # TGI: its last event holds the whole text, which may be longer than the tail
         return b'"generated_text":null' not in tail[tail.rfind(b"\ndata:") + 1 :].replace(b": ", b":")
-    if not finishes or path not in _WITH_FINISH_REASON:
-        return True
-    return not _tells_done(tail) or _FINISHED.search(tail) is not None
-
-
-def _tells_done(tail: bytes) -> bool:
-    return tail.startswith(_DONES) or b"\ndata: [DONE]" in tail or b"\ndata:[DONE]" in tail
+    return True
