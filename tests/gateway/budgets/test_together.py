@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.values.settings import Limits
@@ -190,6 +191,17 @@ async def test_while_the_store_is_away_each_has_the_part_that_it_used(server: va
         await each.together.tell()
         assert not each.together.apart
     assert one.asks(1) == 0, "what was used apart is charged"
+
+
+async def test_bytes_that_are_no_text_are_a_trouble_and_no_traceback(server: valkey.Server) -> None:
+    [one] = await clusters(server, 1)
+    with redis.Redis.from_url(server.url) as client:
+        client.hset("test:budgets", f"{TENANT} 60", b"\xff 1")
+    await one.together.tell()
+    assert one.together.trouble is not None
+    server.say("DEL", "test:budgets")
+    await one.together.tell()
+    assert one.together.trouble is None
 
 
 async def test_a_tenant_that_was_idle_while_apart_has_its_whole_budget_again(server: valkey.Server) -> None:

@@ -250,6 +250,7 @@ async def test_without_rights_it_names_those_needed(api: LeaseApi, verb: str) ->
         ((200, b'{"spec": {"leaseTransitions": "many"}}'), "it can't be read: Expected `int | null`, got `str`"),
         ((200, b'{"spec": [1]}'), "it can't be read: Expected `object`, got `array`"),
         ((200, b"[]"), "the API server answers 200 (what came is no JSON)"),
+        ((200, b'{"spec": {"holderIdentity": "\xff"}}'), "the API server answers 200 (what came is no JSON)"),
         ((200, b'{"a": "' + b"x" * (300 << 10) + b'"}'), "does not answer: a body of more than 262144 bytes"),
     ],
 )
@@ -304,6 +305,24 @@ async def test_a_valkey_that_wants_a_password(valkey_server: valkey.Server) -> N
     assert said.startswith("penstock:decider in Valkey: it wants a password: write valkey://:${PASSWORD}@host:6379 (")
     assert wrong.startswith("penstock:decider in Valkey: it does not take this user and password (")
     assert "open-sesame" not in said + wrong
+
+
+@pytest.mark.parametrize("field", ["version", "id", "address", "epoch"])
+async def test_a_valkey_whose_hash_holds_no_text(
+    valkey_server: valkey.Server, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was a traceback twice a second."""
+    valkey_server.say("FLUSHALL")
+    with redis.Redis.from_url(valkey_server.url) as client:
+        client.hset("penstock:decider", field, b"\xff\xfe")
+    settings = {"valkey": {"url": valkey_server.url}}
+    assert "another program writes to this key, bytes that are no text: give another `key`" in await words(settings)
+    assert not any(record.exc_info for record in caplog.records)
+    async with store_of(settings) as store:
+        with pytest.raises(ElectionError):
+            await store.read()
+        valkey_server.say("DEL", "penstock:decider")
+        assert await store.read() == Record(), "the same connection goes on"
 
 
 async def test_a_valkey_that_only_reads(valkey_server: valkey.Server) -> None:

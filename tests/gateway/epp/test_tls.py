@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,8 @@ from penstock.config.load import ConfigError
 from tests.gateway.conftest import World
 from tests.gateway.endpoints.test_endpoint_tls import certificate
 from tests.gateway.epp.test_messages import Pool, places, whole
+from tests.gateway.test_shutdown import penstock
+from tests.patience import WAIT_S
 from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made by openssl")
@@ -118,3 +121,26 @@ async def test_a_missing_or_wrong_key_is_an_error_of_the_settings_at_the_start(w
         await world.gateway(tls=files(tmp_path), **given)
     with pytest.raises(ConfigError, match=r"tls\.key: is missing, but `tls.cert` is given"):
         await world.gateway(tls={"cert": files(tmp_path)["cert"]}, **given)
+
+
+async def test_strangers_write_nothing_past_the_log(tmp_path: Path) -> None:
+    """gRPC's core wrote a line to standard error for each handshake that failed."""
+    renew(tmp_path)
+    port, its = free_port(), files(tmp_path)
+    listen = ("--endpoint", "http://127.0.0.1:9", "--listen", "127.0.0.1:0")
+    process = await penstock(
+        *("epp", *listen),
+        PENSTOCK__EPP__LISTEN=f"127.0.0.1:{port}",
+        PENSTOCK__TLS__CERT=its["cert"],
+        PENSTOCK__TLS__KEY=its["key"],
+    )
+    await process.line(b"listening on")
+    for _ in range(40):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(WAIT_S):
+            await reader.read()
+        writer.close()
+    process.signal()
+    assert await process.left() == 0
+    assert b"andshake" not in process.log

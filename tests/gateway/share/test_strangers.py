@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import secrets
 from collections.abc import AsyncIterator
 
@@ -129,6 +130,16 @@ async def test_a_stranger_is_closed_with_a_line(
     await closed(reader)
     assert [words in record.message for record in caplog.records] == [True]
     writer.close()
+
+
+async def test_a_crowd_of_strangers_fills_no_log(port: GroupListener, log: io.StringIO) -> None:
+    """They wrote 5 GB a day."""
+    for at in range(100):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port.port)
+        writer.write((b"GET / HTTP/1.1\r\nhost: %d\r\n\r\n" % at).ljust(128, b"x"))
+        await closed(reader)
+        writer.close()
+    assert log.getvalue().count("was closed: ") <= 30
 
 
 async def test_a_crowd_of_strangers_keeps_no_gateway_out(port: GroupListener, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -88,6 +90,54 @@ async def test_names_from_outside_stay_on_their_line(world: World, log: io.Strin
             json.loads(line)
         else:
             assert line[:2] == "20", line[:80]
+
+
+def record(message: str, *args: object, at_s: float, level: int = logging.WARNING, line: int = 1) -> logging.LogRecord:
+    made = logging.LogRecord("penstock.x", level, "x.py", line, message, args, None)
+    made.created = at_s
+    return made
+
+
+def shown(limit: logs.Limit, records: Iterable[logging.LogRecord]) -> list[str]:
+    return [one.getMessage() for one in records if limit.filter(one)]
+
+
+def test_a_statement_writes_a_burst_and_then_six_lines_a_minute_that_count_the_rest() -> None:
+    limit = logs.Limit()
+    lines = shown(limit, (record("a stranger came from %s", at / 100, at_s=at / 100) for at in range(6_000)))
+    assert len(lines) == 20 + 5
+    assert lines[19] == "a stranger came from 0.19"
+    assert re.search(r" \((979|980|981) lines like this were left out\)$", lines[20])
+    [much_later] = shown(limit, [record("a stranger came from %s", "x", at_s=1_000.0)])
+    assert much_later.startswith("a stranger came from x (")
+
+
+def test_other_statements_and_notes_are_not_held_back_by_a_flood() -> None:
+    limit = logs.Limit()
+    shown(limit, (record("a stranger came from %s", at, at_s=0.0) for at in range(1_000)))
+    assert shown(limit, [record("the store is down: %s", "x", at_s=0.0)]) == ["the store is down: x"]
+    notes = (record("endpoint %s added", at, at_s=0.0, level=logging.INFO) for at in range(900))
+    assert len(shown(limit, notes)) == 900, "a large pool comes at once"
+
+
+def test_messages_that_hold_names_are_told_apart_by_their_statement() -> None:
+    """As asyncio writes them: text made before it is logged, of objects with addresses."""
+    limit = logs.Limit()
+    assert len(shown(limit, (record(f"Exception in <at {at}>", at_s=0.0, line=7) for at in range(5_000)))) == 20
+    assert len(shown(limit, [record("Exception in <at 1>", at_s=0.0, line=8)])) == 1
+
+
+def test_the_table_of_statements_is_bounded() -> None:
+    limit = logs.Limit()
+    for line in range(5_000):
+        limit.filter(record("x", at_s=0.0, line=line))
+    assert len(limit._buckets) <= 1_000
+
+
+async def test_tracebacks_are_limited_too(log: io.StringIO) -> None:
+    for _ in range(100):
+        asyncio.get_running_loop().call_exception_handler({"message": "x", "exception": ValueError("y")})
+    assert log.getvalue().count("ValueError: y") <= 21
 
 
 async def test_no_secret_is_in_any_log_page_or_metric(world: World, log: io.StringIO) -> None:

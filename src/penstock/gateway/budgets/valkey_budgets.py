@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from redis.exceptions import RedisError
 
-from penstock.gateway.elect.valkey_hash import client_of, explained
+from penstock.gateway.elect.valkey_hash import FAILURES, client_of, explained
 
 REMEMBERED_S: Final = 86_400.0  # a gateway's last report
 HEARD_S: Final = 10.0  # a gateway silent for so long no longer shares
@@ -73,9 +72,9 @@ class ValkeyBudgets:
             given += [f"{use.tenant} {use.period_s:g}", use.size, use.period_s * 1000, use.used, use.taken, use.left]
         try:
             gateways, *left = await self._client.eval(SCRIPT, len(self._keys), *self._keys, *given)
-        except (RedisError, OSError) as error:
+            return int(gateways), [float(each) for each in left]
+        except (*FAILURES, ValueError) as error:
             raise BudgetsError(explained(error)) from None
-        return int(gateways), [float(each) for each in left]
 
     async def close(self) -> None:
         await self._client.aclose()

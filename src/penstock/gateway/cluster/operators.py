@@ -69,7 +69,7 @@ class OperatorOrders:
             return
         try:
             said = msgspec.json.decode(message.document, type=Said)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             logger.warning("share: cannot read operators' orders: %s", error)
             return
         if not said.is_bounded:

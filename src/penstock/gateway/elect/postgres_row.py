@@ -94,7 +94,7 @@ class PostgresRow:
             return task.result()
         except psycopg.errors.UndefinedTable:
             raise
-        except psycopg.Error as error:
+        except (psycopg.Error, UnicodeDecodeError) as error:  # of a database whose encoding is SQL_ASCII
             raise ElectionError(explained(error)) from None
 
     async def _execute(self, statement: str, values: dict[str, object]) -> list[Any]:
@@ -118,7 +118,7 @@ class PostgresRow:
             task.exception()  # the query was abandoned
 
 
-def explained(error: psycopg.Error) -> str:
+def explained(error: Exception) -> str:
     """Returns the error of PostgreSQL or its connection, with a remedy."""
     said = " ".join(str(error).split())[:300] or type(error).__name__
     if isinstance(error, psycopg.errors.InsufficientPrivilege):

@@ -25,7 +25,8 @@ if (redis.call('HGET', KEYS[1], 'version') or '') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'version', ARGV[2], 'id', ARGV[3], 'address', ARGV[4], 'epoch', ARGV[5])
 return 1
 """
-#: A server's error codes and their remedies.
+FAILURES: Final = RedisError, OSError, UnicodeDecodeError
+#: A server's error codes, errors' words, and their remedies.
 HINTS: Final = {
     "READONLY": "it is a replica that only reads: name the primary",
     "NOAUTH": "it wants a password: write valkey://:${PASSWORD}@host:6379",
@@ -38,6 +39,7 @@ HINTS: Final = {
     "MISCONF": "it writes nothing any more because it can't save",
     "OOM": "its memory is full",
     "WRONGTYPE": "the key holds something else: give another `key`",
+    "codec can't decode": "another program writes to this key, bytes that are no text: give another `key`",
     "unknown command": "it lacks what is needed: scripts and hashes",
 }
 
@@ -60,7 +62,7 @@ class ValkeyHash:
                 role, found = await asked.execute(raise_on_error=False)
             if isinstance(found, Exception):
                 raise found
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise ElectionError(explained(error)) from None
         if isinstance(role, list) and role and role[0] == "slave":  # otherwise only writers would notice
             raise ElectionError(HINTS["READONLY"])
@@ -77,7 +79,7 @@ class ValkeyHash:
             done = await self._client.eval(
                 SCRIPT, 1, self._key, over.version, version, claim.id, claim.address, str(claim.epoch)
             )
-        except (RedisError, OSError) as error:
+        except FAILURES as error:
             raise ElectionError(explained(error)) from None
         return Record(version, claim.id, claim.address, claim.epoch) if done else None
 

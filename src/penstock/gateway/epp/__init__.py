@@ -6,3 +6,8 @@ and shows us the answer. The protocol is 004 of the Gateway API inference extens
 exchange), `journey.py`, `stream.py` (one ext_proc stream), `picker.py` (what streams share), `server.py`,
 `filters.py` (wrong modes), `unseen.py`.
 """
+
+import os
+
+# gRPC's core writes to standard error by itself, such as a line for each failed handshake: errors only, unless asked for.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -109,7 +109,7 @@ class Tokenizer:
                 self._rest(endpoint, f"status {answer.status}", REST_S_MAX if unable else REST_S)
         except UpstreamException as failure:
             self._rest(endpoint, str(failure))
-        except (msgspec.DecodeError, RecursionError, OverflowError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
             self._rest(endpoint, "its answer makes no sense")
         finally:
             late.cancel()

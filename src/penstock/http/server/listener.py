@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 ACCEPTS_MAX = 64  # in one turn of the loop
 PAUSE_S = 0.5  # after running out of files: by then some connection may have closed
-TOLD_S = 10.0  # the interval of warnings about this, and about bad headers
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -69,9 +68,6 @@ class Listener:
         self._brings = brings  # whether the peer at an address sends a PROXY header
         self._beginnings: set[asyncio.Task[None]] = set()  # bounded by the handshake time-out and by open files
         self._pause: asyncio.TimerHandle | None = None
-        self._told_s = -TOLD_S
-        self._bad_told_s = -TOLD_S
-        self._bad = 0  # headers, since the last warning
         self.sockets: list[socket.socket] = []
         self.port = 0
 
@@ -185,7 +181,10 @@ class Listener:
             )
         except ProxyHeaderError as error:
             accepted.close()
-            self._tell_bad(address, str(error))
+            logger.warning(
+                "closed a connection from %s, a peer listed in `client_address.proxy_protocol`: %s",
+                *(address[0] if isinstance(address, tuple) else address, error),
+            )
         except (OSError, TimeoutError, asyncio.CancelledError):  # no TLS, or the client left during the handshake
             accepted.close()
 
@@ -216,29 +215,14 @@ class Listener:
         finally:
             self._loop.remove_reader(accepted)
 
-    def _tell_bad(self, address: object, why: str) -> None:
-        self._bad += 1
-        now = self._loop.time()
-        if now - self._bad_told_s >= TOLD_S:
-            self._bad_told_s = now
-            peer = address[0] if isinstance(address, tuple) else address
-            logger.warning(
-                "closed %d connections from peers listed in `client_address.proxy_protocol`, the last from %s: %s",
-                *(self._bad, peer, why),
-            )
-            self._bad = 0
-
     def _wait_for_files(self, error: OSError) -> None:
         for one in self.sockets:
             self._loop.remove_reader(one)
         self._pause = self._loop.call_later(PAUSE_S, self._watch)
-        now = self._loop.time()
-        if now - self._told_s >= TOLD_S:
-            self._told_s = now
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            logger.error(
-                "new connections must wait: %s (this process may open %d files; `ulimit -n`)", error.strerror, most
-            )
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        logger.error(
+            "new connections must wait: %s (this process may open %d files; `ulimit -n`)", error.strerror, most
+        )
 
 
 async def bound(host: str, port: int) -> list[socket.socket]:
