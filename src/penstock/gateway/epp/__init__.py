@@ -9,5 +9,5 @@ exchange), `journey.py`, `stream.py` (one ext_proc stream), `picker.py` (what st
 
 import os
 
-# gRPC's core writes to standard error by itself, such as a line for each failed handshake: errors only, unless asked for.
+# gRPC's core writes to standard error by itself, a line for each failed handshake: errors only, unless asked for.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
