@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.commands import parser
 from penstock.cli.completion import SHELLS, script
-from penstock.cli.main import main, parser
+from penstock.cli.main import main
 from tests.patience import WAIT_S
 
 

@@ -214,7 +214,7 @@ def holds_signals(process: subprocess.Popen[str]) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="who holds which signals is read there")
 async def test_a_signal_in_the_first_second_is_heard_when_it_listens(tmp_path: Path) -> None:
-    """SIGHUP ended it, with 129, which systemd takes for a clean end."""
+    """SIGHUP ended it, with 129, which systemd takes for a clean end. A SIGTERM right behind it does not undo it."""
     with begun(tmp_path) as process:
         async with asyncio.timeout(START_S):
             while not holds_signals(process):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import parser
+from penstock.cli.commands import parser
 from tests.walkthrough.pages import run, script
 
 README = Path("README.md")

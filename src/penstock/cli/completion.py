@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import shtab
 
-from penstock.cli.main import parser
+from penstock.cli.commands import parser
 
 SHELLS = ("bash", "zsh", "fish")
 PATHS = {"FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY, "DIR": shtab.DIRECTORY, "PATH": shtab.FILE}  # by metavar

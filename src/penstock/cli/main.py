@@ -1,49 +1,20 @@
-"""`penstock …`: one program, one subcommand per chore.
+"""`penstock …`: the process's first lines, before anything of weight is imported.
 
-Only the modules of the chosen subcommand are imported, because building the models of the settings takes half a second.
+Signals are held back first (`early_signals.py`), because a signal that comes earlier ends the process: so nothing else
+is imported here until they are.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
-import os
 import sys
-from typing import NamedTuple
 
-import penstock
-from penstock.build import kind, shadowed
-from penstock.cli import hints
-
-RUN, SET_UP, OPERATE, TRY = "run", "set up", "operate a running gateway", "try out, without a GPU"
-_LISTING = {"endpoint": "list", "tenant": "ls", "keys": "ls", "batch": "ls", "queue": "list"}  # each one's own word
-_DOCS = "docs: docs/index.md, all settings: docs/configuration.md"
-_EXAMPLES = """\
-examples:
-  penstock demo                                             before and after, in half a minute
-  penstock serve --endpoint http://gpu-0:8000 --endpoint http://gpu-1:8000
-  penstock serve penstock.yaml                              settings from a file
-  penstock doctor --endpoint http://gpu-0:8000              what does this engine offer, which flags are missing?
-  penstock status                                           is it fine, who waits, and why?"""
-
-
-class _Command(NamedTuple):
-    help: str
-    module: str  #: below `penstock`; it has `add_arguments` and `run`
-    description: str = ""  #: if the help is too short
-    group: str = OPERATE
-    examples: str = ""  #: command lines, with `; ` between
+from penstock.gateway import early_signals
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the subcommand that `argv` names (None: the process's own). Returns the exit code."""
-    if wrong := shadowed():
-        print(wrong, file=sys.stderr)
-        return 1
     words = sys.argv[1:] if argv is None else argv
     if words[:1] in (["serve"], ["epp"], ["vllm-router"]):
-        from penstock.gateway import early_signals
-
         with early_signals.held():
             return _run(words)
     return _run(words)
@@ -55,221 +26,8 @@ def vllm_router() -> int:
 
 def _run(words: list[str]) -> int:
     try:
-        code = _command(words)
-        sys.stdout.flush()
+        from penstock.cli import commands
+
+        return commands.run(words)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the last flush complains
-        return 141
-    return code
-
-
-def _command(words: list[str]) -> int:
-    if words[:1] == ["vllm-router"]:  # it parses its own flags
-        from penstock.cli import vllm_router
-
-        return vllm_router.run(words[1:])
-    words = hints.normal(words, _LISTING)
-    if not words:
-        print(parser("").format_help(), end="", file=sys.stderr)
-        return 2
-    if wrong := hints.no_command(words, _COMMANDS):
-        print(f"penstock: {wrong}\n(`penstock --help` shows all commands)", file=sys.stderr)
-        return 2
-    whole = parser(words[0])
-    args, unknown = whole.parse_known_args(words)
-    if unknown:
-        hints.refuse(unknown, words, whole)
-    return int(args.run(args))
-
-
-class _Whole(hints.Parser):
-    """The parser of all commands. Its help has them in groups."""
-
-    def format_help(self) -> str:
-        lines = [self.format_usage(), f"{self.description}\n"]
-        for group in (RUN, SET_UP, OPERATE, TRY):
-            lines.append(f"{group}:")
-            lines += [f"    {name:<12} {it.help}" for name, it in _COMMANDS.items() if it.group == group]
-            lines.append("")
-        lines += [
-            _EXAMPLES,
-            "",
-            "`penstock COMMAND --help` has a command's flags; --version prints the version.",
-            _DOCS,
-        ]
-        return "\n".join(lines) + "\n"
-
-
-def parser(asked: str | None) -> argparse.ArgumentParser:
-    """Returns the parser of all commands, with arguments only for the one asked for (None: for all)."""
-    whole = _Whole(
-        prog="penstock",
-        usage="penstock COMMAND …",
-        description="A flow-control gateway for LLM inference: fair, bounded queues before vLLM and other engines.",
-        allow_abbrev=False,
-    )
-    whole.add_argument("--version", action="version", version=f"penstock {penstock.__version__} ({kind()})")
-    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=hints.Parser)
-    for name, command in _COMMANDS.items():
-        description = command.description or f"{command.help.capitalize()}."
-        examples = "\n".join(["examples:", *[f"  penstock {line}" for line in command.examples.split("; ")], "", _DOCS])
-        sub = commands.add_parser(
-            name,
-            prog=f"penstock {name}",
-            help=command.help,
-            description=description,
-            epilog=examples if command.examples else None,
-            formatter_class=_Formatter,
-            allow_abbrev=False,
-        )
-        if command.module and (asked is None or name == asked):
-            module = importlib.import_module(f"penstock.{command.module}")
-            sub.set_defaults(run=module.run, command=name)
-            module.add_arguments(sub)
-    return whole
-
-
-class _Formatter(argparse.HelpFormatter):
-    """Keeps the lines of examples, and fills all other text."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
-
-
-_COMMANDS = {
-    "serve": _Command(
-        "run the gateway",
-        "cli.running",
-        "Run the gateway. Settings: defaults, -c FILE, PENSTOCK__… variables, flags; the last wins.",
-        group=RUN,
-        examples="serve --endpoint http://gpu-0:8000 --endpoint http://gpu-1:8000; serve penstock.yaml; "
-        "serve penstock.yaml --host 0.0.0.0 --port 9000",
-    ),
-    "epp": _Command(
-        "run the gateway as an endpoint picker of Envoy",
-        "cli.running",
-        "Run the gateway, and pick endpoints for Envoy and the gateways made of it on `epp.listen` (default :9002): "
-        "they carry the bytes. Flags and settings are those of `serve`.",
-        group=RUN,
-        examples="epp -c penstock.yaml; epp --endpoint http://10.0.0.7:8000 --listen :8080",
-    ),
-    "vllm-router": _Command("run the gateway by the flags of production-stack's router", "", group=RUN),
-    "check": _Command(
-        "check a settings file",
-        "cli.check",
-        "Check whether `serve` would start with a settings file on this machine. It does not check whether another "
-        "program has the port, or another gateway the data folder of batches.",
-        group=SET_UP,
-        examples="check penstock.yaml; check --live penstock.yaml",
-    ),
-    "doctor": _Command(
-        "examine the engines",
-        "cli.doctor",
-        "Examine every endpoint; list missing features, the flags that enable them, and their effect on Penstock. Exit "
-        "code 1 if an endpoint cannot serve as configured.",
-        group=SET_UP,
-        examples="doctor --endpoint http://gpu-0:8000; doctor -c penstock.yaml --try",
-    ),
-    "keys": _Command(
-        "issue, list or revoke API keys",
-        "cli.keys",
-        "API keys of tenants: issue one for the settings or at a running gateway, list them, revoke one, or hash one "
-        "for the settings.",
-        group=SET_UP,
-        examples="keys new team-a; keys new team-a notebook --models small --expires 2027-01-31; keys ls",
-    ),
-    "schema": _Command(
-        "print the settings' JSON Schema, for editors",
-        "config.schema",
-        "Print the settings' JSON Schema. Editors complete and check a file whose first line is "
-        "`# yaml-language-server: $schema=FILE`.",
-        group=SET_UP,
-    ),
-    "completion": _Command(
-        "print a shell's completion script",
-        "cli.completion",
-        "Print the script that completes commands, flags and files: `penstock completion bash > "
-        "~/.local/share/bash-completion/completions/penstock`, `… zsh > _penstock` in a folder of $fpath, or `… fish > "
-        "~/.config/fish/completions/penstock.fish`.",
-        group=SET_UP,
-    ),
-    "status": _Command(
-        "one-line health summary",
-        "cli.operator",
-        examples="status; status --check",
-    ),
-    "top": _Command(
-        "watch it live in the terminal",
-        "cli.operator",
-        examples="top; top --once",
-    ),
-    "queue": _Command(
-        "list queued requests and causes; bump or cancel a request",
-        "cli.operator",
-        examples="queue; queue bump ID; queue cancel ID",
-    ),
-    "explain": _Command("explain why a request waits or waited", "cli.operator", examples="explain ID"),
-    "usage": _Command(
-        "show who used what",
-        "cli.usage",
-        "Show requests, tokens, seconds and waits per tenant, key, user, model, endpoint, hour or day, at your own "
-        "prices (docs/usage.md).",
-        examples="usage; usage --from 7d --by day,tenant --csv",
-    ),
-    "reload": _Command("read the settings again", "cli.operator"),
-    "pause": _Command("stop dispatching; new requests queue", "cli.operator"),
-    "drain": _Command("refuse new requests; serve queued ones", "cli.operator"),
-    "resume": _Command("end pauses and drains", "cli.operator"),
-    "endpoint": _Command(
-        "add, drain, resume or remove endpoints of a running gateway",
-        "cli.steering.endpoint",
-        "Change the endpoints of a running gateway. The settings do not change.",
-        examples="endpoint list; endpoint add http://gpu-2:8000 --slots 64; endpoint drain gpu-0:8000",
-    ),
-    "tenant": _Command(
-        "pause, limit or clear a tenant of a running gateway",
-        "cli.steering.tenant",
-        "Show the tenants of a running gateway, pause or limit one, or cancel its requests. The settings do not "
-        "change; a restart reverts everything.",
-        examples="tenant ls; tenant limit nightly --requests-per-minute 60; tenant pause nightly",
-    ),
-    "batch": _Command(
-        "run files of requests on idle engines",
-        "cli.batch",
-        "List, show, cancel or run batches at a running gateway (enabled by `batch.data`).",
-        examples="batch run requests.jsonl; batch ls",
-    ),
-    "decider": _Command(
-        "show the leader of several gateways, or replace it",
-        "cli.steering.decider",
-        "Among gateways that share a queue (docs/scale.md): show the leader, or let another one lead.",
-    ),
-    "edges": _Command("show the workers of all gateways that share", "cli.operator"),
-    "demo": _Command(
-        "see it work, in a minute",
-        "cli.demo",
-        "Start two simulated engines and the gateway, run a short load with queueing off and on, compare.",
-        group=TRY,
-        examples="demo; demo --once",
-    ),
-    "engine": _Command(
-        "run a simulated engine",
-        "sim.fake_engine.server",
-        "Run a simulated engine that speaks vLLM's HTTP API, for trials and tests.",
-        group=TRY,
-        examples="engine --port 9001 --slots 4 --step-ms 40",
-    ),
-    "simulate": _Command(
-        "run a recorded workload in virtual time",
-        "sim.traces.trace_cli",
-        "Run a recorded workload through the scheduler and simulated engines in virtual time, once per routing policy.",
-        group=TRY,
-        examples="simulate --trace azure.csv",
-    ),
-}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

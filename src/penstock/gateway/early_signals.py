@@ -1,7 +1,9 @@
 """Signals that arrive before the gateway handles them are held back, not lost.
 
 By default SIGHUP and SIGTERM end a process, SIGINT maybe in the middle of an import. So `penstock serve` holds all
-three back from its first line until the gateway handles them; the kernel keeps one of each.
+three back from its first line until the gateway handles them; the kernel keeps one of each. Before that line the
+interpreter starts, for some ten milliseconds in which nothing can be held back. Workers ignore all three from their
+first line on: a terminal or a container sends signals to all processes alike.
 """
 
 from __future__ import annotations
@@ -21,6 +23,13 @@ def held() -> Iterator[None]:
         yield
     finally:
         release()
+
+
+def ignore() -> None:
+    """Ignore these signals, those held back, too."""
+    for number in HELD:
+        signal.signal(number, signal.SIG_IGN)
+    release()
 
 
 def release() -> None:

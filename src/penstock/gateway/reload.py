@@ -84,6 +84,7 @@ class Reload:
         self.events = events
         self._task: asyncio.Task[Done] | None = None
         self._again = False
+        self._signalled: asyncio.Task[None] | None = None
         discovery.check(settings)
         self._follow(settings, config_hash(settings))
 
@@ -104,6 +105,11 @@ class Reload:
             return
         self._again = False
         self._signalled = asyncio.get_running_loop().create_task(self._by_signal())
+
+    async def ended(self, timeout_s: float) -> None:
+        """Wait for the reload that a signal began, if any: parts that have closed must not be told to follow."""
+        if self._signalled is not None:
+            await asyncio.wait({self._signalled}, timeout=timeout_s)
 
     async def _by_signal(self) -> None:
         try:

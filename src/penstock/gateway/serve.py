@@ -202,6 +202,7 @@ class Gateway(Parts):
 
     async def close(self) -> None:
         """Stop everything that was started."""
+        await self.reload.ended(CLOSE_TIMEOUT_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -445,9 +444,6 @@ def _settled() -> None:
 
 def main(event_loop: Callable[[], asyncio.AbstractEventLoop]) -> int:
     """The main function of `python -m penstock.gateway.workers`."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", required=True)
     parser.add_argument("--link", type=int, required=True)
