@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Bytecode is kept, whatever the environment says: a run of the tests starts Python some two hundred times.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-all compiled test-compiled test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
+.PHONY: demo test test-all compiled compiled-dev test-compiled test-compiled-readers test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
 .PHONY: soak chaos chaos-share fuzz bench lab docs generated lock clean
 .DEFAULT_GOAL := test
 
@@ -55,10 +55,20 @@ compiled: requirements.lock
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .venv-compiled/wheel/*.whl
 	$(COMPILED)/penstock --version
 
-test-compiled: compiled
+compiled-dev: compiled
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	$(LAST) | $(COMPILED)/pip install $(AGAIN)
-	$(COMPILED)/python -m pytest --numprocesses auto --dist worksteal -m "not timing" $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch tests/share tests/hostile)
+
+TEST_COMPILED = $(COMPILED)/python -m pytest --numprocesses auto --dist worksteal -m "not timing"
+test-compiled: compiled-dev
+	$(TEST_COMPILED) $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch tests/share tests/hostile tests/fuzz)
+
+# The part of it that every change runs: the readers of others' bytes, the hostile suites, each reader's outcomes beside those
+# of its sources, and a gateway between mutated requests and answers. Five minutes, three of them to compile.
+test-compiled-readers: compiled-dev
+	$(TEST_COMPILED) tests/hostile tests/fuzz tests/http tests/gateway/openai tests/gateway/proxy/test_byte_path.py
+	$(COMPILED)/python -m tests.fuzz --seed 0 --seconds 3
+	$(COMPILED)/python -m tests.fuzz.wire --seconds 30
 
 # What stands in deploy/, by the programs that users have for it: Helm, promtool, a Prometheus, Compose, systemd. Those that
 # packages bring are installed first; what is missing is skipped and named. PENSTOCK_TEST_DEPLOY=required: a failure.
@@ -143,6 +153,7 @@ chaos-gateways: .venv/dev.stamp
 	$(BIN)/python -m tests.sim.long_fleet $(ARGS)
 
 # libFuzzer on every reader of what comes from outside, a minute each. ARGS="body --seconds 600 --keep". CPython 3.11 to 3.13.
+# The compiled build has inputs made of the kept ones: .venv-compiled/bin/python -m tests.fuzz --seed 1 --seconds 60, and tests.fuzz.wire.
 fuzz: .venv/dev.stamp
 	$(BIN)/pip install --quiet --disable-pip-version-check atheris==3.0.0
 	$(BIN)/python -m tests.fuzz $(ARGS)

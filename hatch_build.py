@@ -1,7 +1,8 @@
 """Compiles the hot modules of a wheel to C by mypyc. build_backend.py decides whether; `make compiled` says yes.
 
 What is compiled stands in pyproject.toml, with this hook's settings. The same sources run as plain Python, so nothing
-may depend on what mypyc does otherwise: its warnings (a generator that it would make a list) end the build.
+may depend on what mypyc does otherwise: its warnings (a generator that it would make a list) end the build. Where its
+own C does otherwise, that is corrected here (`CORRECTIONS`), so that no source has to be written around it.
 
 Each module becomes a C file of its own, and all cores compile. In one file, which is what mypyc makes by default, they
 are half a million lines, for which gcc takes twice the time on one core and a gigabyte. What is given up is that gcc
@@ -36,6 +37,14 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCE = "src"
 NEVER = "__init__.py"  # a package's own module has to stay a file: its path is where the package is looked for
+#: By file of mypyc's runtime: C that differs from Python, and what it has to be. A slice of bytes that ends before it
+#: begins is empty; mypyc asks for a negative size, which raises SystemError.
+CORRECTIONS = {
+    "bytes_ops.c": (
+        "Py_ssize_t slice_len = endn - startn;",
+        "Py_ssize_t slice_len = endn > startn ? endn - startn : 0;",
+    )
+}
 TOLD_S = 5.0  # how often it is told how far the compiler is
 
 
@@ -96,7 +105,17 @@ def to_c(files: list[str], target: Path) -> list[Any]:
         print(said.getvalue(), end="")
     if "warning:" in said.getvalue():
         raise ValueError("mypyc warned: compiled, this would not behave as it does interpreted")
+    correct(target)
     return made
+
+
+def correct(target: Path) -> None:
+    """Corrects mypyc's runtime, of which `target` has a copy. Raises ValueError if it is another than was looked at."""
+    for name, (theirs, ours) in CORRECTIONS.items():
+        source = (target / name).read_text(encoding="utf-8")
+        if source.count(theirs) != 1:
+            raise ValueError(f"mypyc's {name} has changed: look whether CORRECTIONS of hatch_build.py still holds")
+        (target / name).write_text(source.replace(theirs, ours), encoding="utf-8")
 
 
 def to_machine_code(extensions: list[Any], target: Path) -> None:

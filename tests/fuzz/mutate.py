@@ -32,11 +32,43 @@ PIECES: dict[str, tuple[bytes, ...]] = {  # what a random byte would hardly hit
         *(b"\n\n", b"data: ", b"[DONE]", b'{"choices":[]', b'"usage":{"prompt_tokens":1,"completion_tokens":2}'),
         *(b"\r\n", b'"finish_reason":"abort"', b"event: error\n"),
     ),
+    "hidden": (
+        *(b"\n\n", b"\r\n\r\n", b"\r\r", b"data: ", b"data:[DONE]", b'{"choices":[]', b'"usage":null', b": ping\n\n"),
+        b'"choices": [],"usage":{"prompt_tokens":1,"completion_tokens":2}}',
+    ),
+    "opening": (
+        *(b"\n\n", b"\r\r", b"data: ", b"event: ping\n", b"event: error\n", b": \n\n", b"[DONE]", b"id: 1\n", b"{"),
+        *(b'{"choices":[{"delta":{"role":"assistant","content":""}}]}', b'{"error":{}}', b'{"done":true}\n'),
+    ),
+    "packed": (b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff", b"\x78\x9c", b"\x03\x00", b"\x00\x00\x00\xff\xff"),
+    "form": (
+        *(
+            b"--edge",
+            b"--edge--",
+            b"\r\n\r\n",
+            b'Content-Disposition: form-data; name="',
+            b"name=",
+            b'"',
+            b"; filename*=",
+        ),
+        b'content-disposition: form-data; name="model"\r\n\r\n',
+    ),
     "body": (
+        *(
+            b"\\ud83d",
+            b"\\ude00",
+            b"\\",
+            b'"',
+            b'"n":',
+            b'"best_of":2',
+            b'"prompt":[1,"a",[2]]',
+            b'"sampling_params":{',
+        ),
         *(b'"model":"m"', b"{", b"}", b"[", b"]", b",", b'"messages":', b'"stream":true', b'"stream_options":{}'),
         *(b"\\u0000", b"1e999", b"null", b'"priority":', b'{"model":"m"}', b"\xff"),
     ),
     "multipart": (
+        *(b'name="', b"\r\n\r\n", b'"'),
         *(b"--edge", b"--edge--", b"\r\n", b'Content-Disposition: form-data; name="model"', b"; filename=x"),
         b'Content-Disposition: form-data; name="file"; filename="a"',
     ),

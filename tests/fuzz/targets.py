@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -20,8 +21,10 @@ from penstock.batch.values import NewItem
 from penstock.config.load import ConfigError, endpoints_from_text
 from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai.answers.answer import AnswerReader
+from penstock.gateway.openai.answers.opening import Opening
 from penstock.gateway.openai.answers.stream_end import ended_well
 from penstock.gateway.openai.body import BadBody
+from penstock.gateway.openai.dialects import Asked
 from penstock.gateway.openai.fields import Read
 from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.multipart import BadForm, Form
@@ -30,16 +33,22 @@ from penstock.http.client.call import Call
 from penstock.http.client.connection import UpstreamConnection
 from penstock.http.client.turns import AnswerTurns
 from penstock.http.client.values import Headers, UpstreamError, UpstreamLimits, UpstreamTimeouts
+from penstock.http.inflate import BadPacking, Inflater, InflatesTooFar, TooMuchAtOnce, inflate
 from penstock.http.server import proxy_header as proxy_headers
+from penstock.http.server.connection import Connection
 from penstock.http.server.limits import Refusal, ServerLimits
 from penstock.http.server.proxy_header import Peer, ProxyHeaderError
 from penstock.http.server.reader import RefusedError, RequestReader
+from penstock.http.server.server import Header, HttpServer, SocketExchange
 
 T = TypeVar("T")
 
-Target = Callable[[bytes], None]
+#: Raises where something is wrong. What it returns is the same in every build.
+Target = Callable[[bytes], object]
 CUTS_MAX = 12
 HEAD_BYTES_MAX = 2_000
+_LOOP = asyncio.new_event_loop()  # never runs
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 _FORM = b"multipart/form-data; boundary=edge"
 
 
@@ -63,18 +72,24 @@ def _told(refusal: Exception) -> None:
 # --- HTTP -----------------------------------------------------------------------------------------------------------
 
 
-class Head:
-    """The part of an exchange that the reader fills in."""
+class _Handler:
+    """Is asked nothing: the reader alone is driven."""
 
-    method: str
-    target_path: str
-    query: str
-    headers: list[tuple[bytes, bytes]]
-    lookup: dict[bytes, bytes]
-    http_version: str
+    def begin(self, exchange: SocketExchange) -> int | None: ...
+    def complete(self, exchange: SocketExchange) -> None: ...
+    def refused(
+        self, exchange: SocketExchange | None, refusal: Refusal, detail: str
+    ) -> tuple[int, Sequence[Header], bytes]:
+        raise AssertionError
 
 
-def requests_read(pieces: Iterable[bytes], limits: ServerLimits) -> list[tuple[object, ...]]:
+def _head() -> SocketExchange:
+    """What the reader reads a head into."""
+    connection = Connection(HttpServer(_Handler(), ServerLimits()), _LOOP)
+    return SocketExchange(connection, _Transport())
+
+
+def requests_read(pieces: Sequence[bytes], limits: ServerLimits) -> list[tuple[object, ...]]:
     """What the reader makes of a client's bytes, driven as the connection drives it."""
     reader = RequestReader(limits)
     seen: list[tuple[object, ...]] = []
@@ -86,8 +101,8 @@ def requests_read(pieces: Iterable[bytes], limits: ServerLimits) -> list[tuple[o
                 at = reader.feed(piece, at)
                 assert before < at <= len(piece), "it goes on"
                 if reader.head_done:
-                    head = Head()
-                    reader.read_head(head)  # type: ignore[arg-type]
+                    head = _head()
+                    reader.read_head(head)
                     assert head.target_path.startswith("/")
                     assert head.http_version in ("1.0", "1.1")
                     seen.append((head.method, head.target_path, head.query, head.headers, reader.keep_alive))
@@ -101,14 +116,12 @@ def requests_read(pieces: Iterable[bytes], limits: ServerLimits) -> list[tuple[o
     return seen
 
 
-def request_parser(data: bytes) -> None:
+def _requests(pieces: Sequence[bytes]) -> object:
     """A client's bytes. What is too large and no HTTP either is refused as what is seen first: the cuts decide that."""
-    whole, pieces = cut(data)
-    limits = ServerLimits(body_bytes_max=10_000, header_bytes_max=HEAD_BYTES_MAX)
-    results = [requests_read(given, limits) for given in (pieces, [whole] if whole else [])]
-    if len(whole) > HEAD_BYTES_MAX:
-        results = [[("refused",) if isinstance(seen[0], Refusal) else seen for seen in result] for result in results]
-    assert results[0] == results[1]
+    seen = requests_read(pieces, ServerLimits(body_bytes_max=10_000, header_bytes_max=HEAD_BYTES_MAX))
+    if sum(map(len, pieces)) > HEAD_BYTES_MAX:
+        return [("refused",) if isinstance(one[0], Refusal) else one for one in seen]
+    return seen
 
 
 def _brought(pieces: Sequence[bytes]) -> tuple[Peer | None, bytes] | str:
@@ -128,17 +141,6 @@ def _brought(pieces: Sequence[bytes]) -> tuple[Peer | None, bytes] | str:
     except ProxyHeaderError as error:
         _told(error)
         return "refused"
-
-
-def proxy_header(data: bytes) -> None:
-    """A balancer's bytes: the same client, and the same rest, however they come."""
-    whole, pieces = cut(data)
-    if not whole:
-        return
-    told = [_brought(given) for given in (pieces, [whole])]
-    assert told[0] == told[1]
-    if isinstance(told[0], tuple):
-        assert whole.endswith(told[0][1]), "what is behind the header is left alone"
 
 
 class _Sink:
@@ -207,8 +209,12 @@ class _Transport(asyncio.Transport):
         return 0
 
 
-def _answer_to(pieces: Iterable[bytes]) -> tuple[object, ...]:
-    """What a connection makes of an engine's bytes, which end with its closing."""
+def _answer_to(pieces: Sequence[bytes]) -> object:
+    """What a connection makes of an engine's bytes, which end with its closing. Of what carries no payload one read may
+    pass the bound, so above it the cuts decide.
+    """
+    if sum(map(len, pieces)) > HEAD_BYTES_MAX:
+        return None
     sink, pool = _Sink(), _Pool()
     call = Call(b"POST / HTTP/1.1\r\n\r\n", b"{}", sink, is_head_request=False)
     connection = UpstreamConnection(pool, call)
@@ -224,31 +230,72 @@ def _answer_to(pieces: Iterable[bytes]) -> tuple[object, ...]:
     return sink.status, sink.headers, sink.body if sink.over == "end" else b"", sink.over
 
 
-def response_parser(data: bytes) -> None:
-    """An engine's bytes. Of what carries no payload one read may pass the bound, so above it the cuts decide."""
-    whole, pieces = cut(data)
-    if whole:
-        results = [_answer_to(pieces), _answer_to([whole])]
-        assert results[0] == results[1] or len(whole) > HEAD_BYTES_MAX
+def _stream(pieces: Sequence[bytes]) -> object:
+    """A stream of events on its way through."""
+    answer = AnswerReader(streamed=True, hides_usage=False)
+    passed = b"".join([*map(answer.take, pieces), answer.rest()])
+    assert passed == b"".join(pieces), "nothing is lost, changed or moved"
+    if not _is_usual(passed):
+        return None
+    ends = ended_well("/v1/chat/completions", passed[-4096:])
+    return ends, answer.usage(), answer.tells_error(), answer.tells_abort(), answer.cut_off()
 
 
-def stream(data: bytes) -> None:
-    """A stream of events on its way through, its extra usage hidden."""
+def _is_usual(data: bytes) -> bool:
+    """Lines end in one way, and each is a field. Of anything else the cuts may decide how it is read."""
+    others = data.replace(b"\r\n", b"")
+    ends = (b"\r\n" in data) + (b"\n" in others) + (b"\r" in others)
+    return ends <= 1 and all(not line or line.startswith(_FIELDS) for line in data.splitlines())
+
+
+def _hidden(pieces: Sequence[bytes]) -> object:
+    """The same, its extra usage taken out."""
+    answer = AnswerReader(streamed=True, hides_usage=True)
+    return b"".join([*map(answer.take, pieces), answer.rest()]), answer.usage()
+
+
+def _opening(pieces: Sequence[bytes]) -> list[tuple[bytes, bytes | None, bool]]:
+    """A stream up to its first token: what passes at once, and the answer."""
+    found = []
+    for lines in (False, True):
+        opening, asides, left = Opening(lines=lines), b"", list(pieces)
+        begun: bytes | None = None
+        while left and begun is None:
+            passed, begun = opening.take(left.pop(0))
+            asides += passed
+        answer = opening.end() if begun is None else begun + b"".join(left)
+        assert answer is None or sorted(asides + answer) == sorted(b"".join(pieces)), "nothing is lost or changed"
+        found.append((asides, answer, opening.stillborn))
+    return found
+
+
+def _either_way(name: str, data: bytes) -> object:
+    """Of a stream that is none as engines write it, the cuts may decide what is seen first."""
     whole, pieces = cut(data)
-    results = []
-    for given in ([whole], pieces):
-        answer = AnswerReader(streamed=True, hides_usage=False)
-        passed = b"".join([*map(answer.take, given), answer.rest()])
-        assert passed == whole, "nothing is lost, changed or moved"
-        results.append((answer.usage(), answer.tells_error(), answer.tells_abort(), answer.cut_off()))
-    assert results[0] == results[1]
-    ended_well("/v1/chat/completions", whole[-4096:])
+    return READINGS[name]([whole]), READINGS[name](pieces)
+
+
+def _packed(pieces: Sequence[bytes]) -> object:
+    """A packed answer as it passes, and the same bytes as a request's body."""
+    read: list[object] = []
+    for coding in ("gzip", "deflate"):
+        reader = Inflater(coding)
+        try:
+            read.append((b"".join(map(reader.take, pieces)), reader.breaks_off))
+        except (BadPacking, InflatesTooFar) as problem:
+            _told(problem)
+            read.append("refused")
+        try:
+            read.append(all_steps(inflate(b"".join(pieces), coding, 100_000, lambda size: size < 50_000)))
+        except (BadPacking, InflatesTooFar, TooMuchAtOnce) as problem:
+            read.append(type(problem).__name__)
+    return read
 
 
 # --- bodies ---------------------------------------------------------------------------------------------------------
 
 
-def body(data: bytes) -> None:
+def body(data: bytes) -> object:
     """A request's body: read in one go and in steps, and fields of it replaced."""
     try:
         small = bodies.read(data, pooled=False)
@@ -256,12 +303,13 @@ def body(data: bytes) -> None:
         _told(problem)
         with contextlib.suppress(BadBody):
             all_steps(bodies.read_large(data, pooled=False))
-        return
+        return str(problem)
     large = all_steps(bodies.read_large(data, pooled=False))
     assert _facts(large) == _facts(small)
     peek = small.peek
     if peek.model is None:
-        return
+        return _facts(small)
+    written = []
     for read in (small, large):
         renamed = bodies.replace_model(read.body, "other")
         asks = bodies.asks_usage(peek)
@@ -274,6 +322,18 @@ def body(data: bytes) -> None:
                 value.pop("model", None)
                 value.pop("stream_options", None)
             assert before == after, "all else is as it was"
+        written.append((changed, _bounded(read.body)))
+    return _facts(small), written
+
+
+def _bounded(body: Body) -> object:
+    """The body for a key that may have so many tokens."""
+    try:
+        asked = Asked(body)
+        return list(asked.names()), _written(asked.bound(body, "/v1/completions", 100, 2)[0])
+    except BadBody as problem:
+        _told(problem)
+        return str(problem)
 
 
 def _facts(read: Read) -> tuple[object, ...]:
@@ -305,64 +365,86 @@ def _json(data: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def multipart(data: bytes) -> None:
-    """A form: an upload as it comes, and the field `model` of one that is here."""
-    whole, pieces = cut(data)
-    results = []
-    for given in ([whole], pieces):
-        file: list[bytes] = []
-        form = Form(_FORM, "file", file.append)
-        try:
-            for piece in given:
-                form.feed(piece)
-            results.append((form.fields, form.filename, form.ended, b"".join(file)))
-        except BadForm as problem:
-            _told(problem)
-            results.append((str(problem),))  # type: ignore[arg-type]
-    assert results[0] == results[1] or len(results[0]) == len(results[1]) == 1
+def _upload(pieces: Sequence[bytes]) -> object:
+    """A form with a file, as it comes. Which of two faults is seen first, the cuts decide."""
+    file: list[bytes] = []
+    form = Form(_FORM, "file", file.append)
     try:
-        read = all_steps(read_form(whole, _FORM, "/v1/audio/transcriptions", pooled=False))
-    except BadBody:
-        return
-    if read.peek.model is not None:
-        renamed = _written(bodies.replace_model(read.body, "other"))
-        again = all_steps(read_form(renamed, _FORM, "/v1/audio/transcriptions", pooled=False))
-        assert again.peek.model == "other"
+        for piece in pieces:
+            form.feed(piece)
+    except BadForm as problem:
+        _told(problem)
+        return "refused"
+    return form.fields, form.filename, form.ended, b"".join(file)
 
 
-def batch_lines(data: bytes) -> None:
+def form(data: bytes) -> object:
+    """A form that is here: its field `model`."""
+    try:
+        read = all_steps(read_form(data, _FORM, "/v1/audio/transcriptions", pooled=False))
+    except BadBody as problem:
+        return str(problem)
+    if read.peek.model is None:
+        return read.contents
+    renamed = _written(bodies.replace_model(read.body, "other"))
+    again = all_steps(read_form(renamed, _FORM, "/v1/audio/transcriptions", pooled=False))
+    assert again.peek.model == "other"
+    return read.contents, read.peek.model
+
+
+def _lines(pieces: Sequence[bytes]) -> object:
     """An input file of a batch."""
-    whole, pieces = cut(data)
-    results = []
-    for given in ([whole], pieces):
-        items: list[NewItem] = []
-        reader = InputReader(
-            urls=lambda url: url.startswith("/v1/"), lines_max=20, line_bytes_max=1_000, on_item=items.append
-        )
-        for piece in given:
-            reader.feed(piece)
-        reader.end()
-        results.append((items, reader.problems, reader.requests, reader.models))
-        for item in items:
-            assert whole[item.at : item.at + item.size].strip()
-    assert results[0] == results[1]
+    items: list[NewItem] = []
+    reader = InputReader(
+        urls=lambda url: url.startswith("/v1/"), lines_max=20, line_bytes_max=1_000, on_item=items.append
+    )
+    for piece in pieces:
+        reader.feed(piece)
+    reader.end()
+    for item in items:
+        assert b"".join(pieces)[item.at : item.at + item.size].strip()
+    return items, reader.problems, reader.requests, reader.models
 
 
-def settings(data: bytes) -> None:
+def settings(data: bytes) -> object:
     """A file that lists endpoints, as discovery reads it while the gateway runs."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return
+        return None
     try:
         found = endpoints_from_text(text, "fuzz", {"SET": "value"})
     except ConfigError as error:
         _told(error)
-        return
-    msgspec.json.encode([endpoint.name for endpoint in found])
+        return str(error)
+    return msgspec.json.encode([endpoint.name for endpoint in found])
+
+
+#: Readers of bytes that come in pieces: the same comes of them, however these are cut.
+READINGS: dict[str, Callable[[Sequence[bytes]], object]] = {
+    "request_parser": _requests,
+    "proxy_header": _brought,
+    "response_parser": _answer_to,
+    "stream": _stream,
+    "hidden": _hidden,
+    "opening": _opening,
+    "packed": _packed,
+    "multipart": _upload,
+    "batch_lines": _lines,
+}
+
+
+def _however_cut(name: str, data: bytes) -> object:
+    whole, pieces = cut(data)
+    if not whole:
+        return None
+    seen = READINGS[name]([whole])
+    assert READINGS[name](pieces) == seen
+    return seen
 
 
 TARGETS: dict[str, Target] = {
-    target.__name__: target
-    for target in (request_parser, proxy_header, response_parser, stream, body, multipart, batch_lines, settings)
+    **{name: partial(_however_cut, name) for name in READINGS},
+    **{name: partial(_either_way, name) for name in ("hidden", "opening")},
+    **{target.__name__: target for target in (body, form, settings)},
 }

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from penstock.http.server import listener
 from penstock.http.server.limits import ServerLimits
 from penstock.http.server.proxy_header import SIGNATURE, ProxyHeaderError, missing, read
-from tests.fuzz.targets import proxy_header
+from tests.fuzz.targets import TARGETS
 from tests.http.http1_world import World, on_both_loops, request
 
 LINE_BYTES_MAX = 107
@@ -118,7 +118,7 @@ def test_no_byte_behind_the_header_is_ever_asked_for(name: str) -> None:
 
 @given(st.binary(max_size=300) | st.builds(bytes.__add__, st.sampled_from([V1, V2, V1[:20]]), st.binary(max_size=99)))
 def test_any_bytes_are_a_header_or_refused(data: bytes) -> None:
-    proxy_header(b"\x07" + data)
+    TARGETS["proxy_header"](b"\x07" + data)
 
 
 @on_both_loops

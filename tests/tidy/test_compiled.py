@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import os
 import runpy
 import select
@@ -11,6 +12,8 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from importlib import machinery, util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,6 +80,127 @@ def test_mypyc_accepts_the_compiled_modules(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "warning:" not in done.stdout, done.stdout
+
+
+#: Small steps of which readers are made. Compiled, each does what it does in Python, for all that it may be given.
+PROBES = """
+from __future__ import annotations
+
+
+def cut_bytes(value: bytes, begin: int, end: int) -> bytes:
+    return value[begin:end]
+
+
+def cut_array(value: bytearray, begin: int, end: int) -> bytearray:
+    return value[begin:end]
+
+
+def cut_text(value: str, begin: int, end: int) -> str:
+    return value[begin:end]
+
+
+def cut_list(value: list[int], begin: int, end: int) -> list[int]:
+    return value[begin:end]
+
+
+def cut_tuple(value: tuple[int, ...], begin: int, end: int) -> tuple[int, ...]:
+    return value[begin:end]
+
+
+def begin_of(value: bytes, end: int) -> bytes:
+    return value[:end]
+
+
+def rest_of(value: bytes, begin: int) -> bytes:
+    return value[begin:]
+
+
+def byte_at(value: bytes, at: int) -> int:
+    return value[at]
+
+
+def letter_at(value: str, at: int) -> str:
+    return value[at]
+
+
+def item_at(value: list[int], at: int) -> int:
+    return value[at]
+
+
+def place(value: bytes, begin: int, end: int) -> tuple[int, int, int]:
+    return value.find(b"c", begin, end), value.rfind(b"c", begin, end), value.count(b"c", begin, end)
+
+
+def place_in_text(value: str, begin: int, end: int) -> tuple[int, int, bool]:
+    return value.find("c", begin, end), value.rfind("c", begin, end), value.startswith("c", begin, end)
+
+
+def calculated(one: int, other: int) -> tuple[int, int, int, int, int]:
+    return one + other, one - other, one * other, one // other, one % other
+
+
+def divided(one: int, other: int) -> float:
+    return one / other
+
+
+def shifted(one: int, other: int) -> tuple[int, int, int, int]:
+    return one << other, one >> other, one & other, one | other
+
+
+def repeated(value: bytes, times: int) -> bytes:
+    return value * times
+
+
+def counted(begin: int, end: int) -> list[int]:
+    return [at for at in range(begin, end)]
+
+
+def smaller(one: int, other: int) -> tuple[bool, int, int]:
+    return one < other, min(one, other), max(one, other)
+"""
+
+
+@pytest.mark.static
+@pytest.mark.timeout(400)
+def test_what_is_compiled_does_as_python_does(
+    hook: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("setuptools", reason="mypyc builds with setuptools")
+    if missing := hook["missing_compiler"]():
+        pytest.skip(missing)
+    (tmp_path / "probes.py").write_text(PROBES)
+    monkeypatch.chdir(tmp_path)
+    hook["to_machine_code"](hook["to_c"](["probes.py"], tmp_path / "c"), tmp_path)
+    found = machinery.PathFinder.find_spec("probes", [str(tmp_path / "lib")])
+    assert found is not None
+    assert found.loader is not None
+    built = util.module_from_spec(found)
+    found.loader.exec_module(built)
+    plain: dict[str, Any] = {}
+    exec(PROBES, plain)
+    small = list(range(-8, 9))
+    large = [2**62 - 1, -(2**62), 2**63, -(2**63) - 1]
+    values: dict[str, list[Any]] = {
+        "bytes": [b"abcabc", b""],
+        "bytearray": [bytearray(b"abcabc")],
+        "str": ["abcabc", "a\u20acc"],
+        "list[int]": [[1, 2, 3, 4, 5, 6]],
+        "tuple[int, ...]": [(1, 2, 3, 4, 5, 6)],
+    }
+    for name in [name for name, probe in plain.items() if callable(probe)]:
+        # No index comes near 2**62; compiled, one beyond that raises OverflowError.
+        numbers = small + large if name.startswith(("cut", "begin", "rest", "calc", "div", "small")) else small
+        *takes, _ = plain[name].__annotations__.values()
+        for given in itertools.product(*[values.get(kind, numbers) for kind in takes]):
+            assert (name, given, _outcome(vars(built)[name], given)) == (name, given, _outcome(plain[name], given))
+
+
+def _outcome(probe: Callable[..., object], given: tuple[object, ...]) -> object:
+    try:
+        made = probe(*given)
+    except Exception as error:
+        return type(error)
+    return type(made), made
 
 
 def test_no_generator_expression_is_handed_on() -> None:

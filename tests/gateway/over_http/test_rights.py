@@ -307,6 +307,62 @@ async def test_a_field_that_an_engine_does_not_read_bounds_nothing(
     assert sent == body | ({} if put_in is None else {put_in: 5})
 
 
+MANY: dict[str, tuple[str, dict[str, Any]]] = {  # answers: six tokens in all, of five
+    "n": (CHAT, {"messages": [], "max_tokens": 2, "n": 3}),
+    "best_of": ("/v1/completions", {"prompt": "x", "max_tokens": 3, "n": 1, "best_of": 2}),
+    "prompts": ("/v1/completions", {"prompt": ["x", "y", "z"], "max_tokens": 2}),
+    "prompts of token ids": ("/v1/completions", {"prompt": [[1, 2], [3]], "max_tokens": 3}),
+    "prompts, and n": ("/v1/completions", {"prompt": ["x", "y"], "max_tokens": 1, "n": 3}),
+    "more answers than tokens": (CHAT, {"messages": [], "max_tokens": 1, "n": 6}),
+    "more than any engine makes": (CHAT, {"messages": [], "max_tokens": 1, "n": 10**9}),
+    "sglang": ("/generate", {"text": "x", "sampling_params": {"max_new_tokens": 2, "n": 3}}),
+    "sglang, several": ("/generate", {"text": ["x", "y"], "sampling_params": [{"max_new_tokens": 3}] * 2}),
+    "vllm": ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": 3, "best_of": 2}}),
+    "tgi": ("/generate", {"inputs": "x", "parameters": {"max_new_tokens": 3, "best_of": 2}}),
+    "llama.cpp": ("/completion", {"prompt": ["x", "y"], "n_predict": 3}),
+    "no bound for more than five": (CHAT, {"messages": [], "n": 6}),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), MANY.values(), ids=MANY)
+@pytest.mark.parametrize("size", [0, 300_000])
+async def test_the_bound_holds_for_all_answers_together(
+    world: World, path: str, body: dict[str, Any], size: int
+) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
+    asked = {"model": "sim", "unknown": "x" * size, **body}
+    assert "may ask for 5 tokens at most" in await refused(world, path, asked)
+    assert (await world.ask(path=path, body=asked, headers=FREE_BEARER)).status == 200
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "each"),
+    [
+        (CHAT, {"n": 2}, 2),
+        (CHAT, {"n": None}, 5),
+        ("/v1/completions", {"best_of": 3, "n": 1}, 1),
+        ("/v1/completions", {"prompt": ["x", "y"]}, 2),
+        ("/v1/completions", {"prompt": [1, "x", 2]}, 5),
+    ],
+)
+async def test_a_bound_is_divided_among_the_answers(world: World, path: str, said: dict[str, Any], each: int) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], **narrow(max_output_tokens=5))
+    assert (await world.ask(path=path, body={"model": "sim", **said}, headers=BEARER)).status == 200
+    assert msgspec.json.decode(requests[-1].partition(b"\r\n\r\n")[2]) == {"model": "sim", **said, "max_tokens": each}
+    assert (await world.ask(path=path, body={"model": "sim", **said, "max_tokens": each}, headers=BEARER)).status == 200
+
+
+@pytest.mark.parametrize("odd", ["3", 0, -1, 2.0, [2], {}, True])
+async def test_a_number_of_answers_is_a_number(world: World, odd: object) -> None:
+    await world.gateway(**narrow(max_output_tokens=5))
+    assert "`n` has to be a whole number" in await refused(world, body={**chat(tokens=1), "n": odd})
+    twice = b'{"model":"sim","messages":[],"max_tokens":1,"n":1,"n":5000}'
+    assert "`n` is given more than once" in await refused(world, body=twice)
+
+
 @pytest.mark.parametrize("size", [0, 300_000])
 async def test_a_bounded_field_is_given_once(world: World, size: int) -> None:
     """Of `options` twice Go's parser makes one object, of other fields parsers take the first or the last."""

@@ -113,7 +113,7 @@ class TenantKey(Section):
         None, "The longest prompt by estimate, over all inputs of a request. Longer: 400.", ge=1
     )
     max_output_tokens: values.OptionalWhole = setting(
-        None, "The longest answer a request may ask for, and its default. More: 400.", ge=1
+        None, "Tokens that a request may ask for, over all its answers, and the default. More: 400.", ge=1
     )
     expires: values.OptionalMoment = setting(
         None,

@@ -1,9 +1,10 @@
-"""In which fields do engines take a model's name, an adapter's, or the length of an answer: may this key ask for it?
+"""In which fields do engines take a model, an adapter, or the length and number of answers: may this key ask for it?
 
-Two tables, with a row per API: every place in a body counts for any engine, because several kinds may serve a model. A
+Three tables, a row per API: every place in a body counts for any engine, because several kinds may serve a model. A
 value may be one, or a list of one per prompt. If a body has no length, the bound is inserted if the field is a
-top-level one; a deeper one has to be given by the client. Paths whose answers have no such field (audio, vectors) are
-not bounded.
+top-level one; a deeper one has to be given by the client. The bound is one for all answers of a request, to each of its
+prompts: so each may be as long as the bound divided by their number. Paths whose answers have no such field (audio,
+vectors) are not bounded.
 
 Parsers differ in which of two equal fields counts (Go's merges objects, and takes `Model` for `model`), so for a key
 with bounds these fields must be given once and in lower case.
@@ -50,10 +51,19 @@ LENGTHS: dict[str, tuple[Place, ...]] = {
     "ollama": (_OLLAMA_LENGTH,),
     "lmdeploy": (("request_output_len",), ("max_new_tokens",)),
 }
+#: By API: places of the number of answers to one prompt.
+COUNTS: dict[str, tuple[Place, ...]] = {
+    "openai, vllm, sglang, lmdeploy": (("n",), ("best_of",)),
+    "llamacpp": (("n_cmpl",),),
+    "vllm, sglang": (("sampling_params", "n"), ("sampling_params", "best_of")),
+    "tgi": (("parameters", "best_of"), ("parameters", "n")),
+    "trtllm": (("beam_width",),),
+}
 _NAMES = [place for places in NAMES.values() for place in places]
 _LENGTHS = [place for places in LENGTHS.values() for place in places]
+_COUNTS = [place for places in COUNTS.values() for place in places]
 #: The values that a key's bounds apply to.
-_GUARDED = frozenset({"model", *[place[0] for place in (*_NAMES, *_LENGTHS)]})
+_GUARDED = frozenset({"model", *[place[0] for place in (*_NAMES, *_LENGTHS, *_COUNTS)]})
 
 _CHAT: tuple[Place, ...] = (("max_tokens",), ("max_completion_tokens",))
 _LLAMACPP: tuple[Place, ...] = (("n_predict",), ("max_tokens",))
@@ -114,16 +124,24 @@ class Asked:
                 elif value is not None:
                     raise BadBody(f"`{'.'.join(place)}` has to be a name, as this key's models are bounded.", place[0])
 
-    def bound(self, body: Body, path: str, most: int) -> tuple[Body, bool]:
-        """Returns the body with answers of at most `most` tokens each, and whether the bound was inserted.
+    def bound(self, body: Body, path: str, most: int, prompts: int) -> tuple[Body, bool]:
+        """Returns the body with at most `most` tokens in all answers to its `prompts`, and whether that was inserted.
 
         Raises `BadBody` if the request asks for more, or has to give the number that it wants.
         """
+        answers = prompts
+        for place, values in self._given(_COUNTS):
+            for value in values:
+                if value is not None:
+                    answers = max(answers, prompts * _whole(".".join(place), value, most))
+        each = most // answers
+        if not each:
+            raise BadBody(f"The request asks for {answers} answers; this key may ask for {most} tokens at most.", "n")
         told: set[Place] = set()
         for place, values in self._given(_LENGTHS):
             for value in values:
                 if value is not None:
-                    _check(".".join(place), value, most)
+                    _check(".".join(place), value, most, answers)
             if values and None not in values:
                 told.add(place)
         put_in = False
@@ -131,9 +149,9 @@ class Asked:
             if told.isdisjoint(places):
                 first = places[0]
                 if len(first) > 1:
-                    words = f"This key's answers have {most:,} tokens at most: set `{'.'.join(first)}`."
+                    words = f"This key's answers have {each:,} tokens at most: set `{'.'.join(first)}`."
                     raise BadBody(words, first[0])
-                body, put_in = set_field(body, first[0], b"%d" % most), True
+                body, put_in = set_field(body, first[0], b"%d" % each), True
         return body, put_in
 
     def _wanted(self, path: str) -> list[tuple[Place, ...]]:
@@ -174,8 +192,14 @@ def _inside(raw: bytes, place: Place, field: str, *, several: bool) -> Iterator[
         yield raw
 
 
-def _check(name: str, value: object, most: int) -> None:
+def _whole(name: str, value: object, most: int) -> int:
     if type(value) is not int or value < 1:
         raise BadBody(f"`{name}` has to be a whole number from 1 to {most}, as this key's answers are bounded.", name)
-    if value > most:
-        raise BadBody(f"`{name}` is {value}; this key may ask for {most} tokens at most.", name)
+    return value
+
+
+def _check(name: str, value: object, most: int, answers: int) -> None:
+    tokens = _whole(name, value, most)
+    if tokens * answers > most:
+        times = f" for each of {answers} answers" if answers > 1 else ""
+        raise BadBody(f"`{name}` is {tokens}{times}; this key may ask for {most} tokens at most.", name)

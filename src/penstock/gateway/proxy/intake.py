@@ -406,9 +406,9 @@ def _keep_to(rights: Rights, arrival: Arrival) -> None:
     most, peek = rights.max_output_tokens, arrival.peek
     if most is None or peek.text is None or arrival.route.pooled or arrival.route.kind is not PathKind.QUEUED:
         return
-    arrival.body, put_in = asked.bound(arrival.body, arrival.exchange.target_path, most)
+    arrival.body, put_in = asked.bound(arrival.body, arrival.exchange.target_path, most, arrival.contents.inputs)
     if put_in:
-        arrival.peek = msgspec.structs.replace(peek, output_tokens_max=most)
+        arrival.peek = msgspec.structs.replace(peek, output_tokens_max=most // max(1, arrival.contents.answers))
 
 
 class _Refused(Exception):  # noqa: N818
