@@ -18,8 +18,8 @@ import math
 from dataclasses import dataclass
 from itertools import combinations
 
-from penstock.core.queueing.entry import PASSED_MAX
 from penstock.core.values.actions import Dispatch
+from penstock.core.values.settings import PASSED_MAX
 from penstock.sim.world.report import priced
 from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import SimulatedJourney

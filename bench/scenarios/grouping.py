@@ -1,5 +1,6 @@
-"""The gain of waiting for a cached prefix, and its cost to tenants. Many tenants with a few shared documents on four
-engines, which are asked for more than they can serve.
+"""The gain of cached prefixes in the queue (waiting for the endpoint, going first in a flow), and its cost to tenants.
+
+Many tenants with a few shared documents on four engines, which are asked for more than they can serve.
 
 Half of the tenants ask about documents of 8,000 tokens that they all share, some more in demand than others; the other
 half ask about texts of their own, of half that length. All documents together are several times what one engine's cache
@@ -21,7 +22,7 @@ from bench.scenarios.base import ENGINE, Run, Setup, Variant
 from bench.scenarios.bound import BoundWatch
 from bench.workload import Lognormal
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.settings import Prices, RoutingSettings
+from penstock.core.values.settings import PASSED_MAX, Prices, RoutingSettings
 from penstock.sim.world.report import jain, percentile
 from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Stream
 from penstock.sim.world.world import World
@@ -65,16 +66,18 @@ def grouping(setup: Setup) -> RunResult:
     measures: list[Measure] = []
     runs: list[Run] = []
     for prices, suffix in ((Prices(), ""), (FULL, ", cached at full price")):
-        for kind, wait_s in (("none", 0.0), ("waits", None)):
+        for kind, wait_s, group in (("none", 0.0, 0), ("waits", None, 0), ("waits, warm first", None, PASSED_MAX)):
             watch = BoundWatch() if suffix else None
             name = kind + suffix
             if name in setup.without:
                 continue
-            done = _run(setup, name, wait_s, prices, watch)
+            done = _run(setup, name, RoutingSettings(affinity_wait_s=wait_s, prefix_group=group), prices, watch)
             runs.append(done)
             measures += _measures(done, setup, name, watch)
-    before, after = (next(m.value for m in measures if m.name == f"mean TTFT s: {n}") for n in ("none", "waits"))
-    measures.insert(0, Measure("mean TTFT: waits / none", after / before, at_most(0.95)))
+    before, after = (
+        next(m.value for m in measures if m.name == f"mean TTFT s: {n}") for n in ("none", "waits, warm first")
+    )
+    measures.insert(0, Measure("mean TTFT: waits, warm first / none", after / before, at_most(0.95)))
     lines = [
         done.line(group, lambda tenant, group=group: tenant.startswith(group))  # type: ignore[misc]
         for done in runs
@@ -111,12 +114,12 @@ def _measures(done: Run, setup: Setup, name: str, watch: BoundWatch | None) -> l
     ]
 
 
-def _run(setup: Setup, name: str, wait_s: float | None, prices: Prices, watch: BoundWatch | None) -> Run:
+def _run(setup: Setup, name: str, router: RoutingSettings, prices: Prices, watch: BoundWatch | None) -> Run:
     config = replace(ENGINE, max_num_seqs=SLOTS, block_size=BLOCK_TOKENS, kv_blocks=131_072 // BLOCK_TOKENS)
     settings = WorldSettings(
         scheduler=SchedulerSettings(
             routing="predicted_ttft",
-            router=RoutingSettings(affinity_wait_s=wait_s),
+            router=router,
             prices=prices,
             wait_s_max=600.0,
         ),

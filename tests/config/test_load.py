@@ -611,6 +611,10 @@ WRONG_VALUES = {
     "routing: {policy: round_robin, prefix_chunk: 128}": (
         "routing.prefix_chunk: means nothing with `policy: round_robin`, which compares no prompts"
     ),
+    "routing: {policy: round_robin, prefix_group: 8}": (
+        "routing.prefix_group: means nothing with `policy: round_robin`, which compares no prompts"
+    ),
+    "routing: {prefix_group: 33}": "routing.prefix_group: `33`: expected at most 32",
     "routing: {prefix_chunk: 16}": "routing.prefix_chunk: `16`: expected at least 64",
     "routing: {affinity_wait: 1m}": "routing.affinity_wait: is not shorter than `queue.max_wait` (`60s`)",
     "routing: {affinity_wait: -1}": "routing.affinity_wait: `-1`: expected at least 0",

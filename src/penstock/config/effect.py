@@ -76,7 +76,7 @@ def _without_queue(settings: Settings) -> Iterator[str]:
             named += [f"bands[{index}].{key}" for key in _written(band, *_OF_BANDS_QUEUES)]
     for index, tenant in enumerate(settings.tenants):
         named += [f"tenants[{index}].limits.{key}" for key in _written(tenant.limits, *_OF_WAITING_TENANTS)]
-    named += [f"routing.{key}" for key in _written(settings.routing, "affinity_wait")]
+    named += [f"routing.{key}" for key in _written(settings.routing, "affinity_wait", "prefix_group")]
     if named:
         yield f"with `queue.enabled: false` nothing waits, so these do nothing: {', '.join(named)}"
 

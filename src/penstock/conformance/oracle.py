@@ -8,7 +8,7 @@ its choice, and when the scheduler is done there must be no choice left, which i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.core.dispatch import admission
@@ -18,8 +18,9 @@ from penstock.core.dispatch.under_share import RESERVE_REVIEW_S
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.entry import PASSED_MAX, Entry
+from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node
+from penstock.core.values.settings import PASSED_MAX
 
 if TYPE_CHECKING:
     from penstock.core.scheduling.state import SchedulerState
@@ -28,6 +29,7 @@ ROUNDING_S = 1e-6
 ROUNDING = 1e-9  # of costs
 
 Choice = tuple[Entry, list[Endpoint]]
+PlacesOf = Callable[[Entry], list[Endpoint]]
 
 
 class Oracle:
@@ -67,12 +69,17 @@ class Oracle:
         assert choice is None, f"at {now} {choice[0].request} waits, and {choice[1]} are open to it"
 
     def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
-        """Within one flow and model, a request is passed only if it doesn't fit, may not run, or another was bumped."""
+        """Within one flow and model, a request is passed only if it doesn't fit, may not run, or another was bumped.
+
+        Or if another one's prompt is cached there, and then not too often.
+        """
         if entry.seq in self._state.queues.bands[entry.request.band].bumped:
             return
-        for other in self._state.queues.bands[entry.request.band].entries.values():
-            same = other.queue.node is entry.queue.node and other.request.model == entry.request.model
-            if same and (other.queue.key, other.seq) < (entry.queue.key, entry.seq) and not self._tenant_held(other):
+        groups = self._state.router.groups
+        for other in self._leaf(entry):
+            if other in self._state.backfill.passed and other.backfilled <= groups and entry.request.prefix:
+                continue
+            if (other.queue.key, other.seq) < (entry.queue.key, entry.seq) and not self._tenant_held(other):
                 fitting = [endpoint for endpoint in endpoints if self._fits(other, endpoint, now)]
                 fitting = self._answered(other, fitting, self._known_open(other), now)
                 fit = bool(self._allowed(other, fitting, now))
@@ -143,6 +150,11 @@ class Oracle:
             passed += [x for x in order if not self._places(x, free, reserved, now, known=False)]
             for entry in passed:
                 self._reserve(entry, free, reserved, now, backfilled=entry.backfilled)
+
+        def places_of(other: Entry) -> list[Endpoint]:
+            places = self._places(other, free, reserved, now, known=known)
+            return [e for e in places if self._in_bound(other, e, passed, now)]
+
         for number, line in enumerate(lines):
             looked_at, ahead = 0, set[tuple[Node, str]]()
             for entry in line:
@@ -152,10 +164,10 @@ class Oracle:
                     looked_at += 1
                     continue
                 if places := self._places(entry, free, reserved, now, known=known):
-                    if number > 0:  # a bumped request goes first
-                        places = [e for e in places if self._in_bound(entry, e, passed, now)]
-                    if places:
+                    if number == 0:  # a bumped request goes first
                         return entry, places
+                    if places := [e for e in places if self._in_bound(entry, e, passed, now)]:
+                        return self._warm_first(entry, places, places_of, discount, now)
                     ahead.add((entry.node_of(), entry.request.model))
                     looked_at += 1
                     continue
@@ -167,6 +179,32 @@ class Oracle:
                 passed.append(entry)
                 self._reserve(entry, free, reserved, now, backfilled=entry.backfilled - (entry in discount))
         return None
+
+    def _warm_first(
+        self, entry: Entry, places: list[Endpoint], places_of: PlacesOf, discount: set[Entry], now: float
+    ) -> Choice:
+        """A request behind `entry` in its leaf goes first if its prompt is cached at one of `places`."""
+        state, overtaken = self._state, [entry]
+        most, warm_keys = state.router.groups, state.router.warm_keys(entry, places, now)
+        for other in sorted((x for x in self._leaf(entry) if _rank(x) > _rank(entry)), key=_rank):
+            may_pass = all(
+                other.request.priority == x.request.priority
+                and other.queue.deadline_s <= x.queue.deadline_s
+                and (x.backfilled - (x in discount) < most or (x.affinity.may_wait and state.affinity.waits(x, now)))
+                for x in overtaken
+            )
+            warm = state.router.warmer(other, entry, warm_keys, places, now) if may_pass else []
+            if warm and (warm := [e for e in places_of(other) if e in warm]):
+                return other, warm
+            overtaken.append(other)
+            if len(overtaken) > PASSED_MAX:
+                break
+        return entry, places
+
+    def _leaf(self, entry: Entry) -> list[Entry]:
+        """Returns the waiting requests of the same flow and model."""
+        waiting = self._state.queues.bands[entry.request.band].entries.values()
+        return [x for x in waiting if x.queue.node is entry.queue.node and x.request.model == entry.request.model]
 
     def _reserve(
         self, entry: Entry, free: list[Endpoint], reserved: set[Endpoint], now: float, *, backfilled: int

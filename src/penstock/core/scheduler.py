@@ -296,6 +296,7 @@ class Scheduler(Questions):
     def _cache_known(self, entry: Entry, now: float) -> list[Action]:
         state = self._state
         state.affinity.told(entry)
+        state.router.told(entry)
         state.look(entry, now)
         for endpoint in state.pool:
             if endpoint.serves(entry.model):

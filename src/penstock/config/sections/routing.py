@@ -14,10 +14,8 @@ from penstock.config.sections.locality import LmCacheSection
 from penstock.config.sections.policies import RoutingName, traits
 from penstock.config.sections.section import Section, setting
 from penstock.core.values.request import PREFIX_CHUNK_BYTES
+from penstock.core.values.settings import PASSED_MAX
 
-_WAITS_FOR_PREFIX = (
-    "requests with a common prefix now wait for the endpoint that holds it, at most `routing.affinity_wait`"
-)
 WITHOUT_PREFERENCE = ("lmetric",)  # although they look at prefixes
 
 
@@ -87,8 +85,7 @@ class RoutingSection(Section):
     """The choice among endpoints with room."""
 
     removed: ClassVar[dict[str, str]] = {
-        "prefix_group": f"delete it: {_WAITS_FOR_PREFIX}",
-        "prefix_group_tokens": f"delete it: {_WAITS_FOR_PREFIX}",
+        "prefix_group_tokens": "delete it: a prompt is cached if most of what it does not share with others is",
     }
     policy: RoutingName = setting("predicted_ttft", "The routing policy; see docs/policies.")
     session: SessionSection = SessionSection()
@@ -103,6 +100,13 @@ class RoutingSection(Section):
         "How long a request waits for the endpoint of its session or prefix while another one is open. `auto`: with "
         "`policy: predicted_ttft` as long as that costs queued requests less than recomputing its prompt "
         "(docs/policies); otherwise 0.",
+    )
+    prefix_group: values.Whole = setting(
+        PASSED_MAX,
+        "How often a queued request may be passed by others of its flow because their prompts are cached at the "
+        "endpoint that has room. `0`: never.",
+        ge=0,
+        le=PASSED_MAX,
     )
     prefix_chunk: values.Whole = setting(
         PREFIX_CHUNK_BYTES,
@@ -184,5 +188,7 @@ def _of_caches(routing: RoutingSection) -> Found:
         yield problem(("routing", "locality"), "`prefix` goes by our own history alone", "write `policy: kv`")
     elif routing.locality != "history" and not by_cache(policy):
         yield problem(("routing", "locality"), f"`{policy}` does not use cached prefixes", "write `policy: kv`")
+    if routing.prefix_group not in (0, PASSED_MAX) and not by_cache(policy):
+        yield problem(("routing", "prefix_group"), f"means nothing with `policy: {policy}`, which compares no prompts")
     if routing.prefix_chunk != PREFIX_CHUNK_BYTES and not by_cache(policy):
         yield problem(("routing", "prefix_chunk"), f"means nothing with `policy: {policy}`, which compares no prompts")

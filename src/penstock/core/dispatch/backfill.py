@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.charges import Charges
-from penstock.core.queueing.entry import PASSED_MAX, Entry
+from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node, QueueTree, lead
+from penstock.core.values.settings import PASSED_MAX
 
 EPSILON = 1e-9  # of sums of the same costs, made in another order
 

@@ -16,12 +16,12 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.entry import PASSED_MAX, Entry
+from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.values.catalogue import Cause
-from penstock.core.values.settings import AdmissionSettings, BandSettings
+from penstock.core.values.settings import PASSED_MAX, AdmissionSettings, BandSettings
 
 UNBOUNDED = (math.inf, math.inf)
 _AWAY = (Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD, Cause.EJECTED, Cause.STUCK)  # not busy with others' requests

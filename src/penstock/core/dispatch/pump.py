@@ -4,6 +4,7 @@ The head of the fair order goes first. When it does not fit the room that is lef
 behind it may overtake it, within a window, so many times, and by so much; then room is reserved for it
 (docs/design.md#group-dispatch).
 When the slots that are left are reserved for flows under their fair share, only such flows are looked for.
+In the flow whose turn it is, a request whose prompt is cached where there is room goes first (`warm_first.py`).
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from penstock.core.dispatch.candidates import CandidateFilter
 from penstock.core.dispatch.operator_pauses import OperatorPauses
 from penstock.core.dispatch.prefill_stagger import PrefillStagger
 from penstock.core.dispatch.under_share import UnderShare
+from penstock.core.dispatch.warm_first import WarmFirst
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.capped_flows import CAPPED_MAX, CappedFlows
-from penstock.core.queueing.entry import PASSED_MAX, Entry
+from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node, top
 from penstock.core.queueing.promised_shares import PromisedShares
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
 from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.values.catalogue import Cause
+from penstock.core.values.settings import PASSED_MAX
 
 Found = tuple[Entry, list[Endpoint]]
 
@@ -49,6 +52,7 @@ class Pump:
         backfill: Backfill,
         candidates: CandidateFilter,
         stagger: PrefillStagger,
+        warm: WarmFirst,
         promised: PromisedShares,
         look: Callable[[Entry, float], bool],
     ) -> None:
@@ -62,6 +66,7 @@ class Pump:
         self._backfill = backfill
         self._candidates = candidates
         self._stagger = stagger
+        self._warm = warm
         self._promised = promised
         self._look = look  # the prefix again; True: more of it is cached by now
 
@@ -184,7 +189,7 @@ class Pump:
         if not endpoints and head.request.prefix and self._look(head, now):
             endpoints = self._candidates.fitting(head, free_to_head, now)
         if endpoints and (allowed := self._in_bound(head, endpoints, None, now)):  # of a scarce model some were passed
-            return head, allowed
+            return self._warm_first(head, allowed, None, now)
         found = None
         if self._under_share.is_over_share(head, now):  # room is left to others, which may stand far behind
             found = self._first_fit(self._under_share.in_order(band, head.request.model, now), free, now, head=head)
@@ -249,7 +254,7 @@ class Pump:
                 ):
                     return found
                 if allowed:
-                    return entry, allowed
+                    return (entry, allowed) if bumped else self._warm_first(entry, allowed, head, now)
                 if endpoints:
                     ahead.add((entry.node_of(), entry.request.model))
                     looked_at += 1
@@ -260,6 +265,14 @@ class Pump:
             self._backfill.passes(entry)
             self._backfill.reserve(entry, free, now)
         return None
+
+    def _warm_first(self, entry: Entry, endpoints: list[Endpoint], head: Entry | None, now: float) -> Found:
+        """Returns a request of the same flow and model whose prompt is cached there, or `entry` itself."""
+
+        def fitting(other: Entry, warm: list[Endpoint]) -> list[Endpoint]:
+            return self._in_bound(other, self._candidates.fitting(other, warm, now), head, now)
+
+        return self._warm.choose(entry, endpoints, fitting, now)
 
     def _waits_for_home(self, entry: Entry, waiting: list[Entry], now: float) -> bool:
         """True if a request waits for its own endpoint.

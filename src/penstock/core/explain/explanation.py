@@ -46,7 +46,7 @@ class Sent(msgspec.Struct):
     scored_by: str | None = None  #: the unit of the candidates' scores
     service: float = 0.0  #: of its flow by then, per weight: the least goes next
     virtual_time: float = 0.0  #: of its band: the service per weight of the flow served last
-    overtaken: int = 0  #: how often others went first because they fitted and it did not
+    overtaken: int = 0  #: how often others went first that fitted, or were cached, and it not
     decode_endpoint: str | None = None  #: the one that answers it, if another
     fallback: str | None = None  #: the one that a proxy sent it to instead, and that answers it
     decode_at_s: float | None = None  #: when it was handed over; None: its prompt is still being computed

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 _NOTHING = Estimate(1, 1)
-PASSED_MAX = 32  #: K, the bound on being passed (`core/dispatch/backfill.py`): past K, others wait, too
 
 
 class QueueRecord:
@@ -120,11 +119,21 @@ class ChargeRecord:
         self.output_seen = max(self.output_seen, output_tokens)
 
 
+class Alike:
+    """Queued requests that share half of their prompts."""
+
+    __slots__ = ("count", "sent")
+
+    def __init__(self, *, sent: bool) -> None:
+        self.count = 0
+        self.sent = sent  #: that half may be cached somewhere: it was sent there, or a source said so
+
+
 class RouteRecord:
     """The assumed locations of a request's cached prompt, as last checked."""
 
     __slots__ = (
-        "blocks", "cached_tokens", "keys_since", "located", "looked_up", "sought", "source", "twin_computing",
+        "alike", "blocks", "cached_tokens", "keys_since", "located", "looked_up", "sought", "source", "twin_computing",
         "uncached_tokens",
     )  # fmt: skip
 
@@ -138,6 +147,7 @@ class RouteRecord:
         self.twin_computing = False  #: the prefix is just being computed, for another request
         self.blocks: tuple[tuple[int, ...], int] | None = None  #: keys of its token blocks, and their size
         self.looked_up: tuple[Source, Mapping[str, int]] | None = None  #: the source, and tokens by endpoint
+        self.alike: Alike | None = None  #: queued requests that share half of it; while it waits
 
     def believe(self, cached_tokens: int, prompt_tokens: int) -> None:
         """Record `cached_tokens` of the prompt: the most at any endpoint or, once sent, at its endpoint."""
@@ -215,7 +225,7 @@ class Entry:
         self.charge = ChargeRecord()
         self.route = RouteRecord()
         self.affinity = NO_AFFINITY
-        self.backfilled = 0  # how often smaller requests that fit passed it
+        self.backfilled = 0  # how often requests passed it that fit, or are cached
         self.retry = NO_RETRY
 
     def expect(self, estimate: Estimate, *, whole: bool = True) -> None:

@@ -11,19 +11,22 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.lifecycle import State
 
+FRONT = 128  # entries put in order at once: each is looked at several times before it is gone
 AGEING_WORK_PER_S = 50.0  # a request of 1,500 tokens is overtaken for at most half a minute, then it is the oldest
 
 
 class Leaf:
     """A queue ordered by (key, arrival)."""
 
-    __slots__ = ("_heap", "calm_s", "live")
+    __slots__ = ("_front", "_heap", "calm_s", "live")
 
     def __init__(self) -> None:
+        self._front: list[Entry] = []  # the first ones in order, as far as they were looked for
         self._heap: list[tuple[tuple[int, float], int, int, Entry]] = []
         self.live = 0
         self.calm_s = math.inf  # when a short wait was last seen; only for bands with shedding
@@ -36,11 +39,18 @@ class Leaf:
         entry.queue.visit += 1
         heapq.heappush(self._heap, (entry.queue.key, entry.seq, entry.queue.visit, entry))
         self.live += 1
+        front = self._front
+        if front and (entry.queue.key, entry.seq) < (front[-1].queue.key, front[-1].seq):
+            front.clear()
+        elif len(front) == self.live - 1 < FRONT:
+            front.append(entry)
 
     def remove(self, entry: Entry) -> None:
         """Remove `entry` from any position, after its state has ceased to be `WAITING`."""
         assert entry.state is not State.WAITING
         self.live -= 1
+        if entry in self._front:
+            self._front.remove(entry)
         if len(self._heap) > 2 * self.live + 16:
             self._heap = [item for item in self._heap if _alive(item)]
             heapq.heapify(self._heap)
@@ -51,6 +61,7 @@ class Leaf:
         """Sort the entries again, because their keys have changed."""
         self._heap = [(item[3].queue.key, *item[1:]) for item in self._heap if _alive(item)]
         heapq.heapify(self._heap)
+        self._front.clear()
 
     def head(self) -> Entry | None:
         """Returns the next entry; None if the queue is empty."""
@@ -78,6 +89,12 @@ class Leaf:
             for child in (2 * at + 1, 2 * at + 2):
                 if child < len(heap):
                     heapq.heappush(front, (heap[child][0], heap[child][1], child))
+
+    def front(self, count: int) -> list[Entry]:
+        """Returns the first `count` entries in order, at most half of `FRONT`. Most are known from the last time."""
+        if len(self._front) < min(count, self.live):
+            self._front = list(islice(self.in_order(), FRONT))
+        return self._front[:count]
 
     def _trim(self) -> None:
         heap = self._heap

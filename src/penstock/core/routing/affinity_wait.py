@@ -16,9 +16,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.queueing.entry import PASSED_MAX, Entry
+from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.routing.router import Router
+from penstock.core.values.settings import PASSED_MAX
 
 SCORE_HOLDS_S = 0.05  # a score is not computed again for so long: some engine steps
 WAITING_MAX = 4 * PASSED_MAX  # each turn of the pump passes all of them, at about half a microsecond each

@@ -182,6 +182,22 @@ class PrefixIndex:
         levels.append((bits, depth))
         return levels
 
+    def holders(self, key: Key) -> int:
+        """Returns the endpoints (as bits) that hold a block, and so all before it."""
+        return self._holders.get(key, 0)
+
+    def depth(self, keys: Sequence[Key], endpoints: Iterable[int]) -> int:
+        """Returns how many of the leading blocks one of the `endpoints` holds, at most."""
+        bits = sum([self.bit(endpoint) for endpoint in endpoints])
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._holders.get(keys[middle - 1], 0) & bits:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def bit(self, endpoint: int) -> int:
         """Returns the endpoint's bit in `levels`; 0 if it is unknown."""
         return self.bits.get(endpoint, 0)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.pool import Pool
-from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.entry import Alike, Entry
 from penstock.core.routing.hit_prediction import HitPredictions
 from penstock.core.routing.hot_prefixes import HotPrefixes
 from penstock.core.routing.last_sent import LastSent
@@ -25,6 +25,7 @@ from penstock.core.values.located import NOWHERE, Located, Sought, Source, bits_
 from penstock.core.values.request import Key, Request, Usage
 from penstock.core.values.settings import RoutingSettings
 
+MUCH_SHORTER = 8  # times: then a prompt displaces little of another one from a cache
 SHRINK, GROW = 0.9, 1.01  # of an endpoint's history, when it claims too much and when it is right
 
 
@@ -42,6 +43,8 @@ class Router:
         self._last_sent = LastSent()
         # The last comparison in this moment, for the choice that follows it: of a request, by what was located.
         self._compared: tuple[Entry, float, Located, Sought | None, Context] | None = None
+        self._queued: dict[Key, Alike] = {}  # by the middle of their prompts
+        self.may_be_warm = 0  #: queued requests that share half of their prompts with one that was sent
         self._doubted: dict[int, Endpoint] = {}  # did not answer, and may be other processes by now
         self._choose_policy(policy, settings)
 
@@ -57,6 +60,7 @@ class Router:
         self.weighs_wait = wait_s is None and policy_.weighs_wait
         self.prefers = wait_s is not None and wait_s > 0 and (policy_.uses_prefix or policy_.uses_session)
         self.strict = settings.strict_sessions and self._policy.uses_session
+        self.groups = settings.prefix_group if policy_.uses_prefix else 0
 
     # --- one request --------------------------------------------------------------------------------------------
 
@@ -95,7 +99,7 @@ class Router:
                     entry.route.twin_computing = bool(depth) and _being_computed(prefix[depth - 1], depth, chosen)
                     entry.route.keys_since = self._history.since(chosen.index, prefix[depth - 1]) if depth else 0
                     self._hot.used(prefix[located.levels[-1][1] - 1], now)
-                self._history.store(chosen.index, prefix)
+                self._sent_there(prefix, chosen)
         else:
             if entry.route.cached_tokens:  # believed under another policy, before the settings changed
                 entry.route.located, entry.route.source, entry.route.twin_computing = NOWHERE, None, False
@@ -136,7 +140,7 @@ class Router:
         """Note that a prompt with this `prefix` was sent to an endpoint by another scheduler."""
         if self._policy.weighs_load:
             self._last_sent.sent(prefix, endpoint.index)
-        self._history.store(endpoint.index, prefix)
+        self._sent_there(prefix, endpoint)
 
     def lived(self, model: str, session: str, endpoint: str) -> None:
         """Record a session's endpoint chosen by another scheduler, unless a newer one is known."""
@@ -222,6 +226,80 @@ class Router:
             return endpoints
         least = min([endpoint.price for endpoint in of], default=0.0)
         return [endpoint for endpoint in endpoints if endpoint.price <= least]
+
+    def waits(self, entry: Entry) -> None:
+        """Note that a request is queued."""
+        if (prefix := entry.request.prefix) and self._policy.uses_prefix:
+            middle = _middle(prefix)
+            alike = self._queued.get(middle)
+            if alike is None:
+                alike = self._queued[middle] = Alike(sent=self._history.holders(middle) != 0)
+            entry.route.alike = alike
+            alike.count += 1
+            self.may_be_warm += alike.sent
+            if not self._by_history(entry, -math.inf):
+                self.told(entry)
+
+    def left(self, entry: Entry) -> None:
+        """Note that a request is no longer queued."""
+        if (alike := entry.route.alike) is not None:
+            entry.route.alike = None
+            alike.count -= 1
+            self.may_be_warm -= alike.sent
+            if not alike.count:
+                del self._queued[_middle(entry.request.prefix)]
+
+    def told(self, entry: Entry) -> None:
+        """Note that a source better than our history knows of a queued request's prompt."""
+        if entry.route.alike is not None:
+            self._sent(entry.route.alike)
+
+    def _sent(self, alike: Alike) -> None:
+        if not alike.sent:
+            alike.sent = True
+            self.may_be_warm += alike.count
+
+    def _sent_there(self, prefix: Sequence[Key], endpoint: Endpoint) -> None:
+        """Note that an endpoint was sent a prompt: queued ones that share half of theirs with it may be warm there."""
+        self._history.store(endpoint.index, prefix)
+        if self._queued:
+            for middle in self._queued.keys() & prefix:
+                self._sent(self._queued[middle])
+
+    def warm_keys(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> int:
+        """Returns how many keys of the prompt of `entry` one of `endpoints` holds, at most."""
+        if self._by_history(entry, now):
+            return self._history.depth(entry.request.prefix, [e.index for e in endpoints])
+        located = self._located(entry, now)
+        return located.keys_in(max([located.tokens(e.index) for e in endpoints]))
+
+    def warmer(
+        self, entry: Entry, than: Entry, warm_keys: int, endpoints: Sequence[Endpoint], now: float
+    ) -> list[Endpoint]:
+        """Returns those of `endpoints` that hold most of the prompt of `entry`, if none holds most of the other's.
+
+        What both prompts have in common does not count, and a much shorter prompt displaces too little to matter.
+        `warm_keys`: how much of the other one they hold; nothing is returned unless it is less.
+        """
+        prefix, others = entry.request.prefix, than.request.prefix
+        if len(prefix) <= warm_keys:
+            return []
+        if self._by_history(entry, now) and not self._history.holders(prefix[warm_keys]):
+            return []  # as most: where a prompt is common to all, none holds more
+        common = shared(prefix, others)
+        own, other = len(prefix) - common, len(others) - common
+        if MUCH_SHORTER * other < own or 2 * (warm_keys - common) >= other:
+            return []
+        return self._hold(entry, max(common + (own + 1) // 2, warm_keys + 1), endpoints, now)
+
+    def _hold(self, entry: Entry, depth: int, endpoints: Sequence[Endpoint], now: float) -> list[Endpoint]:
+        """Returns the endpoints that hold so many keys of a prompt."""
+        if self._by_history(entry, now):
+            holders = self._history.holders(entry.request.prefix[depth - 1])
+            return [e for e in endpoints if holders & self._history.bit(e.index)] if holders else []
+        located = self._located(entry, now)
+        tokens = located.tokens_at(depth)
+        return [e for e in endpoints if located.tokens(e.index) >= tokens]
 
     def home(self, request: Request, now: float, *, whole: bool) -> Endpoint | None:
         """Returns the endpoint of the request's session, if it is alive and may compute its prompt, or None."""
@@ -388,13 +466,11 @@ class Router:
 
     def _located(self, entry: Entry, now: float) -> Located:
         request, sources = entry.request, self.sources
-        by_history = entry.route.blocks is None and entry.route.looked_up is None
-        if by_history:
-            if not request.prefix:
-                return NOWHERE
-            by_history = now >= sources.off_until_s and not self._doubted
-            if by_history and entry.route.located.version == self._history.version:
-                return entry.route.located  # as last looked at, and nothing has happened since
+        if not request.prefix and entry.route.blocks is None and entry.route.looked_up is None:
+            return NOWHERE
+        by_history = self._by_history(entry, now)
+        if by_history and entry.route.located.version == self._history.version:
+            return entry.route.located  # as last looked at, and nothing has happened since
         located = Located(self._history.bits)
         if by_history:
             located.version = self._history.version
@@ -415,6 +491,15 @@ class Router:
             told = {e.index: by_name.get(e.name, 0) for e in self._pool}
             self._say(source, told, request, located, now)
         return located
+
+    def _by_history(self, entry: Entry, now: float) -> bool:
+        """True if our history is all that is known of a prompt, and trusted about all endpoints."""
+        return (
+            entry.route.blocks is None
+            and entry.route.looked_up is None
+            and now >= self.sources.off_until_s
+            and not self._doubted
+        )
 
     def _say(self, source: Source, told: Mapping[int, int], request: Request, located: Located, now: float) -> None:
         """Prefer a source better than our history, except for prefixes being computed, which will be there."""
@@ -438,6 +523,10 @@ class Router:
         limit = history.limit_of(index)
         limit = int(limit * GROW) + 1 if right else min(limit, int(keys_since * SHRINK))
         history.limit(index, limit)
+
+
+def _middle(prefix: Sequence[Key]) -> Key:
+    return prefix[(len(prefix) - 1) // 2]
 
 
 def _being_computed(key: Key, depth: int, endpoint: Endpoint) -> bool:

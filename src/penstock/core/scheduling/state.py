@@ -15,6 +15,7 @@ from penstock.core.dispatch.prefill_stagger import PrefillStagger
 from penstock.core.dispatch.pump import Pump
 from penstock.core.dispatch.reserved_slots import ReservedSlots
 from penstock.core.dispatch.under_share import UnderShare
+from penstock.core.dispatch.warm_first import WarmFirst
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.explain.recorder import Recorder
@@ -121,6 +122,7 @@ class SchedulerState:
             backfill=self.backfill,
             candidates=self.candidates,
             stagger=self.stagger,
+            warm=WarmFirst(self.router, self.affinity, self.backfill),
             promised=self.promised,
             look=self.look,
         )

@@ -131,6 +131,7 @@ def forget(state: SchedulerState, entry: Entry) -> None:
 def unqueue(state: SchedulerState, entry: Entry, event: Event, now: float) -> None:
     """Take a queued request out of the queue and all counts, because of `event`."""
     state.queues.remove(entry, event)
+    state.router.left(entry)
     entry.queue.left(now)
     state.quotas.unqueued(entry.accounts, entry.request.body_bytes, entry.estimate.prompt_tokens)
     state.timers.cancel(entry.seq)
@@ -220,6 +221,7 @@ def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
     if entry.model not in band.tree.root.backlog and state.pump.holds(entry.model, band):
         band.tree.held.add(entry.model)
     state.queues.push(entry)
+    state.router.waits(entry)
     codel.entered(band.settings, entry, now)
     state.quotas.queued(entry.accounts, entry.request.body_bytes, entry.estimate.prompt_tokens)
     if state.quotas.at_limit(entry.accounts):

@@ -91,12 +91,18 @@ class HealthSettings(msgspec.Struct, frozen=True):
     panic_threshold: float = 0.5
 
 
+PASSED_MAX = 32  #: K, the bound on being passed (`core/dispatch/backfill.py`): past K, others wait, too
+
+
 class RoutingSettings(msgspec.Struct, frozen=True):
     """The policies' settings, and how long a request waits for its preferred endpoint."""
 
     affinity_escape_s: float = 2.0
     affinity_wait_s: float | None = None  #: None: as long as the policy finds it worthwhile
     imbalance_threshold: float = math.inf
+    prefix_group: int = (
+        PASSED_MAX  #: how often a request is passed in its flow by others whose prompts are cached; 0: never
+    )
     price_weight_s: float = math.inf  #: how much later a first token may be per unit that an endpoint is cheaper
     strict_sessions: bool = False  #: a session goes nowhere but home while that one is alive
 

@@ -103,7 +103,7 @@ def _sent(told: Explanation, sent: Sent) -> list[str]:
     stood = f"this one stood at {sent.service:,.0f}, the one served last at {sent.virtual_time:,.0f}"
     lines = [f"{line}. The next turn in a band goes to the {flow} that got least for its weight: {stood}."]
     if sent.overtaken:
-        lines.append(f"It was passed over {sent.overtaken} times by others that fitted.")
+        lines.append(f"It was passed over {sent.overtaken} times by others that fitted or were cached.")
     if sent.fallback is not None:
         lines.append(f"The proxy got no answer there, and sent it to its fallback {short_name(sent.fallback)}.")
     if sent.decode_endpoint is not None:
