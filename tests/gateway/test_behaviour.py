@@ -184,7 +184,6 @@ def test_the_numbers_that_cannot_be_set_are_the_codes() -> None:
     for told in (
         f"closed after {limits.first_request_timeout_s:g} s",
         f"closed after {upstream.idle_s:g} s",
-        f"{limits.body_timeout_total_s:g} s for a body in all",
         f"more than {limits.header_count_max} lines",
         f"{limits.pipelined_bytes_max // 1024} KiB ahead",
         "at least every 15 s",

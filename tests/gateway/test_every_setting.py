@@ -157,6 +157,7 @@ HELD_BY: dict[str, str] = {
     "timeouts.between_bytes": "failures::test_an_engine_that_falls_silent_in_mid_answer_is_given_up",
     "timeouts.client_header": "behaviour::test_a_slow_head_is_a_408",
     "timeouts.client_body": "bad_input::test_a_length_that_is_too_long_or_a_chunked_body_that_stops_is_a_408",
+    "timeouts.client_body_total": "bad_input::test_a_body_that_drips_is_a_408_when_its_time_in_all_is_over",
     "timeouts.client_write": "failures::test_a_client_that_stops_reading_stops_the_engines_stream_and_then_loses_its_connection",
     "timeouts.client_idle": "behaviour::test_an_idle_client_connection_is_kept_and_announced_for_the_configured_time",
     "limits.max_body": "bad_input::test_a_chunked_body_is_refused_at_the_byte_that_is_too_many",

@@ -268,7 +268,13 @@ class Timeouts(Section):
     first_byte: values.Duration = setting(600.0, "From sending a request to the first byte of the answer.", gt=0)
     between_bytes: values.Duration = setting(120.0, "Between two chunks of an answer.", gt=0)
     client_header: values.Duration = setting(10.0, "For receiving a request's head.", gt=0)
-    client_body: values.Duration = setting(60.0, "For receiving a request's body.", gt=0)
+    client_body: values.Duration = setting(60.0, "Between two pieces of a request's body.", gt=0)
+    client_body_total: values.Duration = setting(
+        600.0,
+        "For a whole body; for the upload of a file longer by as much as `batch.limits.max_file` is larger than "
+        "`limits.max_body`.",
+        gt=0,
+    )
     client_write: values.Duration = setting(60.0, "For a client to accept the next chunk of an answer.", gt=0)
     client_idle: values.Duration = setting(
         620.0,

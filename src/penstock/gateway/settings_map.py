@@ -172,6 +172,7 @@ def server_limits(settings: Settings) -> ServerLimits:
         connections_per_address_max=limits.max_connections_per_address,
         header_timeout_s=timeouts.client_header,
         body_timeout_s=timeouts.client_body,
+        body_timeout_total_s=timeouts.client_body_total,
         write_timeout_s=timeouts.client_write,
         keepalive_timeout_s=timeouts.client_idle,
     )

@@ -1,7 +1,8 @@
 """How is a packed body unpacked without being flooded by it? In steps, and each piece is counted before it is kept.
 
-A kilobyte may unpack to a megabyte, so there are three bounds: the size of one body, its size as a multiple of the
-packed one, and the size of all bodies in memory together. gzip and deflate are unpacked, which the standard library
+A kilobyte may unpack to a megabyte, so there are four bounds: the size of one body, its size as a multiple of the
+packed one, the size of all bodies in memory together, and of those being unpacked (`Unpacking`): a body that turns out
+to be nothing is gone before the next bomb is as large. gzip and deflate are unpacked, which the standard library
 can do; any other coding is refused with the names of these (RFC 9110, 15.5.16).
 """
 
@@ -91,6 +92,51 @@ def inflate(body: bytes, coding: str, bytes_max: int, hold: Callable[[int], bool
         if not piece and not data and not inflater.eof:
             raise BadPacking(f"The body is not valid {coding}: it is cut short.")
         yield
+
+
+class Unpacking:
+    """The room of bodies that are being unpacked, or were and are being read. All of them share `bytes_max`.
+
+    A body that finds no room waits, except for the oldest: one always goes on, up to the size that a body may have. So
+    they take at most that size more than `bytes_max`.
+    """
+
+    __slots__ = ("_under_way", "bytes", "bytes_max")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0  #: unpacked so far, of all
+        self._under_way: dict[int, int] = {}  # by place, the oldest first: its bytes
+
+    def enter(self) -> int:
+        """Returns a new body's place. `leave` must follow."""
+        place = next(reversed(self._under_way), 0) + 1
+        self._under_way[place] = 0
+        return place
+
+    def leave(self, place: int) -> None:
+        """The body is read, refused or gone: others may take its room."""
+        self.bytes -= self._under_way.pop(place)
+
+    def inflate(
+        self, place: int, body: bytes, coding: str, bytes_max: int, hold: Callable[[int], bool]
+    ) -> Generator[None, None, bytes]:
+        """`inflate`, with waits. Raises as it does."""
+
+        def count(size: int) -> bool:
+            self.bytes += size
+            self._under_way[place] += size
+            return hold(size)
+
+        steps = inflate(body, coding, bytes_max, count)
+        while True:
+            if self.bytes + _STEP_BYTES <= self.bytes_max or next(iter(self._under_way)) == place:
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    whole: bytes = end.value
+                    return whole
+            yield
 
 
 def _deflate_bits(body: bytes) -> int:

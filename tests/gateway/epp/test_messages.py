@@ -432,6 +432,17 @@ async def test_a_body_that_never_ends_is_a_408(world: World) -> None:
         assert (await stream.refused())[0] == 408
 
 
+async def test_a_body_that_drips_is_a_408_when_its_time_in_all_is_over(world: World) -> None:
+    async with pool(world, 1, timeouts={"client_body_total": 0.3}) as its:
+        stream = its.stream()
+        await stream.head()
+        refused = asyncio.ensure_future(stream.refused())
+        while not refused.done():
+            await stream.say(request_body=ext_proc.HttpBody(body=b" "))
+            await asyncio.sleep(0.02)
+        assert (await refused)[0] == 408
+
+
 async def test_headers_that_are_no_utf8_pass(world: World) -> None:
     async with pool(world, 1) as its:
         stream = its.stream()

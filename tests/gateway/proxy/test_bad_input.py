@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from typing import Any
@@ -328,6 +329,19 @@ async def test_a_length_that_is_too_long_or_a_chunked_body_that_stops_is_a_408(w
     stopping = [b'content-length: 100\r\n\r\n{"model":', b'transfer-encoding: chunked\r\n\r\n9\r\n{"model":\r\n']
     for body in stopping:
         judged(await early(await world.client(head + body)), path, 408, "client_timeout")
+    await served(world)
+
+
+@BOTH
+async def test_a_body_that_drips_is_a_408_when_its_time_in_all_is_over(world: World, path: str) -> None:
+    await world.engine()
+    await world.gateway(timeouts={"client_body_total": 0.3})
+    client = await world.client(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{{".encode())
+    reading = asyncio.ensure_future(early(client))
+    while not reading.done():
+        client.send(b" ")
+        await asyncio.sleep(0.02)
+    judged(await reading, path, 408, "client_timeout")
     await served(world)
 
 

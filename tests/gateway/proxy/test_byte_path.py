@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 import sys
 import zlib
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.gateway.openai.answers.answer import AnswerReader
-from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, inflate
+from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, Unpacking, inflate
 from tests.gateway.conftest import World, chat, request, run
 from tests.patience import WAIT_S
 
@@ -144,6 +146,44 @@ async def test_a_bomb_is_refused_before_it_is_unpacked(world: World) -> None:
     answer = await world.ask(body=body, headers={"content-encoding": "gzip"})
     assert (answer.status, answer.error()["code"]) == (413, "request_too_large")
     assert "100 times" in answer.error()["message"]
+    assert world.gate.server.bodies_bytes == 0
+
+
+def test_bodies_that_are_being_unpacked_share_their_room() -> None:
+    """Ten of a megabyte each, a step of each in turn: never more than one beyond the room of one is there."""
+    room, size = Unpacking(1 << 20), 1 << 20
+    packed, left, most = gzip.compress(bytes(size)), [], 0
+
+    def unpack(at: int) -> Generator[None, None, None]:
+        place = room.enter()
+        try:
+            body = yield from room.inflate(place, packed, "gzip", size, lambda _: True)
+            assert body == bytes(size)
+            yield  # it is read
+        finally:
+            room.leave(place)
+            left.append(at)
+
+    works = [(at, unpack(at)) for at in range(10)]
+    for turn in range(1000):
+        for at, work in works:
+            if at == 3 and turn == 2:
+                work.close()  # its client has gone
+            next(work, None)
+            most = max(most, room.bytes)
+    assert sorted(left) == list(range(10))
+    assert 1 << 20 < most <= 2 << 20
+    assert room.bytes == 0
+
+
+async def test_many_packed_bodies_at_once_are_all_served(world: World) -> None:
+    engine = await world.engine(slots=16)
+    await world.gateway(slots=16, limits={"max_body": 600_000})
+    words = random.Random(1).randbytes(250_000).hex()
+    packed = gzip.compress(json.dumps({**chat(), "unknown": words}).encode(), 1)
+    asked = [world.ask(body=packed, headers={"content-encoding": "gzip"}) for _ in range(12)]
+    assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 12
+    assert len(engine.log.entries) == 12
     assert world.gate.server.bodies_bytes == 0
 
 

@@ -52,6 +52,7 @@ class Picker:
         """Take new requests by these bounds."""
         self.body_bytes_max = settings.limits.max_body
         self.body_timeout_s = settings.timeouts.client_body
+        self.body_timeout_total_s = settings.timeouts.client_body_total
         self.fallbacks_max = settings.epp.fallbacks
         self._sample_every = settings.epp.sample_every
 

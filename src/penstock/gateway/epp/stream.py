@@ -26,6 +26,7 @@ from penstock.gateway.openai.routes import Route
 from penstock.http.client.call import Payload
 from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamErrorKind
 from penstock.http.server.server import Header, Refusal
+from penstock.http.server.timer import DeadlineTimer
 
 Request, Response = ext_proc.ProcessingRequest, ext_proc.ProcessingResponse
 PIECE_BYTES_MAX = 62_000  # of a body in one message: protocol 004
@@ -76,7 +77,8 @@ class ProxyStream:
         self._address = ""  # as it was picked, `ip:port`
         self._samples = False  # the body of this answer is asked for, though the filter keeps bodies to itself
         self._shows_served = False  # the answer's head names its endpoint, which is for us only
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = DeadlineTimer(asyncio.get_running_loop(), self._too_slow)
+        self._body_until_s = 0.0
         self._woken: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -130,8 +132,7 @@ class ProxyStream:
 
     def _end(self) -> None:
         """The stream is over, whatever the reason."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.close()
         pick, self._body = self._pick, []
         if pick is None:
             return
@@ -202,7 +203,8 @@ class ProxyStream:
         if length.isdigit() and int(length[:12]) > picker.body_bytes_max:
             self._refuse(Refusal.REQUEST_TOO_LARGE)
             return
-        self._timer = asyncio.get_running_loop().call_later(picker.body_timeout_s, self._too_slow)
+        self._body_until_s = asyncio.get_running_loop().time() + picker.body_timeout_total_s
+        self._await_body()
         if self._modes.buffered:
             self._out.append(Response(request_headers=ext_proc.HeadersResponse()))
 
@@ -237,11 +239,16 @@ class ProxyStream:
             self._refuse(Refusal.TOO_MANY_BYTES)
         elif body.end_of_stream:
             self._complete()
+        else:
+            self._await_body()
+
+    def _await_body(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._timer.set(min(now_s + self._picker.body_timeout_s, self._body_until_s))
 
     def _complete(self) -> None:
         pick = self._pick
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.close()
         if pick is None or pick.over or self._whole or self._route is None:
             return
         self._whole = True

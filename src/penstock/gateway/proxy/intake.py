@@ -7,7 +7,7 @@ other steps are short. Requests made inside (batches) have their caller already,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
@@ -44,7 +44,7 @@ from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
 from penstock.http.inflate import TAKEN as PACKINGS
-from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, UnknownPacking, coding_of, inflate
+from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, UnknownPacking, Unpacking, coding_of
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Intake:
         self._callers = callers
         self._affinities = affinities
         self._slices = Slices()
+        self._unpacking = Unpacking(0)
         self._unnamed = Unnamed(means.driver, self._knows_models)
 
     def follow(self, settings: Settings) -> None:
@@ -90,7 +91,7 @@ class Intake:
         self._levels = settings.fairness.levels
         self._bands = [band.name for band in settings.bands]
         self._asks_usage = settings.accounting.usage == "auto"
-        self._body_bytes_max = settings.limits.max_body
+        self._body_bytes_max = self._unpacking.bytes_max = settings.limits.max_body
         self._profiles = profiles(settings)
         self._unnamed.follow(settings.queue)
 
@@ -106,28 +107,62 @@ class Intake:
                 extra = [(b"accept-encoding", PACKINGS)]
                 self._refusals.refuse(exchange, Reason.UNSUPPORTED_ENCODING, str(unknown), extra=extra)
                 return
+        arrival = Arrival(exchange, route, self._refusals.request_id(exchange), inflated=bool(coding))
         if coding:
-            self._inflate(exchange, route, coding, exchange.body, journey)
+            self._in_steps(arrival, self._unpack(arrival, coding, exchange.body), journey)
         else:
-            self._parse(Arrival(exchange, route, self._refusals.request_id(exchange)), exchange.body, journey)
+            self._parse(arrival, exchange.body, journey)
 
     def submit(self, exchange: Exchange, route: Route, caller: Caller, journey: type[QueuedJourney]) -> None:
         """Admit a request made inside, as `caller`."""
         arrival = Arrival(exchange, route, self._refusals.request_id(exchange), caller)
         self._parse(arrival, exchange.body, journey)
 
-    def _inflate(
-        self, exchange: Exchange, route: Route, coding: str, packed: bytes, journey: type[QueuedJourney]
-    ) -> None:
-        """Unpack a body, and go on with it."""
-        exchange.body = b""
+    # --- parse ------------------------------------------------------------------------------------------------
 
-        def done(body: bytes) -> None:
-            arrival = Arrival(exchange, route, self._refusals.request_id(exchange), inflated=True)
-            self._parse(arrival, body, journey)
+    def _parse(self, arrival: Arrival, body: bytes, journey: type[QueuedJourney]) -> None:
+        """Read what scheduling needs from a body: a small one at once, a large one in slices."""
+        exchange = arrival.exchange
+        if len(body) > ONE_STEP_BYTES or bodies.is_multipart(exchange.lookup.get(b"content-type")):
+            self._in_steps(arrival, self._reading(arrival, body), journey)
+            return
+        try:
+            read = bodies.read(bodies.unmarked(body), pooled=arrival.route.pooled)
+        except BadBody as problem:
+            self._refuse_body(exchange, problem)
+        else:
+            self._parsed(arrival, read, journey)
+
+    def _unpack(self, arrival: Arrival, coding: str, packed: bytes) -> Generator[None, None, Read]:
+        """Unpack a body and read it; its room is its own until then."""
+        room = self._unpacking
+        place = room.enter()
+        try:
+            body = yield from room.inflate(place, packed, coding, self._body_bytes_max, arrival.exchange.hold)
+            return (yield from self._reading(arrival, body))
+        finally:
+            room.leave(place)
+
+    def _reading(self, arrival: Arrival, body: bytes) -> Generator[None, None, Read]:
+        """Read a body of any size, or a form."""
+        exchange, pooled = arrival.exchange, arrival.route.pooled
+        content_type = exchange.lookup.get(b"content-type")
+        if bodies.is_multipart(content_type):
+            return (yield from read_form(body, content_type or b"", exchange.target_path, pooled=pooled))
+        body = bodies.unmarked(body)
+        if len(body) <= ONE_STEP_BYTES:
+            return bodies.read(body, pooled=pooled)
+        return (yield from bodies.read_large(body, pooled=pooled))
+
+    def _in_steps(self, arrival: Arrival, steps: Generator[None, None, Read], journey: type[QueuedJourney]) -> None:
+        """Take a body's steps between others' tokens, then go on with the request."""
+        exchange = arrival.exchange
+        exchange.body = b""  # the steps have it
 
         def failed(failure: Exception) -> None:
-            if isinstance(failure, BadPacking):
+            if isinstance(failure, BadBody):
+                self._refuse_body(exchange, failure)
+            elif isinstance(failure, BadPacking):
                 self._refusals.refuse(exchange, Reason.BAD_REQUEST, str(failure))
             elif isinstance(failure, InflatesTooFar):
                 self._refusals.refuse(exchange, Reason.REQUEST_TOO_LARGE, str(failure))
@@ -137,38 +172,6 @@ class Intake:
             else:
                 _broken(exchange, failure)
 
-        steps = inflate(packed, coding, self._body_bytes_max, exchange.hold)
-        self._slices.do(steps, done=done, failed=failed, gone=lambda: exchange.over)
-
-    # --- parse ------------------------------------------------------------------------------------------------
-
-    def _parse(self, arrival: Arrival, body: bytes, journey: type[QueuedJourney]) -> None:
-        """Read what scheduling needs from a body: a small one at once, a large one in slices."""
-        exchange, pooled = arrival.exchange, arrival.route.pooled
-        content_type = exchange.lookup.get(b"content-type")
-        form = bodies.is_multipart(content_type)
-        if not form:
-            body = bodies.unmarked(body)
-        if len(body) <= ONE_STEP_BYTES and not form:
-            try:
-                read = bodies.read(body, pooled=pooled)
-            except BadBody as problem:
-                self._refuse_body(exchange, problem)
-            else:
-                self._parsed(arrival, read, journey)
-            return
-        exchange.body = b""  # the steps have it
-
-        def failed(failure: Exception) -> None:
-            if isinstance(failure, BadBody):
-                self._refuse_body(exchange, failure)
-            else:
-                _broken(exchange, failure)
-
-        if form:
-            steps = read_form(body, content_type or b"", exchange.target_path, pooled=pooled)
-        else:
-            steps = bodies.read_large(body, pooled=pooled)
         self._slices.do(
             steps, done=lambda read: self._parsed(arrival, read, journey), failed=failed, gone=lambda: exchange.over
         )

@@ -255,12 +255,13 @@ class Connection:
         limits = self._limits
         if self._state == _HEAD:
             self._timer.set(self._received_s + limits.header_timeout_s)
-        elif self._exchange is not None and self._exchange.on_body is not None:
-            self._arm(limits.body_timeout_s)  # such a body may be of any size, so only a standstill is too long
+            return
+        total_s = limits.body_timeout_total_s
+        if self._exchange is not None and self._exchange.on_body is not None:
+            total_s *= max(1.0, reader.body_bytes_max / limits.body_bytes_max)  # no slower than the largest other body
         else:
-            deadline_s = self._loop.time() + limits.body_timeout_s
-            self._timer.set(min(deadline_s, self._received_s + limits.body_timeout_total_s))
             self._count(reader.body_bytes)
+        self._timer.set(min(self._loop.time() + limits.body_timeout_s, self._received_s + total_s))
 
     def _begin(self, reader: RequestReader) -> None:
         """The head is whole: show it to the handler, and decide whether the body may follow."""

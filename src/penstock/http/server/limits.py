@@ -23,7 +23,8 @@ class ServerLimits:
     connections_per_address_max: int | None = None  # of these; None: unlimited
     header_timeout_s: float = 10.0  # from a request's first byte to the blank line
     body_timeout_s: float = 60.0  # between two reads of a body
-    body_timeout_total_s: float = 600.0  # for a whole body: the largest, over a line of 1 Mbit/s, takes 540 s
+    body_timeout_total_s: float = 600.0  # for a whole body: the largest, over a line of 1 Mbit/s, takes 540 s; more for
+    # one that may be larger, as an upload, in proportion
     write_timeout_s: float = 60.0  # without progress, while output waits for the client
     first_request_timeout_s: float = 75.0  # without a byte of a new connection's first request
     keepalive_timeout_s: float = 620.0  # without a byte of the next request; announced to clients (`keep_alive_lines`)
