@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Callable
@@ -68,6 +69,21 @@ async def test_an_upload_that_the_server_refuses_is_let_go(
     await world.until(lambda: not service(gate).routes._calls._tasks)
     assert await rows(gate, "uploading") == 0
     assert (await Batches(world).upload(jsonl(line("a")))).status == 200
+
+
+async def test_an_upload_that_drips_is_let_go_when_its_time_in_all_is_over(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    gate = await gateway(
+        world, tmp_path, limits={"max_file": 30_000, "max_line": 20_000}, timeouts={"client_body_total": 0.3}
+    )
+    client = await world.client(too_slow(form(b"x" * 1000, purpose="batch"))[:-500])
+    reading = asyncio.ensure_future(client.answer())
+    while not reading.done():
+        client.send(b"x")
+        await asyncio.sleep(0.02)
+    assert (await reading).status == 408
+    await world.until(lambda: not service(gate).routes._uploads)
+    assert await rows(gate, "uploading") == 0
 
 
 async def test_one_tenants_slow_transfers_delay_no_other(world: World, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_bodies_that_are_being_unpacked_share_their_room() -> None:
 
 
 async def test_many_packed_bodies_at_once_are_all_served(world: World) -> None:
-    engine = await world.engine(slots=16)
+    engine = await world.engine()
     await world.gateway(slots=16, limits={"max_body": 600_000})
     words = random.Random(1).randbytes(250_000).hex()
     packed = gzip.compress(json.dumps({**chat(), "unknown": words}).encode(), 1)
