@@ -313,3 +313,33 @@ def test_a_total_is_a_number_to_act_on_or_none() -> None:
     assert total([Sample({}, 1.0), Sample({}, 2.0)]) == 3.0
     for bad in (None, [], [Sample({}, number(b"NaN"))], [Sample({}, 1.0), Sample({}, number(b"-1"))]):
         assert total(bad) is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "held", "running"),
+    [
+        ('vllm:lora_requests_info{max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters="c"} 1.7e9', 2, "ab"),
+        (
+            (
+                'vllm:lora_requests_info{max_lora="2",running_lora_adapters="b",waiting_lora_adapters=""} 1.8e9\n'
+                'vllm:lora_requests_info{max_lora="2",running_lora_adapters="a",waiting_lora_adapters=""} 1.7e9'
+            ),
+            2,
+            "b",
+        ),
+        ('vllm:lora_requests_info{max_lora="many",running_lora_adapters="",waiting_lora_adapters=""} 1.7e9', None, ""),
+        ("", None, ""),
+    ],
+)
+def test_the_latest_line_tells_the_adapters(lines: str, held: int | None, running: str) -> None:
+    page = f"vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n{lines}\n".encode()
+    reading = PageReader(ENGINES["vllm"]).observation(page, asked_s=0.0)
+    assert reading is not None
+    assert (reading.adapters_held, reading.adapters_running) == (held, tuple(running))
+
+
+def test_sglang_tells_how_many_adapters_it_holds() -> None:
+    page = b"sglang:num_running_reqs 1\nsglang:num_queue_reqs 0\nsglang:lora_pool_slots_total 8\n"
+    reading = PageReader(ENGINES["sglang"]).observation(page, asked_s=0.0)
+    assert reading is not None
+    assert reading.adapters_held == 8

@@ -134,6 +134,7 @@ HELD_BY: dict[str, str] = {
     "routing.affinity_escape": HERE + "test_a_prefix_is_worth_so_much_of_a_wait",
     "routing.affinity_wait": "routing::test_a_session_waits_for_its_engine_and_then_moves",
     "routing.prefix_chunk": "routing::test_a_shorter_beginning_is_found_again_where_the_settings_say_so",
+    "routing.adapter_affinity": "adapters::test_without_affinity_they_are_loaded_again_and_again",
     "routing.prefix_group": "warm_first::test_questions_about_one_document_are_served_together",
     "routing.price_weight": "endpoint_limits::test_a_finite_weight_is_seconds_of_a_later_first_token",
     "routing.imbalance_threshold": "routing::test_from_the_threshold_on_the_least_loaded_one_gets_it",

@@ -412,6 +412,7 @@ EVERYTHING: list[dict[str, Any]] = [
             "price_weight": 2,
             "prefix_chunk": 99,
             "prefix_group": 4,
+            "adapter_affinity": False,
         },
         "retry": {"max_attempts": 9, "budget": 0.9},
         "usage": {"keep": 3600, "prices": {"gpt": {"prompt": 1, "cached_prompt": 0.1, "completion": 2}}},

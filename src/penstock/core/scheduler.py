@@ -355,6 +355,7 @@ class Scheduler(Questions):
         told_slots: int | None = None,
         lingers: bool | None = None,
         contexts: Mapping[str, int] | None = None,
+        adapters: Iterable[str] | None = None,
         price: float | None = None,
         weight: float | None = None,
         limits: EndpointLimits | None = None,
@@ -366,6 +367,7 @@ class Scheduler(Questions):
         operator's configuration. `key_refused`: whether it refused the gateway's key when listing models. `silent`:
         whether a question goes unanswered. `slots` set by hand stay; `auto`: as the engine reports, or as measured.
         `lingers`: its engine goes on with abandoned requests. `contexts`: the most tokens of a request, by model.
+        `adapters`: which of its models are LoRA adapters.
         """
         state = self._state
         endpoint = state.pool[name]
@@ -388,6 +390,7 @@ class Scheduler(Questions):
             endpoint.ledger.lingers = lingers
         if contexts is not None:
             endpoint.contexts = dict(contexts)
+        endpoint.adapters.lists(adapters)
         if price is not None:
             endpoint.price = price
         if weight is not None:
@@ -457,6 +460,7 @@ class Scheduler(Questions):
                 if endpoint.ledger.limit.shrunk:
                     state.look_again(endpoint, now)
             state.router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
+            endpoint.adapters.read(reading.adapters_held, reading.adapters_running)
         else:
             endpoint.ledger.missed(answered=answered)
         return pumping.touched(state, endpoint, now)

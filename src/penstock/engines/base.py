@@ -7,6 +7,7 @@ alone, so a broken one spoils no other; only `running` and `waiting` are worth s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from zlib import crc32
@@ -85,6 +86,8 @@ class Series(msgspec.Struct, frozen=True):
     prefix_hits: Names = ()  #: counters of prompt tokens found in the cache, with
     prefix_queries: Names = ()  #: counters of prompt tokens looked for; or:
     prefix_ratio: Names = ()  #: the share found, 0..1
+    adapters: str = ""  #: a series with the labels `max_lora` and `running_lora_adapters`, the latest by its value; or:
+    adapters_held: Names = ()  #: how many LoRA adapters are in memory at most
     slots: Names = ()
     awake: str = ""  #: a gauge that is 0 while the engine sleeps
 
@@ -194,6 +197,7 @@ class PageReader:
         progress = [value for samples in counters if (value := total(samples)) is not None]
         pace_s, pace_tokens = self._histogram(page, series.pace)
         first_token_s, first_tokens = self._histogram(page, series.first_token)
+        held, adapters = self._adapters(page)
         return Observation(
             asked_s=asked_s,
             running=running,
@@ -207,6 +211,8 @@ class PageReader:
             pace_tokens_total=pace_tokens,
             first_token_s_total=first_token_s,
             first_tokens_total=first_tokens,
+            adapters_held=held,
+            adapters_running=adapters,
             prefix_hit_ratio=self._prefix_hits(page),
         )
 
@@ -256,6 +262,18 @@ class PageReader:
             if seconds != [] or tokens != []:
                 return total(seconds), total(tokens)
         return None, None
+
+    def _adapters(self, page: bytes) -> tuple[float | None, tuple[str, ...]]:
+        """Returns how many LoRA adapters the engine has in memory at most, and those that run."""
+        series = self._series
+        if not series.adapters:
+            return self._total(page, series.adapters_held), ()
+        samples = [x for x in self._samples(page, series.adapters) or () if not math.isnan(x.value)]
+        if not samples:
+            return None, ()
+        labels = max(samples, key=lambda sample: sample.value).labels
+        held, running = labels.get("max_lora", ""), labels.get("running_lora_adapters", "")
+        return float(held) if held.isdecimal() else None, tuple(x for x in running.split(",") if x)
 
     def _prefix_hits(self, page: bytes) -> float | None:
         series = self._series

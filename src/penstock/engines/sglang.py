@@ -100,6 +100,7 @@ SGLANG = Engine(
         pace=("sglang:inter_token_latency_seconds", "sglang:time_per_output_token_seconds"),
         first_token=("sglang:time_to_first_token_seconds",),  # older ones count the fiftieth if nothing streams
         prefix_ratio=("sglang:cache_hit_rate",),
+        adapters_held=("sglang:lora_pool_slots_total",),
     ),
     parts=_parts,
     priority=Priority.HIGHER_FIRST,

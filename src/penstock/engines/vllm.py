@@ -67,6 +67,7 @@ VLLM = Engine(
         prefix_hits=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
         prefix_queries=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
         prefix_ratio=("vllm:gpu_prefix_cache_hit_rate",),
+        adapters="vllm:lora_requests_info",
         awake='vllm:engine_sleep_state{sleep_state="awake"}',
     ),
     priority=Priority.LOWER_FIRST,

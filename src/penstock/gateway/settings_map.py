@@ -129,6 +129,7 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
             affinity_escape_s=settings.routing.affinity_escape,
             affinity_wait_s=None if settings.routing.affinity_wait == "auto" else settings.routing.affinity_wait,
             imbalance_threshold=settings.routing.imbalance_threshold,
+            adapter_affinity=settings.routing.adapter_affinity,
             prefix_group=settings.routing.prefix_group,
             price_weight_s=settings.routing.price_weight,
             strict_sessions=settings.routing.session.strict,

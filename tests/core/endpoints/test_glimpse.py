@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from penstock.core.endpoints.concurrency import ConcurrencyLimit
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
@@ -10,7 +12,7 @@ from penstock.core.values.observation import Glimpse, Observation
 
 def ledger(**reading: float) -> Ledger:
     made = Ledger(ConcurrencyLimit(16), stale_after_s=5.0)
-    made.observe(Observation(**{"asked_s": 0.0, "running": 10.0, "waiting": 4.0, "kv_usage": 0.5, **reading}))
+    made.observe(replace(Observation(0.0, running=10.0, waiting=4.0, kv_usage=0.5), **reading))
     return made
 
 

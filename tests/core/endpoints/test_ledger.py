@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.endpoints.concurrency import ConcurrencyLimit, FoundLimit
 from penstock.core.endpoints.ledger import Ledger
@@ -57,8 +58,7 @@ def test_readings_answered_out_of_order_are_ignored() -> None:
 def test_nonsense_says_as_little_as_no_answer(where: str, bad: float) -> None:
     own = ledger()
     own.observe(Observation(1.0, running=3, waiting=0))
-    reading = {"running": 1.0, "waiting": 1.0} | {where: bad}
-    own.observe(Observation(2.0, **reading))
+    own.observe(replace(Observation(2.0, running=1.0, waiting=1.0), **{where: bad}))
     assert (own.load(2.0), own.page.asked_s) == (3, 1.0)
 
 

@@ -89,6 +89,13 @@ class RoutingSection(Section):
     }
     policy: RoutingName = setting("predicted_ttft", "The routing policy; see docs/policies.")
     session: SessionSection = SessionSection()
+    adapter_affinity: values.Bool = setting(
+        default=True,
+        meaning=(
+            "Prefer endpoints that have a request's LoRA adapter in memory, as with a cached prefix, because loading "
+            "takes about a second. Only with policies that use cached prefixes."
+        ),
+    )
     affinity_escape: values.Duration = setting(
         2.0,
         "With `policy: predicted_ttft`: how much later the first token of an endpoint with the prompt's prefix may "

@@ -8,6 +8,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from penstock.core.endpoints.adapters import AdapterMemory
 from penstock.core.endpoints.concurrency import ConcurrencyLimit, FoundLimit
 from penstock.core.endpoints.health import Health
 from penstock.core.endpoints.lease import Lease
@@ -32,6 +33,7 @@ class Endpoint:
         self.models = spec.models
         self.tells_models = True
         self.contexts: dict[str, int] = {}  # context length by model, if reported
+        self.adapters = AdapterMemory()
         self.refused_kinds: frozenset[tuple[str, str]] = frozenset()  # by model, of pictures, sounds and videos
         self.silent = False  # it leaves questions of ours unanswered, which is shown and decides nothing
         self.labels = spec.labels

@@ -37,6 +37,7 @@ class Pool:
         self.answered = 0  # good answers of all endpoints so far
         self.uniform = True  # all endpoints serve the same models
         self.priced = False  # they have different prices
+        self.adapted = False  # some list adapters
         self.differ = False  # a request may fit one and not another, by its length or its kind
         self.roles = Roles()
 
@@ -218,6 +219,7 @@ class Pool:
         self._counts.clear()
         self.roles.changed(self)
         self.priced = len({e.price for e in self}) > 1
+        self.adapted = any(e.adapters.listed for e in self)
         first = next(iter(self), None)
         self.differ = first is not None and any(e.refused_kinds or e.contexts != first.contexts for e in self)
         self._weigh()

@@ -26,6 +26,7 @@ from penstock.core.values.request import Key, Request, Usage
 from penstock.core.values.settings import RoutingSettings
 
 MUCH_SHORTER = 8  # times: then a prompt displaces little of another one from a cache
+ADAPTER_S = 1.0  # to load a LoRA adapter: a tenth of a second from memory, some seconds from a slow disk
 SHRINK, GROW = 0.9, 1.01  # of an endpoint's history, when it claims too much and when it is right
 
 
@@ -60,6 +61,7 @@ class Router:
         self.weighs_wait = wait_s is None and policy_.weighs_wait
         self.prefers = wait_s is not None and wait_s > 0 and (policy_.uses_prefix or policy_.uses_session)
         self.strict = settings.strict_sessions and self._policy.uses_session
+        self._weighs_adapters = settings.adapter_affinity and policy_.uses_prefix
         self.groups = settings.prefix_group if policy_.uses_prefix else 0
 
     # --- one request --------------------------------------------------------------------------------------------
@@ -107,6 +109,8 @@ class Router:
             choice = self._chosen(entry, NOWHERE, None, endpoints, now)
         if request.session is not None and policy.uses_session:
             self._sessions.moved(request.model, request.session, choice.endpoint.name)
+        if self._pool.adapted:
+            choice.endpoint.adapters.used(request.model)
         return choice
 
     def _chosen(
@@ -133,6 +137,7 @@ class Router:
         request, policy = entry.request, self._policy
         if policy.uses_prefix and request.prefix:
             self.sent_before(request.prefix, endpoint)
+        endpoint.adapters.used(request.model)
         if request.session is not None and policy.uses_session:
             self._sessions.moved(request.model, request.session, endpoint.name)
 
@@ -173,7 +178,7 @@ class Router:
         """
         located = self._located(entry, now)
         sought = self._sought(entry.request, located, now)
-        if sought is None and not located.most:
+        if sought is None and not located.most and not self._pool.adapted:
             return (), 0.0
         context = self._context(entry, located, sought, now)
         self._compared = entry, now, located, sought, context
@@ -228,7 +233,7 @@ class Router:
         return [endpoint for endpoint in endpoints if endpoint.price <= least]
 
     def waits(self, entry: Entry) -> None:
-        """Note that a request is queued."""
+        """Note that the request of `entry` is queued."""
         if (prefix := entry.request.prefix) and self._policy.uses_prefix:
             middle = _middle(prefix)
             alike = self._queued.get(middle)
@@ -241,7 +246,7 @@ class Router:
                 self.told(entry)
 
     def left(self, entry: Entry) -> None:
-        """Note that a request is no longer queued."""
+        """Note that the request of `entry` is no longer queued."""
         if (alike := entry.route.alike) is not None:
             entry.route.alike = None
             alike.count -= 1
@@ -250,7 +255,7 @@ class Router:
                 del self._queued[_middle(entry.request.prefix)]
 
     def told(self, entry: Entry) -> None:
-        """Note that a source better than our history knows of a queued request's prompt."""
+        """Note that a source better than our history knows of the prompt of `entry`, which is queued."""
         if entry.route.alike is not None:
             self._sent(entry.route.alike)
 
@@ -389,6 +394,7 @@ class Router:
         """
         if restarted:
             self._history.clear(endpoint.index)
+            endpoint.adapters.forget()
             self._last_sent.cleared(endpoint.index)
             self.sources.forget(endpoint.index)
         self._doubted.pop(endpoint.index, None)
@@ -410,9 +416,13 @@ class Router:
             tokens = self._last_sent.expected(sought) - common
             if tokens > max(matched.values(), default=0):
                 matched = {**matched, sought.endpoint: tokens}
+        prompt_tokens = max(1, entry.estimate.prompt_tokens - common)
+        if self._pool.adapted and self._weighs_adapters and (loads := self._adapter(request.model)):
+            prompt_tokens += max(loads.values())
+            matched = {index: matched.get(index, 0) + loads.get(index, 0) for index in {**matched, **loads}}
         return Context(
             request,
-            prompt_tokens=max(1, entry.estimate.prompt_tokens - common),
+            prompt_tokens=prompt_tokens,
             output_tokens=entry.estimate.output_tokens,
             now=now,
             matched=matched,
@@ -420,6 +430,17 @@ class Router:
             alive=lambda: self._pool.usable(request, now, whole=entry.whole),
             price_weight_s=self.settings.price_weight_s if self._weighs_prices() else 0.0,
         )
+
+    def _adapter(self, model: str) -> dict[int, int]:
+        """Returns the prompt tokens, by endpoint, that could be computed while a LoRA adapter is loaded elsewhere.
+
+        So an adapter is like the beginning of a prompt. Half of it counts where another one has room, because one that
+        is displaced will have to be loaded again.
+        """
+        listing = [e for e in self._pool if model in e.adapters.listed]
+        tokens = round(ADAPTER_S * max([e.ledger.speed.rate for e in listing], default=0.0))
+        holding = {e.index: tokens for e in listing if e.adapters.holds(model)}
+        return holding | {e.index: tokens // 2 for e in listing if e.adapters.room and e.index not in holding}
 
     def _weighs_prices(self) -> bool:
         """Whether a policy that compares times should add prices."""

@@ -25,6 +25,8 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     first_token_s_total: float | None = None  #: counters: seconds that requests waited for their first tokens, in all,
     first_tokens_total: float | None = None  #: and of how many requests, whether they stream or not
     in_all: float | None = None  #: requests in its HTTP server, running or not: moves at once, and may be partial
+    adapters_held: float | None = None  #: how many LoRA adapters it has in memory at most
+    adapters_running: tuple[str, ...] = ()  #: those that its requests use now
     prefix_hit_ratio: float | None = None  #: its own count of cached prompt tokens; only for display
 
     def sane(self) -> bool:

@@ -105,6 +105,7 @@ class RoutingSettings(msgspec.Struct, frozen=True):
     )
     price_weight_s: float = math.inf  #: how much later a first token may be per unit that an endpoint is cheaper
     strict_sessions: bool = False  #: a session goes nowhere but home while that one is alive
+    adapter_affinity: bool = True  #: endpoints that have a request's LoRA adapter in memory are preferred
 
 
 class Limits(msgspec.Struct, frozen=True):

@@ -105,6 +105,7 @@ class Observer:
         self._look = asyncio.Event()  # set when the engine became known, or requests begin to wait: read gauges again
         self._met = False  # the engine became known since the gauges were last read
         self._told: list[str] | None = None  # the models last reported by the endpoint
+        self._adapters: frozenset[str] = frozenset()  # of the models last reported to the scheduler
         self._contexts: dict[str, int] = {}  # the context lengths last reported to the scheduler
         self._told_slots: int | None = None  # last reported to the scheduler
         self._vouched: tuple[bool, bool] | None = None  # last reported to the scheduler; and if the engine shows it
@@ -339,6 +340,10 @@ class Observer:
             if contexts != self._contexts:
                 self._contexts = contexts
                 self._driver.tell(scheduler.endpoint_changed(self._name, contexts=contexts, now=now))
+            adapters = frozenset(model.id for model in models if isinstance(model.fields.get("parent"), str))
+            if adapters != self._adapters:
+                self._adapters = adapters
+                self._driver.tell(scheduler.endpoint_changed(self._name, adapters=adapters, now=now))
             if self._asks_models and names != self._told:
                 self._driver.tell(scheduler.endpoint_changed(self._name, models=names, tells_models=True, now=now))
             self._told = names

@@ -1,4 +1,4 @@
-"""LoRA adapters, loaded and unloaded at runtime, each served as a model.
+"""LoRA adapters, each served as a model: listed at the start or at runtime, and a few of them in memory.
 
 Paths and answers are vLLM's with `VLLM_ALLOW_RUNTIME_LORA_UPDATING`. An adapter answers like the model, but has its own
 cached blocks.
@@ -6,7 +6,7 @@ cached blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -20,10 +20,35 @@ class _Named(msgspec.Struct):
 
 
 class Adapters:
-    """The loaded adapters, by name."""
+    """The listed adapters, by name. `most` of them are in memory at once; another one is brought there in `load_s`."""
 
     def __init__(self) -> None:
         self._paths: dict[str, str] = {}
+        self.most = 1
+        self.load_s = 0.0
+        self.loads = 0  # how often one was brought to memory
+        self._ready_s: dict[str, float] = {}  # those in memory, the one not used for longest first, and from when on
+
+    def serve(self, names: Iterable[str], *, most: int, load_s: float) -> None:
+        """List the adapters `names` from the start, as `--lora-modules` does."""
+        self._paths.update(dict.fromkeys(names, ""))
+        self.most, self.load_s = most, load_s
+
+    def use(self, name: str, now: float) -> float:
+        """Note a request for a model. Returns after how many seconds its adapter is in memory."""
+        if name not in self._paths:
+            return 0.0
+        ready_s = self._ready_s.pop(name, None)
+        if ready_s is None:
+            self.loads += 1
+            ready_s = now + self.load_s
+            if len(self._ready_s) >= self.most:
+                del self._ready_s[next(iter(self._ready_s))]
+        self._ready_s[name] = ready_s
+        return max(0.0, ready_s - now)
+
+    def __bool__(self) -> bool:
+        return bool(self._paths)
 
     def __contains__(self, name: object) -> bool:
         return name in self._paths

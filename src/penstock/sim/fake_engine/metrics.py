@@ -6,7 +6,7 @@ alphabetical order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.engine.values import EngineGauges
@@ -22,6 +22,8 @@ def render(
     successes: Mapping[str, int],
     started_unix_s: float,
     counters: bool = True,
+    adapters_held: int = 0,
+    adapters_running: Sequence[str] = (),
 ) -> bytes:
     """Returns the page; without `counters` only running and waiting requests."""
     label = f'engine="0",model_name="{model}"'
@@ -69,6 +71,14 @@ def render(
         f'block_size="{config.block_size}",cache_dtype="auto",enable_prefix_caching="True",engine="0",'
         f'kv_cache_size_tokens="{config.kv_blocks * config.block_size}",num_gpu_blocks="{config.kv_blocks}"',
     )
+    if adapters_held:
+        tell(
+            "vllm:lora_requests_info",
+            "gauge",
+            "Running stats on lora requests.",
+            started_unix_s,
+            f'max_lora="{adapters_held}",running_lora_adapters="{",".join(adapters_running)}",waiting_lora_adapters=""',
+        )
     name = "process_start_time_seconds"
     about = "Start time of the process since unix epoch in seconds."
     lines.append(f"# HELP {name} {about}\n# TYPE {name} gauge\n{name} {started_unix_s}")

@@ -203,6 +203,8 @@ class EngineServer:
             config=self.engine.config,
             successes=self.service.successes,
             started_unix_s=self._started_unix_s,
+            adapters_held=self.service.adapters.most if self.service.adapters else 0,
+            adapters_running=self.service.adapters_running,
         )
         connection.respond(200, page, metrics.CONTENT_TYPE)
 
@@ -282,6 +284,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-batched-tokens", type=int, help="token budget of a step")
     parser.add_argument("--max-num-queued-reqs", type=int, help="answer 503 beyond so many in the engine")
     parser.add_argument("--priority", action="store_true", help="serve by (priority, arrival), lower first")
+    parser.add_argument("--lora-modules", metavar="NAME", nargs="+", default=[], help="LoRA adapters that it lists")
+    parser.add_argument("--max-loras", type=int, default=1, help="how many of them are in memory at once")
+    parser.add_argument("--lora-load-ms", type=float, default=500.0, help="how long bringing one there takes")
     parser.add_argument("--kv-events", metavar="tcp://HOST:PORT", help="publish KV events here (ZMQ)")
     parser.add_argument("--kv-replay", metavar="tcp://HOST:PORT", help="replay lost KV events here (ZMQ)")
     parser.add_argument(
@@ -343,6 +348,7 @@ def run(args: argparse.Namespace) -> int:
             kv_transfer_s=args.kv_transfer,
             bootstrap_port=args.bootstrap_port,
         )
+        server.service.adapters.serve(args.lora_modules, most=args.max_loras, load_s=args.lora_load_ms / 1000)
     except ValueError as error:
         return _complain(str(error))
     try:

@@ -241,7 +241,10 @@ class ServedEngine:
             finish_reason=call.finish_reason,
             transferred=self._transfer(call, engine_id, hashes, entry),
         )
-        if call.meets is None:
+        wait_s = self.adapters.use(call.model, self._loop.time())
+        if wait_s > 0.0:
+            self._after(wait_s, engine_request, call, asked)
+        elif call.meets is None:
             self._begin(engine_request, call, asked)
         elif self._rooms is not None:
             entry.kv_transfer = "promised"
@@ -251,6 +254,30 @@ class ServedEngine:
             task = self._loop.create_task(self._go_on(engine_request, call, asked))
             self._fetching.add(task)
             task.add_done_callback(self._fetching.discard)
+
+    def _after(self, wait_s: float, wanted: EngineRequest, call: EngineCall, asked: _Asked) -> None:
+        """Begin when the adapter is in memory."""
+
+        def begin() -> None:
+            asked.connection.on_gone = None
+            try:
+                self._begin(wanted, call, asked)
+            except CallError as refusal:
+                asked.refuse(refusal)
+
+        standing = self._loop.call_later(wait_s, begin)
+
+        def gone() -> None:
+            standing.cancel()
+            asked.entry.outcome, asked.entry.finished = "aborted", time.time()
+
+        asked.connection.on_gone = gone
+
+    @property
+    def adapters_running(self) -> list[str]:
+        """The adapters that requests in the engine use."""
+        models = [exchange.entry.model for exchange in self._exchanges.values()]
+        return sorted({model for model in models if model in self.adapters})
 
     async def _go_on(self, wanted: EngineRequest, call: EngineCall, asked: _Asked) -> None:
         """Wait until another engine has computed the prompt, then begin."""
