@@ -117,7 +117,7 @@ def found(store: Store, name: str = "batch_1") -> Batch:
 
 def done(item: Item, batch: str = "batch_1", *, well: bool = True) -> Result:
     text = b'{"custom_id":"%s"}' % item.custom_id.encode()
-    return Result(batch, item.line, ItemState.COMPLETED if well else ItemState.FAILED, text, 5, 2, 3)
+    return Result(batch, item.line, ItemState.COMPLETED if well else ItemState.FAILED, text, 5, 2, 3, 1)
 
 
 def lines_of(store: Store, state: ItemState, batch: str = "batch_1") -> list[bytes]:
@@ -254,6 +254,7 @@ def test_counts_files_and_tokens_of_a_batch_that_ran(store: Store) -> None:
     assert ended == found(store)
     assert (ended.state, ended.completed, ended.failed) == (Status.COMPLETED, 36, 4)
     assert (ended.input_tokens, ended.cached_tokens, ended.output_tokens) == (200, 80, 120)
+    assert ended.reasoning_tokens == 40
     assert (ended.when().finalizing_at, ended.when().completed_at) == (int(T + 5), int(T + 5))
     assert ended.output_file is not None
     assert ended.error_file is not None

@@ -428,5 +428,5 @@ def _result(held: HeldItem, answer: ItemAnswer) -> Result:
     )
     state = ItemState.COMPLETED if answer.status < 400 else ItemState.FAILED
     usage = answer.usage or Usage(0, 0)
-    tokens = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+    tokens = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, usage.reasoning_tokens
     return Result(held.batch, held.line, state, text, *tokens)

@@ -96,6 +96,7 @@ class Batch(msgspec.Struct, frozen=True):
     problems: str = "[]"
     times: str = "{}"
     rights: str = "{}"  #: the rights of the key that made it, encoded by the gateway
+    reasoning_tokens: int = 0  #: part of its output tokens
 
     @property
     def state(self) -> Status:
@@ -160,6 +161,7 @@ class Result(msgspec.Struct, frozen=True, gc=False):
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class Quota(msgspec.Struct, frozen=True):

@@ -124,7 +124,7 @@ class Queue(Section):
     heartbeat_after: values.Duration = setting(
         0.0,
         "Interval of position updates to a queued stream. The first one commits status 200, so a later refusal is an "
-        "event in the stream. A client's `x-stainless-read-timeout` always gets an update in time; 0: only then.",
+        "event in the stream. A client with a time-out (`x-stainless-…`) always gets an update in time; 0: only then.",
         ge=0,
     )
     drain_delay: values.Duration = setting(

@@ -182,3 +182,16 @@ def test_the_last_event_may_be_longer_than_what_is_kept_of_a_stream() -> None:
 def test_usage_in_engines_own_shapes(tail: bytes, expected: tuple[Usage | None, int | None]) -> None:
     assert own_usage([], tail, streamed=False) == expected
     assert own_usage([(b"X-Prompt-Tokens", b"nine")], tail, streamed=True) == expected
+
+
+def test_several_samples_count_together_and_a_stream_by_its_last_event() -> None:
+    one = b'{"text":"a","meta_info":{"prompt_tokens":9,"completion_tokens":3,"cached_tokens":4}}'
+    two = b'{"text":"b","meta_info":{"prompt_tokens":9,"completion_tokens":5,"cached_tokens":8}}'
+    assert own_usage([], b"[" + one + b"," + two + b"]", streamed=False) == (Usage(18, 8, 12), None)
+    assert own_usage([], b"data: " + one + b"\n\ndata: " + two, streamed=True) == (Usage(9, 5, 8), None)
+
+
+def test_embeddings_of_other_engines_count_their_prompts() -> None:
+    assert own_usage([], b'{"embeddings":[[1]],"prompt_eval_count":7}', streamed=False) == (Usage(7, 0), None)
+    assert own_usage([(b"X-Compute-Tokens", b"7")], b"[[1]]", streamed=False) == (Usage(7, 0), None)
+    assert own_usage([(b"X-Compute-Tokens", b"-7")], b"[[1]]", streamed=False) == (None, None)

@@ -55,6 +55,21 @@ def test_the_short_way_is_the_one_that_most_bodies_go() -> None:
 
 
 @pytest.mark.parametrize(
+    ("values", "stream", "whole"),
+    [
+        ((True, "true", "True", "TRUE", 1, 1.0, "1", "yes", "on", "t", "Y"), True, False),
+        ((False, "false", "False", 0, 0.0, "0", "no", "off", "f", "N"), False, True),
+        ((None, "", "maybe", 2, "truetrue", "2", [True], {"a": 1}), False, False),
+    ],
+    ids=["true", "false", "neither"],
+)
+def test_a_stream_is_asked_for_as_engines_read_flags(values: tuple[object, ...], stream: bool, whole: bool) -> None:
+    for value in values:
+        found = peek(json.dumps({"model": "m", "stream": value}).encode())
+        assert (found.stream, found.whole) == (stream, whole), value
+
+
+@pytest.mark.parametrize(
     ("body", "most"),
     [
         ({"max_tokens": 5, "max_completion_tokens": 9}, 9),

@@ -289,6 +289,28 @@ def test_only_whole_usage_events_are_removed_from_a_stream(pieces: list[bytes]) 
         assert passed == came
 
 
+@pytest.mark.parametrize(
+    "choices", [b'"choices":null,', b'"choices" : [ ],', b"", b'"timings":{"prompt_n":1},'], ids=bytes.decode
+)
+@pytest.mark.parametrize("size", [1, 50, 1000])
+def test_an_event_that_only_reports_usage_is_hidden_however_it_says_so(choices: bytes, size: int) -> None:
+    told = b'data: {"id":"c",' + choices + USAGE + b"}\n\n"
+    begin, end = event("one") + b"\n\n", event("", "stop") + b"\n\ndata: [DONE]\n\n"
+    came = begin + told + end
+    pieces = [came[at : at + size] for at in range(0, len(came), size)]
+    passed, answer = through(pieces, hides=True)
+    assert passed == begin + end
+    assert answer.usage() == Usage(11, 4, 3, cached_told=True)
+    assert through(pieces, hides=False)[0] == came
+
+
+def test_usage_beside_choices_or_an_error_is_passed() -> None:
+    beside = b'data: {"choices":[{"delta":{"content":"a"}}],' + USAGE + b"}\n\n"
+    failed = b'data: {"error":{"message":"no"},' + USAGE + b"}\n\n"
+    assert through([beside, failed], hides=True)[0] == beside + failed
+    assert through([beside + failed], hides=True)[0] == beside + failed
+
+
 def test_half_an_event_is_held_and_its_end_lets_it_go() -> None:
     answer = AnswerReader(streamed=True, hides_usage=True)
     assert answer.take(b"data: one\n") == b""
@@ -335,6 +357,19 @@ def test_anthropics_prompt_tokens_come_first_and_output_tokens_last_for_any_spli
         (b'"usage":{"prompt_tokens":5,"total_tokens":5}', Usage(5, 0, 0)),
         (b'"usage":{"prompt_tokens":1}, "usage":{"prompt_tokens":2}', Usage(2, 0, 0)),
         (b'"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":9}}', Usage(5, 0, 5, cached_told=True)),
+        (b'"usage":{"total_tokens":7}', Usage(7, 0, 0)),
+        (b'"meta":{"tokens":{"input_tokens":7,"output_tokens":0}}', Usage(7, 0, 0)),
+        (b'"meta":{"api_version":{"version":"2"},"billed_units":{"input_tokens":7.0}}', Usage(7, 0, 0)),
+        (b'"meta":{"tokens":5}', None),
+        (b'"usage":{"billed_units":{"input_tokens":1},"tokens":{"input_tokens":7,"output_tokens":2}}', Usage(7, 2, 0)),
+        (
+            b'"usage":{"prompt_tokens":5,"completion_tokens":4,"completion_tokens_details":{"reasoning_tokens":3}}',
+            Usage(5, 4, 0, reasoning_tokens=3),
+        ),
+        (
+            b'"usage":{"input_tokens":5,"output_tokens":4,"output_tokens_details":{"reasoning_tokens":9}}',
+            Usage(5, 4, 0, reasoning_tokens=4),
+        ),
         (b'"usage":{"prompt_tokens":-5}', None),
         (b'"usage":{"prompt_tokens":"5"}', None),
         (b'"usage":{"prompt_tokens":99999999999999999999}', None),

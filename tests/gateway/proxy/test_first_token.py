@@ -227,6 +227,7 @@ async def test_usage_that_only_the_gateway_asked_for_stays_with_it(
 
 
 LISTED = {"usage": {"prompt_tokens": 70.0, "total_tokens": 70.0}, "data": [{"embedding": [0.0123456] * 2000}]}
+RANKED = {"id": "r", "results": [{"index": 0}], "meta": {"tokens": {"input_tokens": 70, "output_tokens": 0}}}
 SAID = {"choices": [{"message": {"role": "assistant", "content": "word " * 300}, "finish_reason": "stop"}]}
 
 
@@ -235,9 +236,11 @@ SAID = {"choices": [{"message": {"role": "assistant", "content": "word " * 300},
     [
         ("/v1/embeddings", whole(LISTED), 70),
         ("/v1/embeddings", whole(gzip.compress(json.dumps(LISTED).encode()), b"content-encoding: gzip"), 70),
+        ("/v2/rerank", whole(RANKED), 70),
+        ("/score", whole({"data": [{"score": 1}], "usage": {"total_tokens": 70}}), 70),
         (CHAT, whole({**SAID, "usage": {"prompt_tokens": 70, "completion_tokens": 30}}), 100),
     ],
-    ids=["first, in floats", "packed", "last"],
+    ids=["first, in floats", "packed", "Cohere's", "only in all", "last"],
 )
 async def test_usage_is_read_wherever_it_is(world: World, path: str, answer: bytes, counted: int) -> None:
     await world.gateway(endpoints=[await answers(world, answer)])

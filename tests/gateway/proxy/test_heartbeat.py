@@ -133,14 +133,22 @@ async def test_anthropics_clients_get_the_pings_they_know(world: World) -> None:
     assert (await body_of(client)).removeprefix(ping) == message
 
 
+@pytest.mark.parametrize(
+    "timeouts",
+    [
+        {"x-stainless-read-timeout": "0.4"},
+        {"x-stainless-timeout": "0.4"},
+        {"x-stainless-read-timeout": "600", "x-stainless-timeout": "0.4"},
+        {"x-stainless-read-timeout": "0.4", "x-stainless-timeout": "NaN"},
+    ],
+    ids=str,
+)
 async def test_a_client_gets_heartbeats_before_its_time_out_while_queued_and_while_an_engine_works(
-    world: World,
+    world: World, timeouts: dict[str, str]
 ) -> None:
     engine = await gated(world, FIRST, HEAD + chunked(LAST, DONE), slots=2)
     await world.gateway(endpoints=[engine.settings])  # heartbeats are off otherwise
-    client = await world.client(
-        request(headers={"x-stainless-read-timeout": "0.4", "accept-encoding": "gzip"}, body=chat(stream=True))
-    )
+    client = await world.client(request(headers={**timeouts, "accept-encoding": "gzip"}, body=chat(stream=True)))
     assert (await client.head()).status == 200
     assert await client.piece() == b": an engine has it\n\n"
     assert await client.piece() == b": an engine has it\n\n"  # and again
@@ -166,11 +174,14 @@ async def test_a_clients_read_timeout_holds_beside_heartbeats_of_the_queue(world
     assert TOLD.sub(b"", await body_of(client)) == LAST + DONE
 
 
-@pytest.mark.parametrize("timeout", ["600", "NOT_GIVEN", "", "-1", "1e9", "nan"])
-async def test_a_client_that_waits_longer_than_the_queue_lets_it_keeps_its_status(world: World, timeout: str) -> None:
+@pytest.mark.parametrize("name", ["x-stainless-read-timeout", "x-stainless-timeout"])
+@pytest.mark.parametrize("timeout", ["600", "600000", "NOT_GIVEN", "", "-1", "1e9", "nan"])
+async def test_a_client_that_waits_longer_than_the_queue_lets_it_keeps_its_status(
+    world: World, name: str, timeout: str
+) -> None:
     engine = await gated(world, FIRST)
     await world.gateway(endpoints=[engine.settings], queue={"max_wait": "400ms"})
-    client = await waiting(world, headers={"x-stainless-read-timeout": timeout})
+    client = await waiting(world, headers={name: timeout})
     refused = await client.answer()
     assert (refused.status, refused.error()["code"]) == (429, "queue_timeout")
     engine.go.set()

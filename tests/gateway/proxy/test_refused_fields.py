@@ -99,3 +99,65 @@ async def test_a_refused_priority_is_left_out_and_usage_is_still_requested(world
     assert ["priority" in asked for asked in seen] == [True, False, False]
     assert all("stream_options" in asked for asked in seen)
     assert await world.metric("penstock_tokens_total", kind="completion") == 8
+
+
+EVENT_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+UNEXPECTED = b'{"error":{"message":"create() got an unexpected keyword argument \'stream_options\'","code":null}}'
+CALLERS = b'{"error":{"message":"Stream options are not supported","type":"invalid_request_error","code":400}}'
+
+
+def in_a_stream(error: bytes) -> bytes:
+    event = b"data: " + error + b"\n\n"
+    return EVENT_HEAD + b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        refusal(UNEXPECTED, 500),
+        refusal(b'{"detail":"unknown field IncludeUsage"}', 501),
+        refusal(CALLERS, 200),
+        in_a_stream(UNEXPECTED),
+        in_a_stream(CALLERS),
+    ],
+    ids=["500", "501", "200", "a stream", "a stream that blames the caller"],
+)
+async def test_an_error_that_names_a_field_of_ours_is_a_refusal_of_it(world: World, refused: bytes) -> None:
+    seen = await engine(world, lambda asked: refused if "stream_options" in asked else STREAM)
+    answers = [await world.chat(stream=True) for _ in range(3)]
+    assert [answer.status for answer in answers] == [200] * 3
+    assert [b"error" in answer.body for answer in answers] == [False] * 3
+    assert ["stream_options" in asked for asked in seen] == [True, False, False, False]
+    assert await world.metric("penstock_dispatches_total") == 3
+
+
+async def test_a_500_that_names_no_field_is_asked_once_for_each_attempt(world: World) -> None:
+    seen = await engine(world, lambda asked: refusal(UNNAMED, 500), retry={"max_attempts": 2})
+    assert (await world.chat(stream=True)).status == 500
+    assert ["stream_options" in asked for asked in seen] == [True, True]
+
+
+async def test_a_500_that_stays_without_the_field_is_asked_twice_for_each_attempt(world: World) -> None:
+    seen = await engine(world, lambda asked: refusal(UNEXPECTED, 500), retry={"max_attempts": 2})
+    assert (await world.chat(stream=True)).status == 500
+    assert ["stream_options" in asked for asked in seen] == [True, False, True, False]
+
+
+async def test_a_callers_own_mistake_in_a_stream_passes_as_it_came(world: World) -> None:
+    error = CALLERS.replace(b"Stream options are", b"This is")
+    seen = await engine(world, lambda asked: in_a_stream(error))
+    answer = await world.chat(stream=True)
+    assert (answer.status, answer.body) == (200, b"data: " + error + b"\n\n")
+    assert len(seen) == 1
+
+
+async def test_a_priority_refused_by_a_500_is_left_out(world: World) -> None:
+    answer = b'{"error":{"message":"got an unexpected keyword argument \'priority\'"}}'
+    seen = await engine(
+        world,
+        lambda asked: refusal(answer, 500) if "priority" in asked else TELLING,
+        admission={"engine_priority": True},
+    )
+    for _ in range(2):
+        assert (await world.chat(stream=True, priority=3)).status == 200
+    assert ["priority" in asked for asked in seen] == [True, False, False]

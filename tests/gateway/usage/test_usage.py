@@ -14,6 +14,7 @@ from penstock.cli.main import main
 from penstock.gateway.identity.callers import key_hash
 from tests.batch import postgres
 from tests.gateway.conftest import World, chat, fault
+from tests.gateway.raw_engine import Peer, RawEngine
 
 KEYS = {"alpha": "pk-alpha-key", "beta": "pk-beta-key"}
 TENANTS = [{"name": name, "keys": [{"hash": key_hash(key), "name": f"{name}-key"}]} for name, key in KEYS.items()]
@@ -126,7 +127,36 @@ async def test_a_client_that_hangs_up_is_counted_with_what_it_got(world: World, 
     total = (await until_used(world, 1))["total"]
     assert total["reasons"] == {"client_gone": 1}
     assert (total["answered"], total["unreported"], total["completion_tokens"]) == (0, 1, 0)
-    assert total["estimated_tokens"] >= 1
+    prompt_tokens = world.seen()[0].prompt_tokens
+    assert prompt_tokens // 3 < total["estimated_tokens"] - client.seen.count(b'"content":"') < 3 * prompt_tokens
+    series = await world.metric("penstock_tenant_tokens_total", tenant="alpha", kind="estimated")
+    assert series == await world.metric("penstock_tenant_service_tokens_total", tenant="alpha")
+    assert series == total["estimated_tokens"], "the metrics have what the ledger has"
+
+
+async def test_a_client_that_hangs_up_before_its_first_token_used_nothing(world: World, tmp_path: Path) -> None:
+    seen = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        while not (await peer.request()).startswith(b"POST"):
+            await peer.send(b"HTTP/1.1 404 X\r\ncontent-length: 0\r\n\r\n")
+        seen.set()
+        await peer.request()  # which ends with the connection
+
+    raw = await world.beside(RawEngine(script))
+    endpoints = [{"url": raw.url, "engine": "openai", "models": ["sim"], "slots": 1}]
+    await gateway(world, tmp_path, endpoints=endpoints)
+    running = await world.client_for(chat(tokens=500, stream=True), by_key("alpha"))
+    await seen.wait()
+    waiting = await world.client_for(chat(tokens=500), by_key("alpha"))
+    await world.until(lambda: world.picture().waiting == 1)
+    waiting.hang_up()
+    await world.until(lambda: world.picture().waiting == 0)
+    running.hang_up()
+    total = (await until_used(world, 2))["total"]
+    assert total["reasons"] == {"client_gone": 1, "cancelled": 1}
+    assert (total["prompt_tokens"], total["completion_tokens"], total["estimated_tokens"]) == (0, 0, 0)
+    assert await world.metric("penstock_tenant_service_tokens_total", tenant="alpha") == 0
 
 
 async def test_the_ledger_survives_a_restart_and_counts_on(world: World, tmp_path: Path) -> None:

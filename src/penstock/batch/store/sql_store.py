@@ -431,9 +431,8 @@ class _Sum:
     """The changes of a batch's counts by some results."""
 
     def __init__(self) -> None:
-        self._values = dict.fromkeys(
-            ("completed", "failed", "output_bytes", "error_bytes", "input_tokens", "cached_tokens", "output_tokens"), 0
-        )
+        tokens = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+        self._values = dict.fromkeys(("completed", "failed", "output_bytes", "error_bytes", *tokens), 0)
 
     def add(self, result: Result) -> None:
         values = self._values
@@ -443,6 +442,7 @@ class _Sum:
         values["input_tokens"] += result.input_tokens
         values["cached_tokens"] += result.cached_tokens
         values["output_tokens"] += result.output_tokens
+        values["reasoning_tokens"] += result.reasoning_tokens
 
     def values(self) -> dict[str, int]:
         return self._values

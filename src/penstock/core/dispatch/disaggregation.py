@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.endpoints.lease import NO_EPOCH, Lease
 from penstock.core.endpoints.pool import Pool
@@ -90,4 +92,5 @@ def whole_usage(answer: Usage, cached_tokens: int, *, cached_told: bool) -> Usag
 
     Engines count transferred tokens as cached, but they were computed elsewhere: `cached_tokens` were cached there.
     """
-    return Usage(answer.prompt_tokens, answer.completion_tokens, min(cached_tokens, answer.prompt_tokens), cached_told)
+    cached_tokens = min(cached_tokens, answer.prompt_tokens)
+    return msgspec.structs.replace(answer, cached_tokens=cached_tokens, cached_told=cached_told)

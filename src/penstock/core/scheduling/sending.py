@@ -162,7 +162,19 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     rank = None
     if state.settings.engine_priority:
         rank = request.band * BAND_RANKS + min(node.waiting + node.in_flight, BAND_RANKS - 1)
-    made = Dispatch(request.id, chosen.name, lease.serial, entry.queue.waited_s, rank, decode, decode_lease)
+    estimate = entry.estimate
+    made = Dispatch(
+        request.id,
+        chosen.name,
+        lease.serial,
+        entry.queue.waited_s,
+        rank,
+        decode,
+        decode_lease,
+        estimate.prompt_tokens,
+        estimate.output_tokens,
+        max(0.0, lease.prefill_end_s - now),
+    )
     if state.watcher is not None:
         state.watcher.sent(entry, made)
     return made

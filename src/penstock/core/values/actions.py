@@ -24,6 +24,9 @@ class Dispatch(msgspec.Struct, array_like=True, tag="dispatch", frozen=True, gc=
     rank: int | None = None  #: for the engine's own queue, lower first; None: the engine's order is left alone
     decode: str | None = None  #: only its prompt is computed there; this endpoint is leased to answer it
     decode_lease: int | None = None  #: and that lease, valid from `prefilled` on unless `Decode` changes it
+    prompt_tokens: int = 0  #: of its prompt, as estimated
+    output_tokens: int = 0  #: of its answer, as estimated
+    prefill_s: float = 0.0  #: until its prompt is computed there, as predicted
 
 
 class Decode(msgspec.Struct, array_like=True, tag="decode", frozen=True, gc=False):

@@ -136,6 +136,7 @@ class Usage(msgspec.Struct, array_like=True, frozen=True, gc=False):
     completion_tokens: int
     cached_tokens: int = 0  #: the part of the prompt that was in the engine's prefix cache
     cached_told: bool = False  #: whether the engine reported it: 0 may also mean that it does not
+    reasoning_tokens: int = 0  #: the part of the answer that is reasoning, if the engine reports it
 
     @property
     def work(self) -> float:

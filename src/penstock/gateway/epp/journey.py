@@ -17,6 +17,7 @@ from penstock.gateway.epp import unseen
 from penstock.gateway.epp.pick import Pick
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.answer import AnswerReader
+from penstock.gateway.proxy import mending
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.target import Target
@@ -80,8 +81,14 @@ class PickedJourney(QueuedJourney):
         self.attempts += 1
         self._driver.tell(self._driver.scheduler.rerouted(self._lease, endpoint, now=self._driver.now()))
 
-    def may_mend(self, status: int) -> bool:  # noqa: ARG002
-        return False  # it can't be sent again
+    def may_mend(self, status: int) -> bool:
+        return mending.may_refuse_ours(self, status)
+
+    def mended(self, status: int, body: bytearray) -> bool:
+        """It can't be sent again; what its refusal names is left out of the next request."""
+        if mending.may_refuse_ours(self, status) and (fields := mending.named_fields(self, body)):
+            mending.leave_out(self, self.target, fields, self._driver.now())
+        return False
 
     def failed(self, failure: Failure, detail: str) -> None:
         self._failure = failure

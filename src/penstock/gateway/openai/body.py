@@ -24,6 +24,10 @@ _decode = msgspec.json.Decoder(Fields).decode
 _decode_plain = msgspec.json.Decoder(Plain).decode
 _decode_own: Callable[[msgspec.Raw], Own | list[Own]] = msgspec.json.Decoder(Own | list[Own]).decode
 _value = msgspec.json.Decoder().decode
+FLAG_BYTES_MAX = 8  # `"false"` has seven; a longer value is none
+# Engines read flags as pydantic does, which takes these, strings in any case.
+_TRUE = frozenset({b"true", b"1", b"1.0", b"yes", b"on", b"t", b"y"})
+_FALSE = frozenset({b"false", b"0", b"0.0", b"no", b"off", b"f", b"n"})
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ASKING = {"include_usage": b"true"}
 _ASKING_ONCE = {**_ASKING, "continuous_usage_stats": b"false"}  # vLLM adds usage to each chunk if both are true
@@ -142,11 +146,11 @@ def _peek(fields: Fields) -> Peek:
             for name in ("max_new_tokens", "num_predict", "max_tokens"):
                 limit = max(limit, _tokens(name, getattr(own, name)))
             answers = max(answers, _count("n", own.n), _count("best_of", own.best_of))
-    stream = bytes(memoryview(fields.stream)[:6])
+    stream = bytes(memoryview(fields.stream)[:FLAG_BYTES_MAX]).strip(b'"').lower()
     return Peek(
         model=model,
-        stream=stream == b"true",
-        whole=stream == b"false",
+        stream=stream in _TRUE,
+        whole=stream in _FALSE,
         output_tokens_max=limit or None,
         answers=answers,
         stream_options=msgspec.UNSET

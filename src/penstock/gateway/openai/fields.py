@@ -131,10 +131,11 @@ class AnswerFields(msgspec.Struct):
 
 class _Details(msgspec.Struct):
     cached_tokens: float | None = None
+    reasoning_tokens: float | None = None
 
 
 class UsageFields(msgspec.Struct):
-    """Usage as OpenAI's chat and completions, OpenAI's responses and Anthropic's messages have it.
+    """Usage as OpenAI's chat and completions, OpenAI's responses, Anthropic's messages and Cohere's `meta` have it.
 
     Some engines write whole numbers as `70.0`.
     """
@@ -146,6 +147,11 @@ class UsageFields(msgspec.Struct):
     output_tokens: float | None = None
     input_tokens_details: _Details | None = None
     cache_read_input_tokens: float | None = None
+    total_tokens: float | None = None
+    completion_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+    tokens: UsageFields | None = None
+    billed_units: UsageFields | None = None
 
 
 class SglangMeta(msgspec.Struct):

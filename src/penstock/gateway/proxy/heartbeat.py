@@ -1,9 +1,10 @@
 """Heartbeats tell the client of a queued stream its position.
 
 A queued stream gets SSE comments with its position and an estimate after `queue.heartbeat_after`, or earlier if its
-client's own time-out (`x-stainless-read-timeout`) would pass. The first one commits status 200, so a later refusal is
-an error event. They go on until the answer's first token, requeues included. A client that would time out also gets
-them while an engine works on its answer; `heartbeat_after` is about the queue only.
+client's own time-out would pass (`x-stainless-read-timeout`, or `x-stainless-timeout`, in which a head has to come).
+The first one commits status 200, so a later refusal is an error event. They go on until the answer's first token,
+requeues included. A client that would time out also gets them while an engine works on its answer; `heartbeat_after` is
+about the queue only.
 
 One timer serves all streams, at most every `TICK_S`, and asks the scheduler once for the positions of all that are due.
 """
@@ -25,9 +26,10 @@ TICK_S = 0.1
 TOLD_PER_TICK_MAX = 500  # some milliseconds of work; the others follow a tick later
 INTERVAL_S_MIN = 1.0  # unless the client's own time-out is shorter
 INTERVAL_S_MAX = 15.0  # proxies cut a connection that was quiet for 30 or 60 s
-OF_READ_TIMEOUT = 0.5  # this share may pass in silence: a late heartbeat still comes in time
+OF_TIMEOUT = 0.5  # this share may pass in silence: a late heartbeat still comes in time
 ENGINE_S = 60.0  # nearly all first tokens take less: clients that wait twice as long get no heartbeats
-READ_TIMEOUT_HEADER = b"x-stainless-read-timeout"
+READ_TIMEOUT_HEADER = b"x-stainless-read-timeout"  # of Python, between two reads
+HEAD_TIMEOUT_HEADER = b"x-stainless-timeout"  # of Node.js, until the head
 _SECONDS = re.compile(rb"\d{1,6}(\.\d{1,9})?")
 _PATIENCE_S_MIN = 0.2  # a client that times out sooner can't be helped
 
@@ -70,9 +72,12 @@ class Heartbeats:
         empty_s = queue.empty_pool_wait or 0.0
         self._wait_s_max = max([ENGINE_S, *[empty_s + (band.max_wait or queue.max_wait) for band in settings.bands]])
 
-    def watch(self, name: str, waiter: Waiter, read_timeout: bytes | None, since_s: float) -> None:
-        """Send heartbeats to a stream that arrived at `since_s`, until its answer begins."""
-        after_s, patience_s = self._after_s or math.inf, _patience_s(read_timeout)
+    def watch(self, name: str, waiter: Waiter, timeouts: tuple[bytes | None, ...], since_s: float) -> None:
+        """Send heartbeats to a stream that arrived at `since_s`, until its answer begins.
+
+        `timeouts`: those of its client, as its headers say.
+        """
+        after_s, patience_s = self._after_s or math.inf, min(map(_patience_s, timeouts), default=math.inf)
         if patience_s >= self._wait_s_max:
             patience_s = math.inf
         if after_s == patience_s == math.inf:
@@ -133,8 +138,8 @@ def heartbeat_event(api: Api, place: QueuePosition | None) -> bytes:
     return told + (b'\nevent: ping\ndata: {"type": "ping"}\n\n' if api is Api.ANTHROPIC else b"\n\n")
 
 
-def _patience_s(read_timeout: bytes | None) -> float:
+def _patience_s(timeout: bytes | None) -> float:
     """How long a client may get nothing; infinity: any time."""
-    if read_timeout is None or not _SECONDS.fullmatch(read_timeout.strip()):
+    if timeout is None or not _SECONDS.fullmatch(timeout.strip()):
         return math.inf
-    return max(float(read_timeout) * OF_READ_TIMEOUT, _PATIENCE_S_MIN)
+    return max(float(timeout) * OF_TIMEOUT, _PATIENCE_S_MIN)

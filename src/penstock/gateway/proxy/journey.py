@@ -28,7 +28,7 @@ from penstock.gateway.proxy.disagg.base import Division
 from penstock.gateway.proxy.disagg.concurrent import Meeting
 from penstock.gateway.proxy.disagg.sequential import TwoPhase
 from penstock.gateway.proxy.headers import request_headers
-from penstock.gateway.proxy.heartbeat import READ_TIMEOUT_HEADER, heartbeat_event
+from penstock.gateway.proxy.heartbeat import HEAD_TIMEOUT_HEADER, READ_TIMEOUT_HEADER, heartbeat_event
 from penstock.gateway.proxy.mending import NOTHING_ADDED, PRIORITY, PRIORITY_ADDED, USAGE, USAGE_ADDED
 from penstock.gateway.proxy.relay import KEY_REFUSED, WHOLE_BYTES_MAX, Relay
 from penstock.gateway.proxy.target import Target
@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
 OnSent = Callable[["QueuedJourney", str], None]  #: the URL it is sent to
 
+_NO_TIMEOUTS = (None, None)
 PROGRESS_TOKENS = 32  # an answer's growth is reported in such steps,
 PROGRESS_TOKENS_PACED = 8  # and in these if a limit on the time per output token applies
 
@@ -49,6 +50,7 @@ class QueuedJourney(Relay):
     __slots__ = (
         "_arrival",
         "_asks_usage",
+        "_dispatch",
         "_driver",
         "_has_key",
         "_heartbeats",
@@ -73,6 +75,8 @@ class QueuedJourney(Relay):
         "caller",
         "division",
         "endpoint",
+        "estimated_prompt",
+        "estimated_tokens",
         "first_s",
         "is_unfit",
         "left_out",
@@ -115,6 +119,7 @@ class QueuedJourney(Relay):
         self.attempts = 0  #: how often it was dispatched
         self.rank: int | None = None  # among the requests in engines' queues
         self._lease: int | None = None
+        self._dispatch: Dispatch | None = None  # the last one
         self.division: Division | None = None  # if its prompt is computed by another engine
         self.endpoint = ""  #: where it was sent last
         self._queue_s = 0.0  # in finished visits to the queue
@@ -122,6 +127,8 @@ class QueuedJourney(Relay):
         self.first_s: float | None = None
         self.limit: LimitReached | None = None  #: that refused it
         self._usage: Usage | None = None
+        self.estimated_tokens = 0  #: of the answer, beside those that its engine reported
+        self.estimated_prompt = 0  #: tokens of the prompt, of an answer that was cut off without a report
         self._trace = arrival.trace
         self._reporting = means.reporting
 
@@ -130,19 +137,21 @@ class QueuedJourney(Relay):
         driver = self._driver
         self.exchange.on_disconnect = self._client_gone
         driver.join(self.request.id, self)
-        read_timeout = None if self._heartbeats is None else self.exchange.lookup.get(READ_TIMEOUT_HEADER)
-        if read_timeout is not None:
-            self._watch(read_timeout)  # until its answer begins, in the queue or not
+        if self._heartbeats is not None:
+            lookup = self.exchange.lookup
+            timeouts = lookup.get(READ_TIMEOUT_HEADER), lookup.get(HEAD_TIMEOUT_HEADER)
+            if timeouts != _NO_TIMEOUTS:
+                self._watch(timeouts)  # until its answer begins, in the queue or not
         self._metrics.arrived(self.request.model)
         driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
         if self._lease is None:
-            self._watch(None)
+            self._watch()
 
-    def _watch(self, read_timeout: bytes | None) -> None:
+    def _watch(self, timeouts: tuple[bytes | None, ...] = ()) -> None:
         """Have heartbeats sent to a client that waits for a stream."""
         if self._heartbeats is not None and not self._is_watched:
             self._is_watched = True
-            self._heartbeats.watch(self.request.id, self, read_timeout, self.started_s)
+            self._heartbeats.watch(self.request.id, self, timeouts, self.started_s)
 
     def _unwatch(self) -> None:
         """End them: its answer begins, or it has ended."""
@@ -155,7 +164,7 @@ class QueuedJourney(Relay):
     def dispatched(self, action: Dispatch, /) -> None:
         """Ask the engine, or both engines of a divided request, that `action` names."""
         self.attempts += 1
-        self._lease = action.lease
+        self._lease, self._dispatch = action.lease, action
         self.endpoint = action.endpoint
         self._queue_s = action.queue_s
         self._waiting_since_s = None
@@ -234,7 +243,7 @@ class QueuedJourney(Relay):
             self.hang_up()
             self.no_answer()
         self._waiting_since_s = self._driver.now()
-        self._watch(None)
+        self._watch()
         self._metrics.retried(self.caller, self.endpoint, action.cause)
         if self._trace is not None:
             self._trace.requeued(action.cause)
@@ -407,6 +416,8 @@ class QueuedJourney(Relay):
             self.division.hang_up()
             usage = self.division.whole(usage)
         self._usage = usage
+        if usage is None:
+            self.estimated_tokens = self._answer.tokens
         if self._remember is not None:
             self._remember_it()
         if status < 300 and self._target is not None:
@@ -415,7 +426,6 @@ class QueuedJourney(Relay):
             if self.left_out or not self.added <= self._target.takes:
                 mending.note_fields(self, self._target, self._driver.now())
         self._leave(Outcome.COMPLETED, None)
-        self._metrics.used(self, usage, self._answer.tokens)
         now = self._driver.now()
         self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, refused=status >= 300, now=now))
 
@@ -499,8 +509,8 @@ class QueuedJourney(Relay):
 
     @property
     def tokens(self) -> int:
-        """The completion tokens reported, or seen so far."""
-        return self._answer.tokens if self._usage is None else self._usage.completion_tokens
+        """The completion tokens of a request that ended: reported, and estimated beside these."""
+        return self.estimated_tokens + (0 if self._usage is None else self._usage.completion_tokens)
 
     @property
     def beating(self) -> bool:
@@ -526,14 +536,37 @@ class QueuedJourney(Relay):
         if self._is_watched:
             self._unwatch()
         self._heartbeats = None
-        if self._committed and self._usage is None and reason is not None:
-            self._usage = self._answer.usage()  # an answer that breaks off may have reported it
+        if reason is not None and self._dispatch is not None:
+            self._was_cut_off(self._dispatch)
         self._metrics.ended(self, outcome, reason)
         if self._trace is not None:
             status, usage = self.exchange.status, self._usage
             self._trace.ended(outcome, reason, band=self.band, status=status, usage=usage)
         if self._reporting.on_end is not None:
             self._reporting.on_end(self, outcome, reason)
+
+    def _was_cut_off(self, dispatch: Dispatch) -> None:
+        """Note the use of an answer that is not whole: as reported so far, otherwise what was probably computed.
+
+        The first token shows that the prompt is computed. If it can't be seen, as of an answer that does not stream,
+        the prediction decides whether the engine had begun when it was hung up on.
+        """
+        if self._usage is None and self._committed:
+            self._usage = self._answer.usage()
+        if self._usage is None and self.division is not None and (first := self.division.usage) is not None:
+            self._usage = Usage(first.prompt_tokens, 0, first.cached_tokens, first.cached_told)
+        seen = self._answer.tokens if self._committed else 0
+        self.estimated_tokens = seen if self._usage is None else max(0, seen - self._usage.completion_tokens)
+        if self._usage is not None:
+            return
+        if seen:
+            self.estimated_prompt = dispatch.prompt_tokens
+        elif (
+            self._lease is not None
+            and not self.request.streamed
+            and (self.first_s is not None or self.elapsed_s() >= self._queue_s + dispatch.prefill_s)
+        ):
+            self.estimated_prompt, self.estimated_tokens = dispatch.prompt_tokens, dispatch.output_tokens
 
 
 class _Gone:

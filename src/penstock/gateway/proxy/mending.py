@@ -1,7 +1,9 @@
 """What does an engine's refusal mean: is it about a field that Penstock added, can the request be served elsewhere, and
 is it an engine that answers at all (docs/decisions/0066)?
 
-A refusal that may be about a field of ours is followed by the same request without that field, once per dispatch.
+A refusal that may be about a field of ours is followed by the same request without that field, once per dispatch: a 400
+or 422, an error 500 or 501 that names the field, or such an error as the first event of a stream. Where the request
+can't be sent again (through a proxy), the next one goes without the field.
 After a refusal because the request does not fit (too long, a picture), another endpoint tries. File servers, login
 pages and ingresses without a route answer too, with a redirect or that there is no such path. Engines do so as well
 if they lack a path; so such an answer speaks against an engine only if it has answered well on this path before, or
@@ -11,6 +13,7 @@ if nothing shows yet that it is one.
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,9 +28,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIELD_REFUSED = frozenset({400, 422})  # statuses of an engine that does not take a field
+FIELD_NAMED = FIELD_REFUSED | {200, 500, 501}  # statuses of one that says so by the field's name
 #: Fields that we add to a body, and what an engine's error names them by.
 USAGE, PRIORITY = "stream_options", "priority"
-_NAMED_BY = {USAGE: (b"stream_options", b"include_usage"), PRIORITY: (b"priority",)}
+_NAMED_BY = {
+    field: re.compile(pattern, re.IGNORECASE)
+    for field, pattern in ((USAGE, rb"stream[ _-]?options|include[ _-]?usage"), (PRIORITY, rb"\bpriority\b"))
+}
 NOTHING_ADDED: frozenset[str] = frozenset()
 USAGE_ADDED, PRIORITY_ADDED = frozenset({USAGE}), frozenset({PRIORITY})
 
@@ -37,15 +44,16 @@ _FORBIDDEN = frozenset({401, 403})  # of buckets; an engine's are about keys
 
 def may_mend(journey: QueuedJourney, status: int) -> bool:
     """True if a refusal of this status may be about a field of ours, or the request may fit elsewhere."""
-    return _may_refuse_ours(journey, status) or _may_fit_elsewhere(journey, status)
+    return may_refuse_ours(journey, status) or _may_fit_elsewhere(journey, status)
 
 
 def mended(journey: QueuedJourney, status: int, body: bytearray) -> bool:
     """Send a refused request again without fields of ours, or report that it does not fit there. False: neither."""
-    if _may_refuse_ours(journey, status):
+    if may_refuse_ours(journey, status):
         target = journey.target
-        named = frozenset([field for field in journey.added if any(word in body for word in _NAMED_BY[field])])
-        fields = named or journey.added - target.takes
+        fields = named_fields(journey, body)
+        if not fields and status in FIELD_REFUSED:
+            fields = journey.added - target.takes
         if fields:
             shown = ", ".join(sorted(fields))
             logger.debug("%s: %s refuses it, maybe because of %s", journey.request.id, journey.endpoint, shown)
@@ -62,9 +70,15 @@ def mended(journey: QueuedJourney, status: int, body: bytearray) -> bool:
     return False
 
 
-def _may_refuse_ours(journey: QueuedJourney, status: int) -> bool:
+def named_fields(journey: QueuedJourney, error: bytes | bytearray) -> frozenset[str]:
+    """Returns the fields of ours that an engine's error names."""
+    return frozenset([field for field in journey.added if _NAMED_BY[field].search(error)])
+
+
+def may_refuse_ours(journey: QueuedJourney, status: int) -> bool:
+    """True if an error of this status may be about a field of ours."""
     fresh = bool(journey.added) and not journey.left_out
-    return status in FIELD_REFUSED and fresh and journey.division is None
+    return status in FIELD_NAMED and fresh and journey.division is None
 
 
 def _may_fit_elsewhere(journey: QueuedJourney, status: int) -> bool:
@@ -77,11 +91,16 @@ def note_fields(journey: QueuedJourney, target: Target, now: float) -> None:
     """The engine answers well: it takes the fields of ours that it got, and not those left out."""
     target.takes |= journey.added
     if journey.left_out and journey.left_out.isdisjoint(target.refuses):
-        target.refuses_fields(journey.left_out, now)
-        logger.warning(
-            "endpoint %s refuses %s, which this gateway adds to requests; leaving it out there",
-            *(journey.endpoint, " and ".join(f"`{field}`" for field in sorted(journey.left_out))),
-        )
+        leave_out(journey, target, journey.left_out, now)
+
+
+def leave_out(journey: QueuedJourney, target: Target, fields: frozenset[str], now: float) -> None:
+    """Send that engine no such `fields` from now on, until it restarts or for ten minutes."""
+    target.refuses_fields(fields, now)
+    logger.warning(
+        "endpoint %s refuses %s, which this gateway adds to requests; leaving it out there",
+        *(journey.endpoint, " and ".join(f"`{field}`" for field in sorted(fields))),
+    )
 
 
 def is_suspect(target: Target, path: str, status: int, *, proven: bool) -> bool:

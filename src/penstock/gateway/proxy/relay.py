@@ -300,7 +300,8 @@ class Relay:
         if begun is None:
             return True
         self._target.moved = True
-        if opening.stillborn:
+        assert self._head is not None
+        if opening.stillborn or (opening.ended and tells_error(begun) and self.may_mend(self._head[0])):
             self._error_body = bytearray(begun)
         else:
             self.first_byte()
@@ -602,6 +603,12 @@ class Relay:
             self.no_answer()
             self.failed(Failure.NOT_AN_ENGINE, f"status {status}, and not as an engine answers")
         elif (self._sse or self._lines) and not self._opaque:
+            if of_caller(body):  # it was held in case it is about a field of ours
+                self._error_body = None
+                self.first_byte()
+                self._commit(bytes(body))
+                self.on_end()
+                return
             if not self._lines and not tells_error(body):
                 self._error_body = None  # a bare `[DONE]` is not passed on
             self.failed(Failure.SERVER_ERROR, "a stream that failed at once")

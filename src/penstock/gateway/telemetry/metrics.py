@@ -15,7 +15,6 @@ from penstock.config.model import Settings
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.actions import Decode, Dispatch
 from penstock.core.values.catalogue import AFTER_ADMISSION, Cause, Failure, Outcome, Reason
-from penstock.core.values.request import Usage
 from penstock.gateway.telemetry.exposition import Levels, SeriesSource, level
 from penstock.gateway.telemetry.failures import Failures
 from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Gauges, RouterAliases
@@ -87,7 +86,7 @@ class Metrics:
         self._ttft = histogram("ttft_seconds", "From the whole request to the first byte.", by_band, _TIMES_S)
         self._request_time = histogram("request_seconds", "From the whole request to the last byte.", by_band, _TIMES_S)
         self._overhead = histogram("overhead_seconds", "Penstock's own time before a dispatch.", (), _OVERHEADS_S)
-        self._tokens = counter("tokens", "Tokens, as engines reported.", ("model", "kind"))
+        self._tokens = counter("tokens", "Tokens, as engines reported; otherwise as estimated.", ("model", "kind"))
         text = "Between an answer's first and last token, per token."
         self._pace = histogram("time_per_output_token_seconds", text, by_band, _PACES_S)
         self._sampled = histogram("epp_estimate_ratio", _SAMPLED, (), _RATIOS).labels()
@@ -251,10 +250,15 @@ class Metrics:
 
     def ended(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
         line, waited_s = self._line(journey), journey.waited_s()
+        if journey.tokens or journey.usage is not None:
+            self._used(journey, line)
         if outcome is Outcome.COMPLETED:
             line.completed.value += 1.0
             line.wait.observe(waited_s)
-            line.request_time.observe(journey.elapsed_s())
+            elapsed_s, completion = journey.elapsed_s(), journey.tokens
+            line.request_time.observe(elapsed_s)
+            if journey.request.streamed and journey.first_s is not None and completion > 1:
+                line.pace.observe((journey.started_s + elapsed_s - journey.first_s) / (completion - 1))
         else:
             self._not_answered(journey, outcome, reason)
         caller, was_queued = journey.caller, outcome is not Outcome.REJECTED
@@ -287,20 +291,18 @@ class Metrics:
             self._cancellations.inc()
             self._cancelled.inc()
 
-    def used(self, journey: QueuedJourney, usage: Usage | None, tokens_seen: int) -> None:
-        """An answer is complete. `usage`: as the engine reported; otherwise only the tokens seen are known."""
-        line, prompt, cached, completion = self._line(journey), 0, 0, tokens_seen
+    def _used(self, journey: QueuedJourney, line: _AnswerSeries) -> None:
+        """Count a request's tokens, reported and estimated, whether its answer is whole or not."""
+        usage, prompt, cached, completion = journey.usage, journey.estimated_prompt, 0, journey.tokens
         if usage is not None:
-            prompt, cached, completion = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+            prompt, cached = usage.prompt_tokens, usage.cached_tokens
+            if self._with_stack:
+                self._stack.used(journey.endpoint, prompt, cached)
         line.prompt.value += prompt
         line.cached.value += cached
         line.completion.value += completion
-        self._tenants.served(journey.caller.tenant_label, self.model_label(journey.request.model), usage, tokens_seen)
-        if self._with_stack:
-            self._stack.used(journey.endpoint, prompt, cached)
-        if journey.request.streamed and journey.first_s is not None and completion > 1:
-            pace_s = (journey.started_s + journey.elapsed_s() - journey.first_s) / (completion - 1)
-            line.pace.observe(pace_s)
+        estimated = journey.estimated_prompt + journey.estimated_tokens
+        self._tenants.served(journey.caller.tenant_label, self.model_label(journey.request.model), usage, estimated)
 
     def _line(self, journey: QueuedJourney) -> _AnswerSeries:
         key = (self.model_label(journey.request.model), journey.band)

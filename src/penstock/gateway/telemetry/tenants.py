@@ -58,7 +58,7 @@ class TenantSeries:
             bounds=_TIMES_S,
         )
         self._service = Counter("penstock_tenant_service_tokens", "Tokens each tenant got.", ["tenant"])
-        text = "Tokens of each tenant and model; `estimated`: of answers without usage."
+        text = "Tokens of each tenant and model; `estimated`: without usage from the engine."
         self._tokens = Counter("penstock_tenant_tokens", text, ["tenant", "model", "kind"])
         self.all: tuple[Counter | Histogram, ...] = (
             *(self._requests, self._wait, self._ttft, self._service),
@@ -89,14 +89,14 @@ class TenantSeries:
         """A stream began."""
         (self._lines.get(tenant) or self._lines[OTHER]).ttft.observe(after_s)
 
-    def served(self, tenant: str, model: str, usage: Usage | None, seen: int) -> None:
-        """An answer is complete. `seen`: its tokens, if the engine reported no usage."""
+    def served(self, tenant: str, model: str, usage: Usage | None, estimated: int) -> None:
+        """A request ended. `estimated`: its tokens beside those of the `usage` that its engine reported."""
         label = tenant if tenant in self._lines else OTHER
         tokens = self._token_lines.get((label, model)) or self._token_line(label, model)
-        if usage is None:
-            self._lines[label].service.inc(seen)
-            tokens.estimated.value += seen
-        else:
+        if estimated:
+            self._lines[label].service.inc(estimated)
+            tokens.estimated.value += estimated
+        if usage is not None:
             self._lines[label].service.inc(usage.prompt_tokens + usage.completion_tokens)
             tokens.prompt.value += usage.prompt_tokens
             tokens.cached.value += usage.cached_tokens

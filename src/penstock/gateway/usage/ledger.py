@@ -56,9 +56,9 @@ class UseCounts:
             row[1] += usage.prompt_tokens
             row[2] += usage.cached_tokens
             row[3] += usage.completion_tokens
-        elif seen := journey.tokens:
+        if estimated := journey.estimated_prompt + journey.estimated_tokens:
             row[4] += 1
-            row[5] += seen
+            row[5] += estimated
         if outcome is Outcome.REJECTED:
             return
         waited_s = journey.waited_s()

@@ -73,33 +73,33 @@ SELECT COUNT(*), COALESCE(SUM(total), 0) FROM batches WHERE tenant = :tenant AND
 -- name: add_batch
 INSERT INTO batches (id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, keep_s,
   total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times, rights)
+  metadata, models, problems, times, rights, reasoning_tokens)
 VALUES (:id, :tenant, :user, :endpoint, :input_file, :window, :created_at, :deadline, :status, :keep_s,
-  :total, 0, 0, 0, 0, 0, 0, 0, :metadata, :models, :problems, :times, :rights)
+  :total, 0, 0, 0, 0, 0, 0, 0, :metadata, :models, :problems, :times, :rights, 0)
 
 -- name: batch
 SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
   keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times, rights
+  metadata, models, problems, times, rights, reasoning_tokens
 FROM batches WHERE id = :id
 
 -- name: batch_to_change
 SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
   keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times, rights
+  metadata, models, problems, times, rights, reasoning_tokens
 FROM batches WHERE id = :id /*postgres: FOR UPDATE */
 
 -- name: batches
 SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
   keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times, rights
+  metadata, models, problems, times, rights, reasoning_tokens
 FROM batches WHERE tenant = :tenant AND (:first = 1 OR (created_at, id) < (:after_at, :after_id))
 ORDER BY created_at DESC, id DESC LIMIT :limit
 
 -- name: open_batches
 SELECT id, tenant, user_name, endpoint, input_file, time_window, created_at, deadline, status, output_file, error_file,
   keep_s, total, completed, failed, output_bytes, error_bytes, input_tokens, cached_tokens, output_tokens,
-  metadata, models, problems, times, rights
+  metadata, models, problems, times, rights, reasoning_tokens
 FROM batches WHERE ended_at IS NULL ORDER BY deadline, created_at, id LIMIT :limit
 
 -- name: take_batch
@@ -115,7 +115,7 @@ UPDATE batches SET status = :status, times = :times, ended_at = :ended_at, total
 UPDATE batches SET completed = completed + :completed, failed = failed + :failed,
   output_bytes = output_bytes + :output_bytes, error_bytes = error_bytes + :error_bytes,
   input_tokens = input_tokens + :input_tokens, cached_tokens = cached_tokens + :cached_tokens,
-  output_tokens = output_tokens + :output_tokens WHERE id = :id
+  output_tokens = output_tokens + :output_tokens, reasoning_tokens = reasoning_tokens + :reasoning_tokens WHERE id = :id
 
 -- name: forgotten
 SELECT id FROM batches WHERE ended_at <= :before

@@ -186,7 +186,13 @@ class AnswerReader:
         """Returns the usage reported by the engine, or None."""
         usage = read_usage(bytes(self._tail)) or self._usage
         if usage is not None and not usage.prompt_tokens and (first := read_usage(self.head, first=True)) is not None:
-            return Usage(first.prompt_tokens, usage.completion_tokens, first.cached_tokens, first.cached_told)
+            return Usage(
+                first.prompt_tokens,
+                usage.completion_tokens,
+                first.cached_tokens,
+                first.cached_told,
+                usage.reasoning_tokens,
+            )
         return usage
 
     def estimated_tokens(self) -> int:

@@ -16,12 +16,13 @@ HELD_BYTES_MAX = 256 * 1024  # before the first token `/v1/responses` repeats it
 class Opening:
     """Takes a stream apart until its first token or its end."""
 
-    __slots__ = ("_held", "_lines", "_partial", "stillborn")
+    __slots__ = ("_held", "_lines", "_partial", "ended", "stillborn")
 
     def __init__(self, *, lines: bool) -> None:
         self._lines = lines  # of JSON; otherwise events
         self._held = b""
         self._partial = b""  # of an event that is not whole yet
+        self.ended = False  #: the first that came is an end: maybe an error
         self.stillborn = False  #: the first that came is no token but a failure
 
     def take(self, data: bytes) -> tuple[bytes, bytes | None]:
@@ -38,6 +39,7 @@ class Opening:
         for event in events:
             what = meaning_of_line(event) if self._lines else meaning(event)
             if what is Meaning.TOKEN or what is Meaning.END:
+                self.ended = what is Meaning.END
                 self.stillborn = line_tells_error(event) if self._lines else stillborn(event, first=not self._held)
                 return asides, self._held + data[at:]
             if what is Meaning.ASIDE:

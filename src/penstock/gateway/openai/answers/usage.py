@@ -1,16 +1,17 @@
 """The usage that an answer reports.
 
-In OpenAI's API and Anthropic's it is a `usage` object, at the end of an answer or in a stream's last events. In
-engines' own APIs, SGLang's `/generate` has it in `meta_info`, llama.cpp in `timings`, Ollama in its last line, TGI in
-the last event's `details` or, without streaming, in headers. The prompt may be missing: then our own estimate of it
-stands. Nonsensical numbers are ignored. A whole answer without it is estimated by the length of its text; of a stream
-the events are counted.
+In OpenAI's API and Anthropic's it is a `usage` object, at the end of an answer or in a stream's last events; in
+Cohere's it is in `meta`. In engines' own APIs, SGLang's `/generate` has it in `meta_info`, llama.cpp in `timings`,
+Ollama in its last line, TGI in the last event's `details` or, without streaming, in headers. The prompt may be missing:
+then our own estimate of it stands. Nonsensical numbers are ignored. A whole answer without it is estimated by the
+length of its text; of a stream the tokens are counted.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -24,10 +25,10 @@ T = TypeVar("T")
 TOKENS_MAX = 2**31
 USAGE_BYTES_MAX = 4096  # of one such object; those of engines have some 300
 LOOKED_AT_MAX = 8  # objects with that name: some have no numbers, such as a tool's parameter
-_USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
-_META = re.compile(rb'"meta_info"\s*:\s*(?=\{)')
-_TIMINGS = re.compile(rb'"timings"\s*:\s*(?=\{)')
-_HEADERS = (b"x-generated-tokens", b"x-prompt-tokens")
+SAMPLES_MAX = 128  # answers in one body, each with its own usage
+_USAGE, _COHERE, _SGLANG, _LLAMACPP = b'"usage"', b'"meta"', b'"meta_info"', b'"timings"'
+_VALUE = re.compile(rb"\s*:\s*(?=\{)")
+_HEADERS = (b"x-generated-tokens", b"x-prompt-tokens", b"x-compute-tokens")  # TGI's, and that of TEI's embeddings
 _GENERATED = re.compile(rb'"generated_tokens"\s*:\s*(\d{1,10})\b')
 _INPUT = re.compile(rb'"input_length"\s*:\s*(\d{1,10})\b')
 _EVALUATED = re.compile(rb'"prompt_eval_count"\s*:\s*(\d{1,10})\b')
@@ -46,16 +47,25 @@ def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
 
     None if no such object has numbers that make sense.
     """
-    for told in _objects(_USAGE, data, UsageFields, first=first):
-        usage = _usage(told)
-        if usage is not None:
-            return usage
+    for name in (_USAGE, _COHERE):
+        at = -1 if first else len(data)
+        for _ in range(LOOKED_AT_MAX):
+            at = data.find(name, at + 1) if first else data.rfind(name, 0, at)
+            if at < 0:
+                break
+            told = _object_after(data, at + len(name), UsageFields)
+            if told is not None and (usage := _usage(told)) is not None:
+                return usage
     return None
 
 
 def _usage(told: UsageFields) -> Usage | None:
     told_prompt = told.prompt_tokens if told.prompt_tokens is not None else told.input_tokens
     told_completion = told.completion_tokens if told.completion_tokens is not None else told.output_tokens
+    if told_prompt is None and told_completion is None:
+        if (cohere := told.tokens or told.billed_units) is not None:
+            return _usage(cohere)
+        told_prompt = told.total_tokens  # of a reranking
     details = told.prompt_tokens_details or told.input_tokens_details
     told_cached = told.cache_read_input_tokens if details is None else details.cached_tokens
     if told_prompt is None and told_completion is None:
@@ -65,7 +75,9 @@ def _usage(told: UsageFields) -> Usage | None:
         return None
     if details is None and cached:  # Anthropic counts them apart
         return Usage(int(prompt + cached), int(completion), int(cached), cached_told=True)
-    return Usage(int(prompt), int(completion), int(min(cached, prompt)), told_cached is not None)
+    made = told.completion_tokens_details or told.output_tokens_details
+    reasoning = 0 if made is None else min(max(made.reasoning_tokens or 0, 0), completion)
+    return Usage(int(prompt), int(completion), int(min(cached, prompt)), told_cached is not None, int(reasoning))
 
 
 def estimated_tokens(answer: bytes | bytearray, size: int) -> int:
@@ -107,35 +119,64 @@ def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage |
 
     At most one of the two is not None. `tail` is the last part of the answer, or all of it.
     """
-    for meta in _objects(_META, tail, SglangMeta):
-        return _sglang(meta), None
-    for timings in _objects(_TIMINGS, tail, LlamacppTimings):
-        return _llamacpp(timings), None
+    if (own := _samples(_SGLANG, tail, SglangMeta, _sglang, streamed=streamed)) or (
+        own := _samples(_LLAMACPP, tail, LlamacppTimings, _llamacpp, streamed=streamed)
+    ):
+        return _sum(own), None
     if (made := _last(_MADE, tail)) is not None:
         evaluated = _last(_EVALUATED, tail)  # missing if all of the prompt was cached
         return (None, made) if evaluated is None else (Usage(evaluated, made), None)
+    if (evaluated := _last(_EVALUATED, tail)) is not None:  # an embedding
+        return Usage(evaluated, 0), None
     told = {name.lower(): value for name, value in headers if name.lower() in _HEADERS}
     generated, prompt = _number(told.get(_HEADERS[0], b"")), _number(told.get(_HEADERS[1], b""))
     if streamed or generated is None:
         generated, prompt = _last(_GENERATED, tail), _last(_INPUT, tail)
     if generated is not None and prompt:
         return Usage(prompt, generated), None
+    if generated is None and (computed := _number(told.get(_HEADERS[2], b""))):
+        return Usage(computed, 0), None
     return None, generated
 
 
-def _objects(name: re.Pattern[bytes], data: bytes, kind: type[T], *, first: bool = False) -> list[T]:
-    """Returns the objects of that name, the last one first, or the `first` one first."""
-    places = [found.end() for found in name.finditer(data)]
-    if not first:
-        places.reverse()
-    objects = []
-    for at in places[:LOOKED_AT_MAX]:
-        try:
-            value, _ = _object_at(data[at : at + USAGE_BYTES_MAX].decode("latin-1"))
-            objects.append(msgspec.convert(value, kind))
-        except (ValueError, RecursionError):
-            continue
-    return objects
+def _object_after(data: bytes, at: int, kind: type[T]) -> T | None:
+    """Returns the object that is the value of a name which ends at `at`; None if there is none, or it is too long."""
+    value = _VALUE.match(data, at)
+    if value is None:
+        return None
+    at = value.end()
+    try:
+        told, _ = _object_at(data[at : at + USAGE_BYTES_MAX].decode("latin-1"))
+        return msgspec.convert(told, kind)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _samples(
+    name: bytes, tail: bytes, kind: type[T], read: Callable[[T], Usage | None], *, streamed: bool
+) -> list[Usage]:
+    """Returns the usage of each answer in a body, the last one first; of a stream the last one, which has all."""
+    found: list[Usage] = []
+    at = len(tail)
+    for _ in range(SAMPLES_MAX):
+        at = tail.rfind(name, 0, at)
+        if at < 0:
+            break
+        told = _object_after(tail, at + len(name), kind)
+        if told is not None and (usage := read(told)) is not None:
+            found.append(usage)
+            if streamed:
+                break
+    return found
+
+
+def _sum(parts: list[Usage]) -> Usage:
+    return Usage(
+        sum([part.prompt_tokens for part in parts]),
+        sum([part.completion_tokens for part in parts]),
+        sum([part.cached_tokens for part in parts]),
+        parts[0].cached_told,
+    )
 
 
 def _sensible(prompt: float, completion: float, cached: float) -> bool:
