@@ -101,7 +101,9 @@ class Router:
                     entry.route.twin_computing = bool(depth) and _being_computed(prefix[depth - 1], depth, chosen)
                     entry.route.keys_since = self._history.since(chosen.index, prefix[depth - 1]) if depth else 0
                     self._hot.used(prefix[located.levels[-1][1] - 1], now)
-                self._sent_there(prefix, chosen)
+                self._history.store(chosen.index, prefix)
+                if self._queued:
+                    self._half_sent(prefix)
         else:
             if entry.route.cached_tokens:  # believed under another policy, before the settings changed
                 entry.route.located, entry.route.source, entry.route.twin_computing = NOWHERE, None, False
@@ -145,7 +147,8 @@ class Router:
         """Note that a prompt with this `prefix` was sent to an endpoint by another scheduler."""
         if self._policy.weighs_load:
             self._last_sent.sent(prefix, endpoint.index)
-        self._sent_there(prefix, endpoint)
+        self._history.store(endpoint.index, prefix)
+        self._half_sent(prefix)
 
     def lived(self, model: str, session: str, endpoint: str) -> None:
         """Record a session's endpoint chosen by another scheduler, unless a newer one is known."""
@@ -242,7 +245,7 @@ class Router:
             entry.route.alike = alike
             alike.count += 1
             self.may_be_warm += alike.sent
-            if not self._by_history(entry, -math.inf):
+            if entry.route.blocks is not None or entry.route.looked_up is not None:
                 self.told(entry)
 
     def left(self, entry: Entry) -> None:
@@ -264,12 +267,10 @@ class Router:
             alike.sent = True
             self.may_be_warm += alike.count
 
-    def _sent_there(self, prefix: Sequence[Key], endpoint: Endpoint) -> None:
-        """Note that an endpoint was sent a prompt: queued ones that share half of theirs with it may be warm there."""
-        self._history.store(endpoint.index, prefix)
-        if self._queued:
-            for middle in self._queued.keys() & prefix:
-                self._sent(self._queued[middle])
+    def _half_sent(self, prefix: Sequence[Key]) -> None:
+        """Note that a prompt was sent: queued ones that share half of theirs with it may be warm there."""
+        for middle in self._queued.keys() & prefix:
+            self._sent(self._queued[middle])
 
     def warm_keys(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> int:
         """Returns how many keys of the prompt of `entry` one of `endpoints` holds, at most."""
@@ -487,11 +488,13 @@ class Router:
 
     def _located(self, entry: Entry, now: float) -> Located:
         request, sources = entry.request, self.sources
-        if not request.prefix and entry.route.blocks is None and entry.route.looked_up is None:
-            return NOWHERE
-        by_history = self._by_history(entry, now)
-        if by_history and entry.route.located.version == self._history.version:
-            return entry.route.located  # as last looked at, and nothing has happened since
+        by_history = entry.route.blocks is None and entry.route.looked_up is None
+        if by_history:
+            if not request.prefix:
+                return NOWHERE
+            by_history = now >= sources.off_until_s and not self._doubted
+            if by_history and entry.route.located.version == self._history.version:
+                return entry.route.located  # as last looked at, and nothing has happened since
         located = Located(self._history.bits)
         if by_history:
             located.version = self._history.version
