@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`, in a checkout: scenarios, the lab of strange engines, traces under other routers."""
+"""`python -m bench COMMAND`, in a checkout: scenarios, strange engines, unknown sizes, traces under other routers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import signal
 import sys
 
+from bench import slots
 from bench.lab import lab_cli
 from bench.scenarios import scenarios_cli
 from bench.traces.baselines import RIVALS
@@ -24,6 +25,9 @@ def parser() -> argparse.ArgumentParser:
     lab = commands.add_parser("lab", help="run the matrix of strange engines")
     lab_cli.add_arguments(lab)
     lab.set_defaults(run=lab_cli.run)
+    size = commands.add_parser("slots", help="find the size of engines that report none, start by start")
+    slots.add_arguments(size)
+    size.set_defaults(run=slots.main)
     trace = commands.add_parser("trace", help="`penstock simulate`, with the routers of other projects")
     trace_cli.add_arguments(trace, RIVALS)
     trace.set_defaults(run=trace_cli.run)

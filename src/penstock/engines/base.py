@@ -71,6 +71,7 @@ class Series(msgspec.Struct, frozen=True):
 
     running: Names
     waiting: Names
+    queued: Names = ()  #: of those waiting, the ones that a finished step left without room
     waiting_more: Names = ()  #: queues besides the one in `waiting`, added if they are there
     kv_usage: Names = ()  #: 0..1, or:
     kv_used: Names = ()  #: in any unit, with
@@ -202,6 +203,7 @@ class PageReader:
             asked_s=asked_s,
             running=running,
             waiting=waiting,
+            queued=self._total(page, series.queued) if series.queued else None,
             kv_usage=self._kv_usage(page),
             kv_capacity_tokens=self._kv_capacity(page),
             # A sum with one counter missing would look as if the counters had fallen, as they do at a restart.

@@ -40,6 +40,7 @@ LLAMACPP = Engine(
     series=Series(
         running=("llamacpp:requests_processing",),
         waiting=("llamacpp:requests_deferred",),
+        queued=("llamacpp:requests_deferred",),
         kv_usage=("llamacpp:kv_cache_usage_ratio",),  # until 2025
         progress=("llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"),
     ),

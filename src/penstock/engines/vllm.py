@@ -57,6 +57,7 @@ VLLM = Engine(
     series=Series(
         running=("vllm:num_requests_running",),
         waiting=("vllm:num_requests_waiting",),
+        queued=('vllm:num_requests_waiting_by_reason{reason="capacity"}', "vllm:num_requests_waiting"),
         waiting_more=("vllm:num_requests_swapped",),  # V0: taken in, then put aside for lack of memory
         kv_usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         kv_info="vllm:cache_config_info",

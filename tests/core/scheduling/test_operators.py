@@ -328,8 +328,12 @@ def test_slots_set_by_hand_stay_and_auto_finds_them_out_again() -> None:
 def test_auto_begins_with_the_slots_there_are_where_the_engine_does_not_tell() -> None:
     made = scheduler(a=6)
     made.endpoint_changed("a", slots="auto", now=0.0)
-    for at, each in enumerate(fill(made, 6), 1):
+    *most, last = fill(made, 6)
+    for at, each in enumerate(most, 1):
         made.first_token(each, now=0.1 * at)
+    assert made.snapshot(now=1.0).endpoints[0].slots == 6, "nobody waits"
+    made.arrived(request("waits"), now=1.0)
+    made.first_token(last, now=1.1)
     shown = made.snapshot(now=2.0).endpoints[0]
     assert (shown.slots, shown.slots_auto) == (9, True)
 

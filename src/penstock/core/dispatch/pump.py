@@ -95,10 +95,10 @@ class Pump:
         return None
 
     def wants_slots(self, endpoint: Endpoint) -> bool:
-        """True if the highest band waiting for the endpoint's models waits for slots: all are taken or reserved."""
+        """True if the highest band waiting for the endpoint's models waits for slots, or for requests on their way."""
         for band in self._queues.bands:
             if any(endpoint.serves(model) for model in band.tree.root.backlog):
-                return endpoint in band.open or band.closed.get(endpoint) is Cause.SLOTS_FULL
+                return endpoint in band.open or band.closed.get(endpoint) in (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE)
         return False
 
     def alone(self, entry: Entry, now: float) -> list[Endpoint]:

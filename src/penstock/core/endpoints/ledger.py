@@ -13,13 +13,15 @@ from collections import deque
 
 import msgspec
 
-from penstock.core.endpoints.concurrency import ENDS_MAX, ConcurrencyLimit
+from penstock.core.endpoints.concurrency import ConcurrencyLimit
+from penstock.core.endpoints.judges import ENDS_MAX
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.page import EnginePage
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
-from penstock.core.endpoints.speed import Speed
+from penstock.core.endpoints.speed import BASE_S, Speed
 from penstock.core.values.observation import Glimpse, Observation
 
+STREAMED_SHARE = 8  # one of so many
 ABANDONED_STEPS = 2.0  # the step that it is in, and the one that has begun when the hang-up arrives (decision 0024)
 ABANDONED_S_MIN = 0.05  # these, and the way there
 WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
@@ -51,6 +53,7 @@ class Ledger:
         self._whole = 0  # answers in a row that were asked for as streams and came in one piece
         self._sent = self._ended = self._tokens = 0  # since the page was asked that moved last
         self.fresh = 0  #: ours, sent so shortly before that reading that they may wait for the next step
+        self.begun = 0  #: ours that run, and had begun before the reading before that one
         self._begun = self._begun_most = 0  # since then, less those that ended, and the most that ever was
         self._load = 0.0  # the last result of `load`, valid until then or the next event
         self._load_until_s = -math.inf
@@ -78,8 +81,8 @@ class Ledger:
 
     @property
     def shows(self) -> bool:
-        """Whether our own answers show how many it runs: most of them stream."""
-        return self.streams > 0 and 2 * self.streams >= len(self.leases)
+        """Whether our own answers show how many it runs: enough of them stream, and begin in turn with the others."""
+        return self.streams > 0 and STREAMED_SHARE * self.streams >= len(self.leases)
 
     # --- own leases ---------------------------------------------------------------------------------------------
 
@@ -309,8 +312,8 @@ class Ledger:
 
     def _count_from(self, asked_s: float, previous_s: float) -> tuple[int, int]:
         """Count from `asked_s` on. Returns how many of ours had been sent by then, and of these by `previous_s`."""
-        own = inside = self._sent = self._tokens = self._ended = self._begun = self.fresh = 0
-        fresh_s = asked_s - self.speed.base_s
+        own = inside = self._sent = self._tokens = self._ended = self._begun = self.fresh = self.begun = 0
+        fresh_s = asked_s - (self.speed.step_at_least_s or BASE_S)
         for lease in reversed(self.leases.values()):
             if lease.pending:
                 continue
@@ -321,7 +324,9 @@ class Ledger:
                 own += 1
                 inside += lease.dispatched_s < previous_s
                 self.fresh += lease.dispatched_s >= fresh_s
-            self._begun += lease.first_token_s is not None and lease.first_token_s >= asked_s
+            if lease.first_token_s is not None:
+                self._begun += lease.first_token_s >= asked_s
+                self.begun += lease.first_token_s < previous_s
         for ended_s, dispatched_s, tokens in reversed(self._ends):
             if ended_s < asked_s:
                 break
@@ -362,7 +367,9 @@ class Ledger:
         own = self._count_from(part.asked_s, part.asked_s)[0]
         running = max(0.0, own + self.page.others - waiting)
         self._observe(
-            msgspec.structs.replace(base, asked_s=part.asked_s, running=running, waiting=waiting, kv_usage=kv_usage)
+            msgspec.structs.replace(
+                base, asked_s=part.asked_s, running=running, waiting=waiting, queued=None, kv_usage=kv_usage
+            )
         )
 
     def _new_epoch(self, previous_s: float) -> None:

@@ -103,7 +103,7 @@ class EnginePage:
         self._sure_until_s = -math.inf
         base = self.base
         if base is not None and reading.same_as(base):
-            if reading.progress is not None and previous_s < life_s <= reading.asked_s:
+            if previous_s < life_s <= reading.asked_s:
                 self._alive_since_s = min(self._alive_since_s, previous_s)
             return False
         counted = base is None or (reading.progress, reading.running, reading.kv_usage) != (
@@ -166,7 +166,7 @@ class EnginePage:
         """Returns how our own requests contradict it; None: they do not."""
         if self.contradicted:
             return Standing.CONTRADICTED
-        if self.asked_s - self._alive_since_s >= STILL_S:
+        if self.mute and self.base is not None and self.base.progress is not None:
             return Standing.STILL
         return Standing.SHORT if self._short else None
 
@@ -184,6 +184,11 @@ class EnginePage:
             self._sure_until_s = min(stale_s, frozen_s)
             return True
         return base.running + base.waiting == 0
+
+    @property
+    def mute(self) -> bool:
+        """Whether it has stood still for some seconds while answers went on, with or without counters on it."""
+        return self.asked_s - self._alive_since_s >= STILL_S
 
     def changes_s(self, now: float) -> float:
         """Returns when the page's validity ends or changes by time."""

@@ -76,6 +76,7 @@ class Explanation(msgspec.Struct, frozen=True):
     waits: list[Waited]  #: the longest first
     waits_for: Cause | None  #: now
     closed: dict[Cause, int]  #: now, of the endpoints that serve its model: how many are closed, by cause
+    slots_by: dict[str, int]  #: of the endpoints that serve its model and report no size: how many, by the judge of it
     estimated_wait_s: float | None  #: from now on
     before: list[Served]  #: while it waited, of the last `DISPATCHES_KEPT` dispatches
     before_total: int

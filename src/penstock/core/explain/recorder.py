@@ -322,6 +322,7 @@ class Recorder:
             waits=[Waited(c, s) for c, s in sorted(seconds.items(), key=lambda item: -item[1])],
             waits_for=self._waits.present(trail.stay, now) if trail.stay is not None else None,
             closed=dict(closed),
+            slots_by=self._waits.sized_by(request.model) if waiting else {},
             estimated_wait_s=estimated_wait_s,
             before=[
                 Served(tenant, band, why, count) for (tenant, band, why), count in before.most_common(SERVED_SHOWN)

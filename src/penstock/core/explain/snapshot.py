@@ -47,6 +47,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     models: list[str] | None  #: None: not reported yet
     slots: int
     slots_auto: bool  #: found out, so they may change
+    slots_by: str  #: then: the judge, `page`, `streams` or `answers`; otherwise empty
     leases: int
     reserved: int  #: leases before their first token
     pending: int  #: of these, for requests with prompts that are still computed elsewhere
@@ -276,6 +277,7 @@ def endpoint_now(
         models=sorted(endpoint.models) if endpoint.models is not None else None,
         slots=endpoint.slots,
         slots_auto=endpoint.finds_slots,
+        slots_by=ledger.limit.judged_by,
         leases=len(ledger.leases),
         reserved=ledger.reserved,
         pending=ledger.pending,

@@ -202,6 +202,11 @@ class Waits:
         closed = Counter([cause for e, cause in band.closed.items() if e.serves(model)])
         return closed, [e for e in band.open if e.serves(model)]
 
+    def sized_by(self, model: str) -> dict[str, int]:
+        """Returns how many endpoints for a model have their size found, by the judge of it."""
+        limits = [e.ledger.limit for e in self._pool if e.serves(model)]
+        return dict(Counter([limit.judged_by for limit in limits if limit.judged_by]))
+
     def _endpoints_by_role(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
         """The same for endpoints that may compute the first one's prompt; if none may answer, for those."""
         head, roles = band.tree.head([model]), self._pool.roles

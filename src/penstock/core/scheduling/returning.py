@@ -236,7 +236,7 @@ def surplus(state: SchedulerState, endpoint: Endpoint, now: float, actions: list
 
     More was sent than it runs, to measure its slots. The requests lose nothing: their age decides their next turn.
     """
-    for lease in endpoint.ledger.limit.surplus(endpoint.ledger, now):
+    for lease in endpoint.ledger.limit.surplus(endpoint.ledger):
         entry = state.leases[lease.serial]
         if entry.retry.recalls < RECALLS_MAX and may_wait(state, entry):
             recall(state, entry, lease, now)

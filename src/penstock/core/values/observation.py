@@ -27,13 +27,14 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     in_all: float | None = None  #: requests in its HTTP server, running or not: moves at once, and may be partial
     adapters_held: float | None = None  #: how many LoRA adapters it has in memory at most
     adapters_running: tuple[str, ...] = ()  #: those that its requests use now
+    queued: float | None = None  #: of those waiting, how many a finished step left without room; None: not told apart
     prefix_hit_ratio: float | None = None  #: its own count of cached prompt tokens; only for display
 
     def sane(self) -> bool:
         """True if these can be an engine's numbers at all."""
         kv_usage = self.kv_usage or 0.0
         gauges = (self.running, self.waiting, kv_usage, self.kv_capacity_tokens or 0)
-        rest = (self.progress or 0.0, self.started_s or 0.0, self.in_all or 0.0)
+        rest = (self.progress or 0.0, self.started_s or 0.0, self.in_all or 0.0, self.queued or 0.0)
         finite = all(0.0 <= number < math.inf for number in gauges + rest)
         return finite and kv_usage <= KV_USAGE_SANE_MAX and self.running + self.waiting <= REQUESTS_SANE_MAX
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 TEXT_CHARS_MAX = 300  # names may be as long as callers like
 NAME_CHARS_MAX = 60
 
+#: By what the size of an engine that reports none is found: judges of the core's `endpoints/judges.py`.
+SIZED_BY = {"page": "the engine's page", "streams": "our own streams", "answers": "the time of whole answers"}
+
 
 def printable(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
     """A text that stays on its line, whatever a caller called itself."""

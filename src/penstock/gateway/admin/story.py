@@ -6,7 +6,7 @@ from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.core.explain.explanation import Explanation, Requeued, Sent, Served
 from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.lifecycle import State
-from penstock.gateway.admin.phrases import count, printable, seconds, short_name
+from penstock.gateway.admin.phrases import SIZED_BY, count, printable, seconds, short_name
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.openai.errors import limit_name
 
@@ -63,7 +63,9 @@ def _causes_now(told: Explanation) -> list[str]:
     first = "the cause is not known" if cause is None else f"{cause.sentence} ({cause})"
     if cause in closed:
         first += f", at {count(closed.pop(cause), 'endpoint')}"
-    return [first, *(f"at {count(at, 'endpoint')} {other.sentence}" for other, at in closed.items())]
+    others = [f"at {count(at, 'endpoint')} {other.sentence}" for other, at in closed.items()]
+    found = told.slots_by if Cause.SLOTS_FULL in told.closed else {}
+    return [first, *others, *(f"{count(at, 'size')} found by {SIZED_BY[judge]}" for judge, at in found.items())]
 
 
 def _left(told: Explanation) -> str:

@@ -26,7 +26,7 @@ from penstock.gateway.admin.failing.slow import inside
 from penstock.gateway.admin.failing.strangers import Strangers
 from penstock.gateway.admin.headline import Around, StoppedBy, is_by_operators, sentences, tone, verdict
 from penstock.gateway.admin.history import History, answering
-from penstock.gateway.admin.phrases import printable
+from penstock.gateway.admin.phrases import SIZED_BY, printable
 from penstock.gateway.admin.picture.drawn import TenantCurves, by_tenant, configured
 from penstock.gateway.admin.picture.steady import Steady
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
@@ -89,6 +89,7 @@ class Watch:
         self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
         self._started_s = driver.now()
         self._before: dict[str, EndpointState] = {}  # endpoints' states at the last tick
+        self._sized_by: dict[str, str] = {}  # by which judge the size is found of engines that report none
         self._since: dict[str, float] = {}  # when they were first seen in these
         self._was_draining = False
         self._episode = Episode()
@@ -293,6 +294,11 @@ class Watch:
                 failure = failures[name] if state == "ejected" else None
                 why = f": {ROWS.get(failure, failure)}" if failure else ""
                 self._events.note("endpoint", f"{name} is {EndpointState(state).sentence}{why}")
+        sized = {endpoint.name: endpoint.slots_by for endpoint in snapshot.endpoints if endpoint.slots_by}
+        for name, judge in sized.items():
+            if self._sized_by.get(name, judge) != judge:
+                self._events.note("endpoint", f"{name}'s size is now found by {SIZED_BY[judge]}")
+        self._sized_by = sized
         for name in self._before.keys() - states.keys():
             self._events.note("endpoint", f"{name} was removed")
         self._before = states

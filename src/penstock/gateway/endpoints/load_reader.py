@@ -219,5 +219,6 @@ def _fused(page: Observation | None, load: Load | None, *, asked_s: float) -> Ob
         asked_s=asked_s,
         running=load.running,
         waiting=load.waiting,
+        queued=None,
         kv_usage=page.kv_usage if load.kv_usage is None else load.kv_usage,
     )

@@ -52,6 +52,7 @@ def observation(node: EngineNode, asked_s: float) -> Observation | None:
         asked_s=asked_s,
         running=gauges.running,
         waiting=gauges.waiting,
+        queued=gauges.waiting,
         kv_usage=gauges.kv_usage,
         kv_capacity_tokens=config.kv_blocks * config.block_size,
         progress=gauges.prompt_tokens_total + gauges.generation_tokens_total + gauges.finished_total,

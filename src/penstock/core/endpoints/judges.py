@@ -1,0 +1,316 @@
+"""Who says whether an engine is full: its page, our own streams, or the time of whole answers (decision 0117).
+
+Model: an engine is *c* servers in first-come order. A judge turns what it sees into `Evidence`: how many run, how many
+wait for a server, and whether all that were let in run. `concurrency.py` moves the limit by it. One judge is
+responsible for an engine at a time, the first of the list that sees: the others' evidence is not mixed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from penstock.core.endpoints.lease import Lease
+
+if TYPE_CHECKING:
+    from penstock.core.endpoints.ledger import Ledger
+    from penstock.core.values.observation import Observation
+
+FEW = 4  # run at once in any engine
+IN_USE = 0.75  # of the limit: with fewer there, neither a queue nor its absence says anything about it
+FULL_SHARE = 0.9  # of those let in: some are always on their way
+STANDS = 0.95  # of the recent maximum: the plateau
+LATE = 2.0  # times the prediction
+LATE_SHOWN = 4.0  # as running, by a page without a queue
+LATE_S_MIN = 0.05  # pauses of our own loop and of the network are no queue
+DOUBTS = 3  # readings in a row: one may be of another moment than our answers
+READING_S_MAX = 1.0  # a page that took longer is of a starved machine: what it shows was not so when we asked
+WINDOW_STEPS = 0.75  # of a step: less than one, so that those that ended in it ran at once
+BEST_KEPT_S = 5.0  # some seconds of a mix of requests: the most at work varies with it
+ENDS_MAX = 8192  # remembered: no engine ends more requests in one step
+SETTLES_S = 1.0  # what was sent so long ago is there, also behind a slow HTTP server
+STREAMED_KEPT_S = 3.0  # without a stream: a pause of some callers changes no judge
+WHOLE_MIN = 12  # whole answers that a look needs, and as many as are there: the short ones of a batch end first
+WHOLE_RAN = 0.67  # of the fastest time per token: slower by lengths, or by a larger batch
+
+
+class Evidence:
+    """One piece of evidence."""
+
+    __slots__ = ("fits", "full", "looks", "queue", "ran", "round_s")
+
+    def __init__(self, *, ran: float, queue: float, fits: float, full: bool, looks: int, round_s: float) -> None:
+        self.ran = ran  #: requests that run, others' too
+        self.queue = queue  #: requests that wait for a server
+        self.fits = fits  #: with a queue: how many the engine has room for
+        self.full = full  #: the limit is in use, and all that were let in run or are on their way
+        self.looks = looks  #: in a row that a queue takes to be one
+        self.round_s = round_s  #: until a higher limit shows
+
+
+class Work:
+    """How many of our requests run at once, as their first tokens and ends show."""
+
+    __slots__ = (
+        "_before", "_best", "_best_s", "_counted", "_ends", "_peak", "_rate", "_rate_s", "_window_s", "on_the_way",
+        "ran", "running",
+    )  # fmt: skip
+
+    def __init__(self, ran: int) -> None:
+        self._best = self._before = ran  # the most at work in this while and in the one before
+        self._best_s = -math.inf
+        self._ends: deque[float] = deque(maxlen=ENDS_MAX)  # within a step
+        self._window_s = 0.0  # which is so long, about
+        self._peak = 0  # the most at work since the last look
+        self._counted, self._rate, self._rate_s = 0, 0.0, 0.0  # ends since the last look, and per second
+        self.running = self.ran = 0  #: at the last look, and the most since the one before
+        self.on_the_way = 0.0  #: by Little's law: those that end per second, times a first token's time
+
+    @property
+    def best(self) -> int:
+        """The most that ran at once lately."""
+        return max(self._best, self._before)
+
+    def ended(self, begun: int, now: float) -> None:
+        """Note that a request ended that ran, while `begun` others run: all that end within a step ran at once."""
+        self._counted += 1
+        ends = self._ends
+        ends.append(now)
+        while ends[0] < now - self._window_s:
+            ends.popleft()
+        self._peak = max(self._peak, begun + len(ends))
+
+    def look(self, ledger: Ledger, now: float) -> None:
+        """Count."""
+        self._window_s = WINDOW_STEPS * ledger.speed.step_at_least_s
+        self.running = ledger.running()
+        self.ran, self._peak = max(self._peak, self.running), self.running
+        if now > self._rate_s:
+            self._rate += 0.3 * (self._counted / (now - self._rate_s) - self._rate)
+        self._counted, self._rate_s = 0, now
+        self.on_the_way = self._rate * ledger.speed.base_s
+        if now >= self._best_s + BEST_KEPT_S:
+            self._before, self._best, self._best_s = self._best, 0, now
+        self._best = max(self._best, self.ran)
+
+
+class Judge:
+    """Says whether an engine is full."""
+
+    __slots__ = ()
+    name = ""  #: as `explain` reports it
+    grows = 0.5  #: of the limit, while no queue was seen
+    tries = 0.0  #: of the limit, at least, after that
+
+    @property
+    def more(self) -> float:
+        """How much of an increase must run, so that it is not taken back."""
+        return 0.5
+
+    def sees(self, ledger: Ledger, now: float) -> bool:
+        """Whether it has anything to go by."""
+        raise NotImplementedError
+
+    def read(self, ledger: Ledger, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
+        """Evaluate a reading of the page that moved. `wanted`: requests wait that would be sent here."""
+        return None
+
+    def look(self, ledger: Ledger, work: Work, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
+        """Evaluate our own requests. `wanted`: as for `read`."""
+        return None
+
+    def looks_s(self, ledger: Ledger, now: float) -> float:  # noqa: ARG002
+        """Returns when to look if nothing happens until then."""
+        return math.inf
+
+    def denied(self) -> None:
+        """Note that more were sent, that none of them was shown to wait, and that no more run."""
+
+
+class PageJudge(Judge):
+    """The page: a queue is what a step left waiting at two readings, or at one if our streams are late as well.
+
+    Nothing is let in between two readings beyond what the last one proved. It is not believed
+
+    - while it does not count, or stands still while answers go on (`page.py`; `pages/frozen-*`, `pages/missing`);
+    - if it shows fewer running than streams of ours run (`pages/late-*`, `pages/too-low`);
+    - if it shows no queue, although streams are late that it counts as running (`pages/all-running`), or although more
+      were sent and no more run (`pages/silent-queue`, `pages/all-zero`). That holds until it shows a queue.
+    """
+
+    __slots__ = ("_behind", "_hides", "fit", "honest", "late", "silent")
+    name = "page"
+    grows = 1.0
+
+    def __init__(self) -> None:
+        self.honest = False  #: it has shown a queue: if it shows none, there is none
+        self.silent = self.late = False
+        self.fit = 0  #: so many of ours were there at the last reading without a queue
+        self._hides = self._behind = 0  # readings in a row that showed late streams as running, and too few running
+
+    def sees(self, ledger: Ledger, now: float) -> bool:
+        return not (self.silent or self.late or ledger.page.mute) and ledger.page.credible(now)
+
+    @property
+    def more(self) -> float:
+        return 0.0 if self.honest else 0.1  # what was sent may still be on its way
+
+    def denied(self) -> None:
+        self.silent = not self.honest
+
+    def doubt(self, ledger: Ledger, now: float) -> None:
+        """Hold a reading against our own streams, whoever is responsible."""
+        base = ledger.page.base
+        if base is None:
+            return
+        queue, begun = _queue(ledger, base), ledger.begun
+        self._behind = self._behind + 1 if begun > base.running + max(0.5 * FEW, 0.25 * begun) else 0
+        if self._behind >= DOUBTS:
+            self.late = True
+        if queue > 0.0:
+            self.honest, self.silent = True, False
+        hides = queue == 0.0 and base.running >= FULL_SHARE * (ledger.page.own + ledger.page.others)
+        self._hides = self._hides + 1 if hides and late_streams(ledger, now, LATE_SHOWN) else 0
+        if self._hides >= DOUBTS:
+            self.denied()
+
+    def read(self, ledger: Ledger, slots: int, now: float, *, wanted: bool) -> Evidence | None:
+        page, base = ledger.page, ledger.page.base
+        if base is None or now - base.asked_s > READING_S_MAX:
+            return None
+        inside, queue = page.own + page.others, _queue(ledger, base)
+        used = inside >= IN_USE * slots
+        if queue == 0.0:
+            self.fit = page.own
+        if not (used or wanted):
+            return None
+        return Evidence(
+            ran=base.running,
+            queue=queue,
+            fits=max(base.running, inside - queue, 0.5 * min(inside, slots)),
+            full=wanted and used and base.waiting <= ledger.fresh,
+            looks=1 if queue >= FEW and 2 * len(late_streams(ledger, now, LATE)) >= queue else 2,
+            round_s=0.0 if base.running >= IN_USE * slots else SETTLES_S,
+        )
+
+
+class StreamsJudge(Judge):
+    """Our own streams: one that is older than twice its predicted first token waits, if none sent later has begun."""
+
+    __slots__ = ("_streamed_s",)
+    name = "streams"
+
+    def __init__(self) -> None:
+        self._streamed_s = -math.inf
+
+    def sees(self, ledger: Ledger, now: float) -> bool:
+        if ledger.shows:
+            self._streamed_s = now
+        return now < self._streamed_s + STREAMED_KEPT_S
+
+    def look(self, ledger: Ledger, work: Work, slots: int, now: float, *, wanted: bool) -> Evidence | None:
+        if ledger.abandoned(now):
+            return None  # they take the places of those that seem to wait
+        others = ledger.page.others_running(now)
+        inside, room = ledger.sent_there, slots - others
+        # With fewer running than lately not all servers are busy, and a late stream waits for another reason.
+        busy = work.ran >= STANDS * work.best
+        queue = float(len(late_streams(ledger, now, LATE))) if busy else 0.0
+        engaged = min(work.ran + min(work.on_the_way, ledger.reserved), inside)
+        used = inside >= IN_USE * room
+        if not (used or wanted):
+            return None
+        return Evidence(
+            ran=engaged,
+            queue=queue,
+            fits=max(work.ran + others, inside + others - queue, IN_USE * slots),
+            full=wanted and used and engaged >= FULL_SHARE * min(inside, room),
+            looks=2 if queue >= 2.0 else 3,
+            round_s=LATE * ledger.speed.base_s,
+        )
+
+    def looks_s(self, ledger: Ledger, now: float) -> float:
+        if not ledger.prefill.leases:
+            return math.inf
+        first = next(iter(ledger.prefill.leases.values()))
+        return max(now, first.dispatched_s + _late_after_s(ledger, first, LATE))
+
+
+class WholeJudge(Judge):
+    """Whole answers: those that waited took longer per token than the fastest."""
+
+    __slots__ = ("_answers", "_beside", "_fastest_s", "_seconds", "_since_s", "_tokens")
+    name = "answers"
+    grows = 1.0
+    tries = 0.125  # their times vary by more than one request would change them
+
+    def __init__(self) -> None:
+        self._fastest_s = 0.0  # the least time per token
+        self._since_s = -math.inf  # answers sent earlier do not count
+        self._forget()
+
+    def _forget(self) -> None:
+        self._answers = self._tokens = self._beside = 0
+        self._seconds = 0.0
+
+    def sees(self, ledger: Ledger, now: float) -> bool:  # noqa: ARG002
+        return True
+
+    def answered(self, lease: Lease, tokens: int, now: float) -> None:
+        """Note a whole answer of so many tokens."""
+        if lease.dispatched_s >= self._since_s:
+            self._answers += 1
+            self._tokens += tokens + 1
+            self._beside += lease.beside
+            self._seconds += now - lease.dispatched_s
+
+    def grown(self, now: float) -> None:
+        """Note that the limit changed: answers sent earlier say nothing about it."""
+        self._since_s = now
+        self._forget()
+
+    def look(self, ledger: Ledger, work: Work, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
+        if self._answers < max(WHOLE_MIN, self._beside / max(1, self._answers)):
+            return None
+        beside, per_token_s = self._beside / self._answers, self._seconds / self._tokens
+        if self._fastest_s == 0.0 or per_token_s < self._fastest_s:
+            self._fastest_s = per_token_s
+        share = self._fastest_s / per_token_s
+        if share < WHOLE_RAN:
+            self._fastest_s += 0.1 * (per_token_s - self._fastest_s)  # the engine may have become slower
+        self._forget()
+        if beside < IN_USE * slots:
+            return None
+        ran = share * beside
+        return Evidence(
+            ran=ran,
+            queue=beside - ran if share < WHOLE_RAN else 0.0,
+            fits=max(ran, IN_USE * slots),
+            full=wanted,
+            looks=2,
+            round_s=SETTLES_S,
+        )
+
+
+def _queue(ledger: Ledger, reading: Observation) -> float:
+    return max(0.0, reading.waiting - ledger.fresh) if reading.queued is None else reading.queued
+
+
+def _late_after_s(ledger: Ledger, lease: Lease, times: float) -> float:
+    return max(times * (1.5 * lease.queued_tokens / ledger.speed.rate + ledger.speed.base_s), LATE_S_MIN)
+
+
+def late_streams(ledger: Ledger, now: float, times: float) -> list[Lease]:
+    """Returns the streams that should have begun by now. One that was overtaken waits for no server."""
+    late: list[Lease] = []
+    if not ledger.speed.seen:
+        return late  # none was ever seen to begin
+    for lease in ledger.prefill.leases.values():  # in dispatch order
+        if now - lease.dispatched_s <= LATE_S_MIN:
+            break
+        if not lease.streamed or lease.dispatched_s < ledger.begun_sent_s:
+            continue
+        if now - lease.dispatched_s > _late_after_s(ledger, lease, times):
+            late.append(lease)
+    return late
