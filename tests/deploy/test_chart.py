@@ -234,9 +234,19 @@ def test_the_pickers_service_is_the_one_that_the_pool_beside_it_names(helm: Helm
     assert (service["metadata"]["name"], port["port"]) == (named["name"], named["port"]["number"])
     ports = {each["name"]: each["containerPort"] for each in container(objects)["ports"]}
     assert ports[port["targetPort"]] == 9002
-    assert yaml.safe_load(settings_file(objects))["epp"] == {"listen": ":9002"}
-    ingress = one(objects, "NetworkPolicy")["spec"]["ingress"]
-    assert any(each["port"] == 9002 for rule in ingress for each in rule["ports"])
+    assert yaml.safe_load(settings_file(objects))["epp"] == {"listen": "[::]:9002"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_only_the_gateways_proxies_reach_the_pickers_port(helm: Helm, whole: bool) -> None:
+    proxies = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "envoy-gateway-system"}}}]
+    values = {**GOOD["a picker"], "networkPolicy": {"enabled": whole}}
+    for given, expected in (([], [{"podSelector": {}}]), (proxies, proxies)):
+        objects = helm.objects({**values, "epp": {"enabled": True, "from": given}})
+        ingress = one(objects, "NetworkPolicy")["spec"]["ingress"]
+        by_port = {each["port"]: rule.get("from") for rule in ingress for each in rule["ports"]}
+        assert by_port[9002] == expected
+        assert (by_port[8080] is None) == (not whole), "the other ports are as open as without a picker"
 
 
 def test_without_sharing_its_role_allows_discovery_only(helm: Helm) -> None:

@@ -18,8 +18,8 @@ PAGE = (ROOT / "docs" / "security.md").read_text()
 _NAMED = re.compile(r"`([a-z0-9_/]+\.py)::(test_\w+)`")
 
 
-def rows() -> list[list[str]]:
-    (table,) = re.findall(r"<!-- checked: done -->\n((?:\|.*\n)+)", PAGE)
+def rows(name: str = "done") -> list[list[str]]:
+    (table,) = re.findall(rf"<!-- checked: {name} -->\n((?:\|.*\n)+)", PAGE)
     return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
@@ -35,6 +35,14 @@ def test_each_line_of_the_security_page_names_existing_tests() -> None:
         named = _NAMED.findall(held_by)
         assert named, f"nothing holds: {done}"
         assert _NAMED.sub("", held_by).strip(", ") == "", f"unreadable: {held_by}"
+
+
+def test_each_cell_of_the_pickers_port_names_its_tests_or_says_nothing() -> None:
+    assert len(rows("picker")) >= 6
+    for who, *cells in rows("picker"):
+        assert len(cells) == 4
+        for cell in cells:
+            assert cell == "nothing" or _NAMED.search(cell), f"{who}: {cell}"
 
 
 @pytest.mark.parametrize(("file", "name"), sorted(set(_NAMED.findall(PAGE))))

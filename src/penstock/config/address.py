@@ -47,6 +47,16 @@ def split_listen(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def is_everywhere(host: str) -> bool:
+    """Returns True if an address to listen on is reachable from other machines."""
+    if host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
+
+
 def endpoint_url(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise Refused(f"expected a URL, found {show(value)}", "for example http://gpu-0:8000")

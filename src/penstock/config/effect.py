@@ -6,11 +6,11 @@ warning of `penstock check` and at start. Contradictions are refused instead (`c
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 
+from penstock.config.address import is_everywhere
 from penstock.config.model import BandSection, Settings
-from penstock.config.sections.clients import ANY_ORIGIN
+from penstock.config.sections.clients import ANY_ORIGIN, EppSection
 from penstock.config.sections.roles import role_warnings
 from penstock.config.sections.section import Section
 from penstock.core.queueing.fairness import POLICIES as FAIRNESS
@@ -136,13 +136,27 @@ def _fairness(settings: Settings) -> Iterator[str]:
 
 
 def open_warnings(settings: Settings) -> Iterator[str]:
-    """Yields a warning if anybody on the network may use the gateway without a key."""
+    """Yields a warning per port that anybody on the network may use without a proof."""
+    yield from _picker(settings.epp)
     host = settings.listen_address[0]
     if is_everywhere(host) and not settings.identity.require_key:
         yield (
             f"listen: {settings.listen} is open to the network, and clients without a key are served: set "
             f"`identity.require_key: true` and keys (`penstock keys new NAME`), or listen on 127.0.0.1"
         )
+
+
+def _picker(epp: EppSection) -> Iterator[str]:
+    if epp.listen is None or epp.proves:
+        return
+    proof = "set `epp.client_ca` (with `tls`) or `epp.secret`"
+    if not epp.gives_keys:
+        yield (
+            f"epp.listen: {epp.listen} is open to the network, and proxies need no proof: endpoints with an `api_key` "
+            f"get nothing through it; {proof}"
+        )
+    elif epp.listen.startswith(":"):
+        yield f"epp.listen: {epp.listen} is only on 127.0.0.1, because proxies need no proof: {proof}, or name a host"
 
 
 def _waits(settings: Settings) -> Iterator[str]:
@@ -156,16 +170,6 @@ def _waits(settings: Settings) -> Iterator[str]:
                 f"{where} is {wait_s / 3600:.1f} hours: a number without a unit is in seconds; if milliseconds were"
                 f" meant, write `{wait_s:.0f}ms`"
             )
-
-
-def is_everywhere(host: str) -> bool:
-    """Returns True if an address to listen on is reachable from other machines."""
-    if host == "localhost":
-        return False
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return True
 
 
 def _rest(settings: Settings) -> Iterator[str]:

@@ -127,7 +127,7 @@ class Scheduler(Questions):
         sending.reroute(state, entry, before, after, now)
         if before is None:
             return []
-        returning.blame(state, before, entry.model, Failure.RESET, now, retry_after_s=0.0)
+        before.failure, before.failed_s = Failure.RESET, now
         return pumping.touched(state, before, now)
 
     def progressed(self, lease: int, output_tokens: int, *, now: float) -> list[Action]:
@@ -233,7 +233,9 @@ class Scheduler(Questions):
         endpoint = sending.release(state, entry, now, abandoned=failure is Failure.FIRST_BYTE_TIMEOUT and not answering)
         if answering:
             endpoint = answers
-        if endpoint is not None:
+        if endpoint is not None and entry.request.carried:
+            endpoint.failure, endpoint.failed_s = failure, now
+        elif endpoint is not None:
             if failure is Failure.MODALITY and len(kinds := fit.kinds_of(entry.model, contents_of(entry.request))) == 1:
                 endpoint.refused_kinds |= kinds
                 state.pool.changed()

@@ -147,7 +147,7 @@ class Parts:
         metrics.add_sources([self.autoscale])
         for_operators = (own_paths, engine_paths, self.autoscale)
         for part in for_operators:
-            app.serve(part)
+            app.serve_picked(part)
         app.serve(routes, guarded=True)
         if self.batch is not None:
             app.serve(self.batch.routes)
@@ -174,7 +174,6 @@ class Parts:
                 app=app,
                 driver=driver,
                 targets=endpoints.targets,
-                catalog=catalog,
                 hold=self.server.hold,
             )
         self.certificate = Certificate()

@@ -130,9 +130,8 @@ class Gateway(Parts):
             raise StartError(error.strerror or str(error)) from None
 
     async def _start_picker(self, picker: PickerServer) -> None:
-        assert self.reload.settings.epp.listen is not None
         try:
-            await picker.start(self.reload.settings.epp.listen)
+            await picker.start()
         except OSError as error:
             await self.close()
             raise StartError(str(error)) from None

@@ -71,7 +71,7 @@ class ToLog:
 
 def scheduler_settings(settings: Settings) -> SchedulerSettings:
     """Returns the scheduler's part of the settings."""
-    queue, health, admission = settings.queue, settings.health, settings.admission
+    queue, admission = settings.queue, settings.admission
     prices, levels = settings.fairness.prices, settings.fairness.levels
     return SchedulerSettings(
         bands=tuple(
@@ -136,14 +136,20 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         ),
         attempts_max=settings.retry.max_attempts,
         retry_budget=settings.retry.budget,
-        health=HealthSettings(
-            eject_after=health.eject_after,
-            eject_for_s=health.eject_for,
-            eject_for_s_max=health.eject_for_max,
-            panic_threshold=health.panic_threshold,
-        ),
+        health=health_settings(settings),
         stale_after_s=max(3 * settings.observe.interval, 2.0),
         divided_tokens_min=settings.routing.divide_from,
+    )
+
+
+def health_settings(settings: Settings) -> HealthSettings:
+    """Returns when failures take an endpoint out."""
+    health = settings.health
+    return HealthSettings(
+        eject_after=health.eject_after,
+        eject_for_s=health.eject_for,
+        eject_for_s_max=health.eject_for_max,
+        panic_threshold=health.panic_threshold,
     )
 
 

@@ -21,7 +21,7 @@ from tests.ports import free_port
 
 __all__ = ["pytest_asyncio_loop_factories", "world"]
 
-CONFIG, FALLBACKS = Path("deploy/envoy/envoy.yaml"), Path("deploy/envoy/fallbacks.yaml")
+CONFIG, FALLBACKS, MTLS = (Path("deploy/envoy", f"{name}.yaml") for name in ("envoy", "fallbacks", "mtls"))
 DOCS = Path("docs/epp.md")
 
 
@@ -35,11 +35,15 @@ class Envoy:
         engines: Sequence[str] = (),
         picker: int = 0,
         also: int = 0,
+        files: Path | None = None,
+        secret: str = "",
         **changes: str,
     ) -> None:
         """`engines`: their `ip:port`, if it should know them and try fallbacks (`deploy/envoy/fallbacks.yaml`).
 
         `picker`: its port, or a free one; `also`: that of a second one, with what docs/epp.md has for several.
+        `files`: a folder with its certificate and the picker's authority (`deploy/envoy/mtls.yaml`). `secret`: sent to
+        the picker with the line of docs/epp.md.
         """
         self.port, self.picker, admin = free_port(), picker or free_port(), free_port()
         text = CONFIG.read_text().replace("port_value: 9901", f"port_value: {admin}")
@@ -53,6 +57,10 @@ class Envoy:
             text = text.replace(before, before[: before.index(key)] + f"{key}: {value}")
         if engines:
             text = _with_fallbacks(text, engines)
+        if files is not None:
+            text = _with_certificate(text, files)
+        if secret:
+            text = _with_secret(text, secret)
         self._folder = tempfile.TemporaryDirectory()
         path = Path(self._folder.name, "envoy.yaml")
         path.write_text(text)
@@ -93,6 +101,22 @@ def _with_fallbacks(text: str, engines: Sequence[str]) -> str:
     return yaml.safe_dump(whole)
 
 
+def _with_certificate(text: str, files: Path) -> str:
+    whole = yaml.safe_load(text)
+    socket = yaml.safe_load(MTLS.read_text().replace("/etc/envoy", str(files)))
+    whole["static_resources"]["clusters"][1] |= socket
+    return yaml.safe_dump(whole)
+
+
+def _with_secret(text: str, secret: str) -> str:
+    (line,) = (line.strip() for line in DOCS.read_text().splitlines() if line.startswith("initial_metadata:"))
+    whole = yaml.safe_load(text)
+    manager = whole["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    its = manager["http_filters"][0]["typed_config"]["grpc_service"]
+    its |= yaml.safe_load(line.replace("THE_SECRET", secret))
+    return yaml.safe_dump(whole)
+
+
 def several(text: str, *ports: int) -> str:
     """Returns the configuration for several pickers: the pieces of docs/epp.md are put into it."""
     docs = DOCS.read_text()
@@ -123,11 +147,18 @@ def _running(made: Envoy) -> Iterator[Envoy]:
         made.close()
 
 
-async def behind(world: World, envoy: Envoy, *, fallbacks: int = 0, sample_every: int = 0, **settings: Any) -> None:
+async def behind(
+    world: World,
+    envoy: Envoy,
+    *,
+    fallbacks: int = 0,
+    sample_every: int = 0,
+    epp: dict[str, Any] | None = None,
+    **settings: Any,
+) -> None:
     """A picker before the world's engines; what the world asks goes through Envoy."""
-    await world.gateway(
-        epp={"listen": f"127.0.0.1:{envoy.picker}", "fallbacks": fallbacks, "sample_every": sample_every}, **settings
-    )
+    own = {"listen": f"127.0.0.1:{envoy.picker}", "fallbacks": fallbacks, "sample_every": sample_every, **(epp or {})}
+    await world.gateway(epp=own, **settings)
     world.port = envoy.port
     for _ in range(600):  # Envoy comes back to a picker that was away within a second
         if (await world.ask("GET", "/v1/models")).status == 200:

@@ -56,7 +56,7 @@ async def test_only_one_endpoint_is_named_unless_fallbacks_are_on(world: World) 
 
 
 async def test_another_endpoint_is_named_if_there_is_one(world: World) -> None:
-    async with pool(world, 3, fallbacks=1) as its:
+    async with pool(world, 3, epp={"fallbacks": 1}) as its:
         stream = its.stream()
         named = await _asked(stream)
         assert len(set(named)) == 2
@@ -77,7 +77,7 @@ async def test_a_reload_switches_fallbacks_on(world: World) -> None:
 
 
 async def test_the_last_endpoint_has_no_fallback(world: World) -> None:
-    async with pool(world, 1, fallbacks=3) as its:
+    async with pool(world, 1, epp={"fallbacks": 3}) as its:
         stream = its.stream()
         assert await _asked(stream) == places(world)
         await stream.call.done_writing()
@@ -89,14 +89,14 @@ async def test_a_request_with_one_endpoints_key_is_not_offered_to_another(
 ) -> None:
     urls = [(await world.engine()).url for _ in range(2)]
     endpoints = [{"url": urls[0], "api_key": "mine"}, {"url": urls[1], **other}]
-    async with pool(world, 0, fallbacks=1, endpoints=endpoints) as its:
+    async with pool(world, 0, epp={"fallbacks": 1}, endpoints=endpoints) as its:
         stream = its.stream()
         assert len(await _asked(stream)) == count
         await stream.call.done_writing()
 
 
 async def test_the_lease_moves_to_the_endpoint_that_served(world: World) -> None:
-    async with pool(world, fallbacks=1, slots=2) as its:
+    async with pool(world, epp={"fallbacks": 1}, slots=2) as its:
         for by_header in (False, True):
             stream = its.stream()
             first, second = await _asked(stream)
@@ -112,7 +112,7 @@ async def test_the_lease_moves_to_the_endpoint_that_served(world: World) -> None
 
 
 async def test_the_slot_is_that_of_the_endpoint_that_served(world: World) -> None:
-    async with pool(world, fallbacks=1, slots=1) as its:
+    async with pool(world, epp={"fallbacks": 1}, slots=1) as its:
         stream = its.stream()
         first, second = await _asked(stream, json.dumps(chat(stream=True)).encode())
         message = Request(
@@ -132,7 +132,7 @@ async def test_the_slot_is_that_of_the_endpoint_that_served(world: World) -> Non
 
 
 async def test_an_unknown_endpoint_that_served_changes_nothing(world: World) -> None:
-    async with pool(world, fallbacks=1) as its:
+    async with pool(world, epp={"fallbacks": 1}) as its:
         stream = its.stream()
         first = (await _asked(stream))[0]
         assert (await _answered_by(stream, "10.9.9.9:1"))["x-penstock-endpoint"] == first

@@ -40,7 +40,7 @@ async def _shown(made: Proxy, *pieces: bytes) -> None:
 
 
 async def test_the_first_answer_and_then_one_in_so_many_is_sampled(world: World) -> None:
-    async with pool(world, 1, sample_every=2) as its:
+    async with pool(world, 1, epp={"sample_every": 2}) as its:
         asked = []
         for _ in range(5):
             made, mode = await _answered(its, stream=True, kind=b"text/event-stream")
@@ -52,7 +52,7 @@ async def test_the_first_answer_and_then_one_in_so_many_is_sampled(world: World)
 
 
 async def test_no_sample_is_taken_if_it_is_switched_off(world: World) -> None:
-    async with pool(world, 1, sample_every=0) as its:
+    async with pool(world, 1, epp={"sample_every": 0}) as its:
         made, mode = await _answered(its, stream=True, kind=b"text/event-stream")
         assert mode is None
         await made.call.done_writing()
@@ -70,7 +70,7 @@ async def test_a_reload_switches_samples_on(world: World) -> None:
 
 
 async def test_a_sampled_stream_is_charged_by_its_tokens_and_measures_the_estimate(world: World) -> None:
-    async with pool(world, 1, sample_every=1) as its:
+    async with pool(world, 1, epp={"sample_every": 1}) as its:
         unseen.paces.learn(world.engines[0].url.removeprefix("http://"), 1_000_000.0, 2)  # estimates are one token
         made, _ = await _answered(its, stream=True, kind=b"text/event-stream")
         await _shown(made, EVENT, EVENT, EVENT, EVENT, LAST)
@@ -81,7 +81,7 @@ async def test_a_sampled_stream_is_charged_by_its_tokens_and_measures_the_estima
 
 
 async def test_a_sampled_whole_answer_is_charged_by_its_usage(world: World) -> None:
-    async with pool(world, 1, sample_every=1) as its:
+    async with pool(world, 1, epp={"sample_every": 1}) as its:
         made, _ = await _answered(its, stream=False, kind=b"application/json")
         await _shown(made, json.dumps({"choices": [], "usage": USAGE}).encode())
         await world.idle()
@@ -90,7 +90,7 @@ async def test_a_sampled_whole_answer_is_charged_by_its_usage(world: World) -> N
 
 
 async def test_a_filter_that_ignores_the_request_for_bodies_loses_nothing(world: World) -> None:
-    async with pool(world, 1, sample_every=1) as its:
+    async with pool(world, 1, epp={"sample_every": 1}) as its:
         made, mode = await _answered(its, stream=True, kind=b"text/event-stream")
         assert mode is not None
         await made.call.done_writing()

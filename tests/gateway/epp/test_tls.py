@@ -15,7 +15,7 @@ import pytest
 from penstock.config.load import ConfigError
 from tests.gateway.conftest import World
 from tests.gateway.endpoints.test_endpoint_tls import certificate
-from tests.gateway.epp.test_messages import Pool, places, whole
+from tests.gateway.epp.test_messages import Pool, another, places, whole
 from tests.gateway.test_shutdown import penstock
 from tests.patience import WAIT_S
 from tests.ports import free_port
@@ -45,13 +45,8 @@ async def picker(world: World, folder: Path) -> int:
 @asynccontextmanager
 async def proxy(world: World, port: int, ca: bytes | None) -> AsyncIterator[Pool]:
     """A proxy with a connection of its own, which trusts `ca`; None: without TLS."""
-    place, options = f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]
-    if ca is None:
-        channel = grpc.aio.insecure_channel(place, options)
-    else:
-        channel = grpc.aio.secure_channel(place, grpc.ssl_channel_credentials(ca), options)
-    async with channel:
-        yield Pool(world, channel)
+    async with another(world, port, None if ca is None else grpc.ssl_channel_credentials(ca)) as made:
+        yield made
 
 
 async def refused(world: World, port: int, ca: bytes | None) -> bool:

@@ -81,7 +81,7 @@ labels: {{- include "penstock.labels" . | nindent 2 }}
 {{- end }}
 {{- end }}
 {{- if .Values.epp.enabled }}
-{{- $_ := set $settings "epp" (merge (dict "listen" (printf ":%v" .Values.epp.port)) ($settings.epp | default dict)) }}
+{{- $_ := set $settings "epp" (merge (dict "listen" (printf "[::]:%v" .Values.epp.port)) ($settings.epp | default dict)) }}
 {{- end }}
 {{- with .Values.existingSecrets }}
 {{- if .tls }}

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from penstock.config import values
-from penstock.config.problems import Document, Found, mapping_of, problem
+from penstock.config.address import is_everywhere, split_listen
+from penstock.config.problems import Document, Found, mapping_of, problem, unreadable
 from penstock.config.sections.section import Section, setting
-from penstock.config.sections.share import OptionalListen
+from penstock.config.sections.share import OptionalListen, OptionalSharedSecret
 from penstock.config.sections.tenancy import HOSTS_MAX, PROXIES_MAX
 
 ANY_ORIGIN = "*"
@@ -54,10 +55,24 @@ class ClientAddress(Section):
 
 
 class EppSection(Section):
-    """The endpoint picker for Envoy and the gateways made of it: docs/epp.md. Needs the extra `epp`."""
+    """The endpoint picker for Envoy and the gateways made of it: docs/epp.md. Needs the extra `epp`.
+
+    Proxies prove themselves by a certificate (`client_ca`), by `secret`, or by both.
+    """
 
     listen: OptionalListen = setting(
-        None, "Where proxies connect by gRPC (ext_proc), such as `:9002`; with TLS if `tls` is set. Default: nowhere."
+        None,
+        "Where proxies connect by gRPC (ext_proc), such as `:9002`; with TLS if `tls` is set. Without `client_ca` and "
+        "`secret`, `:9002` is loopback only, and at another address no engine's `api_key` is given out. Default: "
+        "nowhere.",
+    )
+    client_ca: values.OptionalFile = setting(
+        None, "An authority (PEM) that signed the certificates of the proxies and no others. Needs `tls`."
+    )
+    secret: OptionalSharedSecret = setting(
+        None,
+        "What proxies send as the gRPC metadata `x-penstock-secret` (Envoy: `grpc_service.initial_metadata`). Never "
+        "logged or shown.",
     )
     fallbacks: values.Whole = setting(
         0,
@@ -74,6 +89,22 @@ class EppSection(Section):
         ge=0,
     )
 
+    @property
+    def proves(self) -> bool:
+        """True if proxies have to prove themselves."""
+        return self.client_ca is not None or self.secret is not None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port to listen on: only loopback if proxies need no proof and no host is given."""
+        host, port = split_listen(self.listen or "")
+        return (host or ("::" if self.proves else "127.0.0.1")), port
+
+    @property
+    def gives_keys(self) -> bool:
+        """True if whoever connects may get engines' API keys: a proxy with a proof, or this machine."""
+        return self.proves or not is_everywhere(self.address[0])
+
 
 def epp_problem() -> str | None:
     """Returns why the picker can't run here."""
@@ -83,5 +114,11 @@ def epp_problem() -> str | None:
 
 
 def epp_checks(document: Document) -> Found:
-    if mapping_of(document.get("epp")).get("listen") and (missing := epp_problem()) is not None:
+    raw = mapping_of(document.get("epp"))
+    if raw.get("listen") and (missing := epp_problem()) is not None:
         yield problem(("epp", "listen"), missing)
+    authority = raw.get("client_ca")
+    if isinstance(authority, str):
+        if not mapping_of(document.get("tls")).get("cert"):
+            yield problem(("epp", "client_ca"), "needs `tls`: certificates are shown only on connections with TLS")
+        yield from unreadable(document, ("epp", "client_ca"), authority)

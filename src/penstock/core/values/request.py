@@ -84,6 +84,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     time_per_output_token_s_max: float | None = None  #: endpoints that are slower now are used if no others are open
     only: tuple[str, ...] = ()  #: the endpoints that it may go to; empty: all
     others: tuple[str, ...] = ()  #: models that may serve it instead: it waits for its own only if none of these works
+    carried: bool = False  #: a proxy carries its bytes: a failure that it reports judges no endpoint, the probe does
 
     @property
     def accounts(self) -> tuple[str, ...]:

@@ -58,13 +58,13 @@ class WorkerPaths:
         """Returns True for a path that is answered here or relayed."""
         return path in PATHS or path in _ALIVE or path in _ENGINE_PATHS or path.startswith(_PREFIXES)
 
-    def begin(self, exchange: SocketExchange) -> int | None:
+    def begin(self, exchange: Exchange) -> int | None:
         if not _asks_if_alive(exchange):
             unreachable = "The gateway's own paths are not served at this moment."
             RelayedQuestion(exchange, self._refuse, unreachable).ask(self._connect)
         return None
 
-    def complete(self, exchange: SocketExchange) -> None:
+    def complete(self, exchange: Exchange) -> None:
         if _asks_if_alive(exchange):
             headers = [(b"content-type", b"application/json"), (b"x-request-id", self._request_id(exchange))]
             exchange.respond(200, headers, b'{"status":"ok"}')
@@ -123,14 +123,14 @@ def is_callers_of_group(path: str) -> bool:
     return path == _QUEUE
 
 
-def _asks_if_alive(exchange: SocketExchange) -> bool:
+def _asks_if_alive(exchange: Exchange) -> bool:
     return exchange.target_path in _ALIVE and exchange.method in ("GET", "HEAD")
 
 
 class RelayedQuestion(asyncio.Protocol):
     """One request on its way there, and the answer on its way back. Its exchange holds it."""
 
-    def __init__(self, exchange: SocketExchange, refuse: Refuse, unreachable: str) -> None:
+    def __init__(self, exchange: Exchange, refuse: Refuse, unreachable: str) -> None:
         """`unreachable`: the error's text if nobody answers."""
         self._exchange = exchange
         self._refuse = refuse

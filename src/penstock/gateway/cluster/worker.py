@@ -147,7 +147,7 @@ class Worker:
             elsewhere=None if settings.admin_address is None else is_operators,
             cors=Cors(),
         )
-        app.serve(WorkerPaths(relay, app.refusals.refuse, app.refusals.request_id), guarded=True)
+        app.serve_picked(WorkerPaths(relay, app.refusals.refuse, app.refusals.request_id), guarded=True)
         self.server = HttpServer(app, settings_map.server_limits(settings), wall_clock=clock.wall)
         self._certificate = Certificate()
         self._picker: PickerServer | None = None
@@ -159,7 +159,6 @@ class Worker:
                 app=app,
                 driver=self.driver,
                 targets=self.targets.targets,
-                catalog=catalog,
                 hold=self.server.hold,
             )
         self._followers: tuple[Follower, ...] = (
@@ -186,8 +185,8 @@ class Worker:
     async def ready(self) -> None:
         """Wait a moment for the identity provider's keys."""
         await self._tokens.start()
-        if self._picker is not None and self._settings.epp.listen is not None:
-            await self._picker.start(self._settings.epp.listen)
+        if self._picker is not None:
+            await self._picker.start()
 
     def follow(self, settings: Settings) -> None:
         """Serve new requests by these settings."""

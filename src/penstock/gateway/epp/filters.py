@@ -3,7 +3,7 @@
 The lease ends with the stream, so a filter that closes it early gives slots back while engines still work. Modes that
 can't work are refused, with the line to change; the one that shows only by its effect (trailers skipped) is recognized
 by streams that end at once. Each problem is logged once and stands in `penstock status` until ten minutes after it was
-seen last.
+seen last. Messages that make no sense are one line a minute, however many there are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ NONE, STREAMED, BUFFERED, BUFFERED_PARTIAL, FULL_DUPLEX = range(5)
 _NAMES = ("NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL", "FULL_DUPLEX_STREAMED")
 SEEN_S = 600.0
 EARLY_S = 0.02  # from our answer to the head until the stream's end: the filter asked for nothing more
+STRANGE_S = 60.0  # between two lines about streams that make no sense
 EARLY_MIN = 3  # such streams in a row: an answer may be that short
 
 TRAILERS_SKIPPED = (
@@ -55,6 +56,16 @@ class Filters:
     def __init__(self) -> None:
         self._seen_s: dict[str, float] = {}
         self._early = 0
+        self._strange_due_s = 0.0
+        self._strange = 0  # since the last line
+
+    def strange(self, peer: str, problem: str) -> None:
+        """Note a stream that was ended for what it is."""
+        now = clock.now()
+        self._strange += 1
+        if now >= self._strange_due_s:
+            logger.warning("epp: ended a stream of %s: %s (%d since the last such line)", peer, problem, self._strange)
+            self._strange_due_s, self._strange = now + STRANGE_S, 0
 
     def found(self, problem: str) -> None:
         """Note a problem; the first time it is logged."""

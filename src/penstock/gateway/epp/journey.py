@@ -1,6 +1,7 @@
 """The journey of a request that a proxy sends: as every other one's, except that it is sent once.
 
-A proxy can't take a request back, so a failure is final here, and no lease is recalled. It may send the request on by
+A proxy can't take a request back, so a failure is final here, and no lease is recalled. What the proxy reports of an
+endpoint counts for its own requests only (`peers.py`); the endpoint is probed at once. It may send the request on by
 itself, to a fallback that we named: then the lease moves to the endpoint that answers. What we can't do through a
 proxy is left out: heartbeats before the answer, and a prompt computed elsewhere.
 """
@@ -27,7 +28,7 @@ from penstock.http.client.pool import Upstream
 class PickedJourney(QueuedJourney):
     """A request that is queued, and sent by a proxy."""
 
-    __slots__ = ("_failure", "_is_stream", "_sampled", "_unseen")
+    __slots__ = ("_failure", "_is_stream", "_reporter", "_sampled", "_unseen")
 
     def __init__(self, arrival: Arrival, request: Request, means: Means) -> None:
         pick = arrival.exchange
@@ -36,11 +37,15 @@ class PickedJourney(QueuedJourney):
         self._is_stream = request.streamed
         self._unseen = pick.unseen
         self._sampled = False  # of these, its bodies came after all
-        if pick.unseen or pick.only or request.divisible:
-            # Without bodies the first token is not seen: as of an answer that does not stream.
-            request = msgspec.structs.replace(
-                request, streamed=request.streamed and not pick.unseen, divisible=False, only=pick.only
-            )
+        self._reporter = pick.reporter
+        # Without bodies the first token is not seen: as of an answer that does not stream.
+        request = msgspec.structs.replace(
+            request,
+            streamed=request.streamed and not pick.unseen,
+            divisible=False,
+            only=_allowed(pick, request, means),
+            carried=True,
+        )
         if pick.unseen:
             arrival.asks_usage = arrival.remember = None
         super().__init__(arrival, request, means)
@@ -52,11 +57,11 @@ class PickedJourney(QueuedJourney):
         if self._lease == action.lease:  # it can't be called back any more
             self._driver.tell(self._driver.scheduler.passed_on(action.lease, now=self._driver.now()))
 
-    def fallbacks(self, count: int, only: tuple[str, ...]) -> list[Upstream]:
+    def fallbacks(self, count: int) -> list[Upstream]:
         """Returns up to `count` endpoints that could serve the request as it is now, with the same head and body."""
         if self.request.pinned is not None:
             return []
-        sent, targets = self.target, self._targets
+        sent, targets, only = self.target, self._targets, self.request.only
         but = {name for name, other in targets.items() if (only and name not in only) or not _is_like(sent, other)}
         but.add(self.endpoint)
         found: list[Upstream] = []
@@ -74,8 +79,7 @@ class PickedJourney(QueuedJourney):
         target = None if endpoint is None else self._targets.get(endpoint)
         if endpoint is None or target is None or self._lease is None or endpoint == self.endpoint:
             return
-        if self.target.unreachable is not None:
-            self.target.unreachable()  # it is looked at soon
+        self._reports(Failure.RESET)
         self._metrics.rerouted(self.caller, self.endpoint, endpoint)
         self._target, self.endpoint = target, endpoint
         self.attempts += 1
@@ -92,7 +96,15 @@ class PickedJourney(QueuedJourney):
 
     def failed(self, failure: Failure, detail: str) -> None:
         self._failure = failure
+        self._reports(failure)
         super().failed(failure, detail)
+
+    def _reports(self, failure: Failure) -> None:
+        """The proxy's word: noted for itself, and looked into soon."""
+        retry_after_s = self.told_retry_after_s() if failure is Failure.BUSY else 0.0
+        self._reporter.failed(self.endpoint, failure, self._driver.now(), retry_after_s=retry_after_s)
+        if self.target.unreachable is not None:
+            self.target.unreachable()
 
     def requeued(self, action: Requeue, /) -> None:  # noqa: ARG002
         """It failed, and the scheduler would send it again: through a proxy it is over."""
@@ -119,6 +131,7 @@ class PickedJourney(QueuedJourney):
         self._answer.take(data)
 
     def succeeded(self, status: int) -> None:
+        self._reporter.well(self.endpoint)
         if status >= 300 or not self._is_stream or self.first_s is None:
             super().succeeded(status)
             return
@@ -136,6 +149,17 @@ class PickedJourney(QueuedJourney):
 
     def _own_usage(self) -> Usage | None:
         return None if self._unseen and not self._sampled else super()._own_usage()
+
+
+def _allowed(pick: Pick, request: Request, means: Means) -> tuple[str, ...]:
+    """Returns the endpoints that the request may go to, without those that fail for its proxy; empty: all."""
+    now = means.driver.now()
+    avoided = pick.reporter.avoided(now)
+    if not avoided:
+        return pick.only
+    kept = tuple([name for name in pick.only or means.targets if name not in avoided])
+    but = [name for name in means.targets if name not in kept]
+    return pick.only if means.driver.scheduler.least_loaded(request.model, but=but, now=now) is None else kept
 
 
 def _is_like(sent: Target, other: Target) -> bool:

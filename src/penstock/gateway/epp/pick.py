@@ -1,7 +1,8 @@
 """A request of which a proxy shows us the head and the body, and which it sends itself to the endpoint that we pick.
 
 The journey sees an exchange and an engine's answer as always. Behind it `forward` becomes a pick, and what the journey
-writes becomes a change of what the proxy has: headers that differ, and the body's pieces.
+writes becomes a change of what the proxy has: headers that differ, and the body's pieces. An answer that no engine
+gives (a refusal, a path of our own) is one message to the proxy.
 """
 
 from __future__ import annotations
@@ -10,12 +11,22 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from penstock.core.values.catalogue import Failure
 from penstock.gateway.proxy.relay import Relay
 from penstock.http.client.call import Call, Payload, Sink
 from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamErrorKind
 from penstock.http.server.server import Exchange, Header
 
+OWN_BYTES_MAX = 1 << 20  # of an answer of ours in pieces: the list of all models
 _PROXYS_OWN = frozenset({b"content-length", b"host", b"connection", b"transfer-encoding", b"te", b"expect"})
+
+
+class Reporter(Protocol):
+    """Takes what a proxy reports of endpoints, for its own requests."""
+
+    def failed(self, endpoint: str, failure: Failure, now: float, *, retry_after_s: float = 0.0) -> None: ...
+    def well(self, endpoint: str) -> None: ...
+    def avoided(self, now: float) -> list[str]: ...
 
 
 class Picks(Protocol):
@@ -42,22 +53,26 @@ class Pick(Exchange):
         "_is_sent",
         "_out",
         "_over",
-        "_started",
+        "_own",
         "_status",
+        "keyless",
         "only",
+        "reporter",
         "unseen",
     )
 
-    def __init__(self, peer: tuple[str, int], out: Picks, hold: Callable[[int], bool]) -> None:
+    def __init__(self, peer: tuple[str, int], out: Picks, hold: Callable[[int], bool], reporter: Reporter) -> None:
         super().__init__(peer)
+        self.reporter = reporter  #: takes what the proxy reports
+        self.keyless = False  #: no engine's key is given out
         self.only: tuple[str, ...] = ()  #: endpoints that the proxy allows; empty: all
         self.unseen = False  #: the bodies of answers do not come
         self._out = out
         self._hold = hold
         self._bytes = 0  # of its body, in the server's sum
         self._over = False
-        self._started = False
         self._is_sent = False
+        self._own: tuple[int, list[Header], bytearray] | None = None  # an answer of ours that is not whole
         self._call: Call | None = None
         self._status = 0  # the engine's
         self._engine_head: Headers = []
@@ -73,8 +88,16 @@ class Pick(Exchange):
             return call
         self._is_sent = True
         removed = _missing(self.headers, headers)
-        self._out.picked(upstream, target, list(headers[len(self.headers) - len(removed) :]), _named(removed), body)
+        added = list(headers[len(self.headers) - len(removed) :])
+        if self.keyless and any(name == b"authorization" for name, _ in added):
+            error = UpstreamError(UpstreamErrorKind.PROTOCOL, "its key is not given out here")
+            asyncio.get_running_loop().call_soon(self.failed, error)
+            return call
+        self._out.picked(upstream, target, added, _named(removed), body)
         return call
+
+    def may_go(self, endpoint: str) -> bool:
+        return not self.only or endpoint in self.only
 
     def hold(self, body_bytes: int) -> bool:
         """Count `body_bytes` that are kept of the request's body. Returns False if all bodies are too large now."""
@@ -99,7 +122,7 @@ class Pick(Exchange):
             self.end()
             return
         self.status = status
-        if not self._started and (not self._status or status >= 300):
+        if not self.started and (not self._status or status >= 300):
             self._finish()
             self._out.refused(status, headers, body)
             return
@@ -110,8 +133,11 @@ class Pick(Exchange):
     def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:
         if self._over:
             return
-        self._started = True
+        self.started = True
         self.status = status
+        if not self._is_sent:
+            self._own = status, list(headers), bytearray()
+            return
         removed = _missing(self._engine_head, headers)
         added = list(headers[len(self._engine_head) - len(removed) :])
         if length is not None:
@@ -122,14 +148,25 @@ class Pick(Exchange):
         self._out.head(None if status == self._status else status, added, names)
 
     def write(self, data: bytes) -> None:
-        if data and not self._over:
+        if not data or self._over:
+            return
+        own = self._own
+        if own is None:
             self._out.piece(data)
+        elif len(own[2]) + len(data) <= OWN_BYTES_MAX:
+            own[2].extend(data)
+        else:
+            self.abort()
 
     def end(self) -> None:
-        if not self._over:
-            self._finish()
-            if not self.unseen:
-                self._out.last(b"")
+        if self._over:
+            return
+        self._finish()
+        own = self._own
+        if own is not None:
+            self._out.refused(own[0], own[1], bytes(own[2]))
+        elif not self.unseen:
+            self._out.last(b"")
 
     def abort(self) -> None:
         if not self._over:
@@ -139,7 +176,10 @@ class Pick(Exchange):
     def _finish(self) -> None:
         self._over = True
         self.let_go()
-        self.on_disconnect = self.on_pause = self.on_resume = None
+        over = self.on_over
+        self.on_body = self.on_disconnect = self.on_over = self.on_pause = self.on_resume = None
+        if over is not None:
+            over()
 
     # --- from the proxy -------------------------------------------------------------------------------------------
 

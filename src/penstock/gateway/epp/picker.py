@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.config.model import Settings
-from penstock.core.values.catalogue import Reason
-from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway import settings_map
+from penstock.gateway.builtin.operators import is_operators
 from penstock.gateway.epp.filters import Filters
+from penstock.gateway.epp.peers import ProxyViews
 from penstock.gateway.epp.pick import Pick, Picks
+from penstock.gateway.openai.wrong_paths import is_batch
 from penstock.gateway.proxy.app import App
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.target import Target
@@ -20,6 +22,7 @@ from penstock.http.client.pool import Upstream
 
 RESOLVE_S = 30.0  # an address is looked up again so often
 LOOK_S = 1.0  # for endpoints whose host name is new
+NOWHERE = ("",)  # the endpoints of a request that may go to none
 
 
 class Picker:
@@ -30,17 +33,19 @@ class Picker:
         app: App,
         driver: Driver[Decides],
         targets: Mapping[str, Target],
-        catalog: Catalog,
         hold: Callable[[int], bool],
+        *,
+        gives_keys: bool,
     ) -> None:
         self.app = app
         self.driver = driver
         self.places = Addresses(targets)
         self.filters = Filters()
-        self._catalog = catalog
+        self.gives_keys = gives_keys  #: engines' API keys are given to whoever connects
         self._targets = targets
         self._hold = hold
         self._unseen = 0  # answers whose bodies do not come
+        self._words = ProxyViews()
         self._peers: dict[str, tuple[str, int]] = {}
 
     @property
@@ -51,14 +56,17 @@ class Picker:
     def follow(self, settings: Settings) -> None:
         """Take new requests by these bounds."""
         self.body_bytes_max = settings.limits.max_body
-        self.body_timeout_s = settings.timeouts.client_body
-        self.body_timeout_total_s = settings.timeouts.client_body_total
+        self.timeouts = settings.timeouts
         self.fallbacks_max = settings.epp.fallbacks
         self._sample_every = settings.epp.sample_every
+        self._words.follow(settings_map.health_settings(settings))
 
     def pick(self, peer: str, out: Picks, headers: Sequence[Any]) -> Pick:
         """Returns the exchange of a request with these headers."""
-        pick = Pick(self._peer(peer), out, self._hold)
+        pick = Pick(self._peer(peer), out, self._hold, self._words.of(peer))
+        if not self.gives_keys and any(target.api_key is not None for target in self._targets.values()):
+            pick.keyless = True
+            pick.only = tuple(name for name, target in self._targets.items() if target.api_key is None) or NOWHERE
         lookup = pick.lookup
         given = pick.headers
         for header in headers:
@@ -92,21 +100,15 @@ class Picker:
             known = self._peers[peer] = (host.strip("[]"), int(port) if port.isdigit() else 0)
         return known
 
-    def any_upstream(self, pick: Pick) -> Upstream | None:
-        """Returns an endpoint for a GET without a model; None: none is ready, or it is no GET, and it was refused."""
-        if pick.method not in ("GET", "HEAD"):  # engines have paths that are not for clients
-            self.app.refusals.refuse(pick, Reason.PATH_NOT_FOUND)
-            return None
-        scheduler, now = self.driver.scheduler, self.driver.now()
-        names = {str(entry["id"]) for entry in self._catalog.entries()}
-        for model in sorted(names):
-            endpoint = scheduler.least_loaded(model, now=now)
-            if endpoint is not None and (not pick.only or endpoint in pick.only):
-                target = self._targets.get(endpoint)
-                if target is not None:
-                    return target.upstream
-        self.app.refusals.refuse(pick, Reason.NO_ENDPOINT)
-        return None
+    def narrow(self, pick: Pick, places: Iterable[str]) -> bool:
+        """Keep a request to the endpoints at these `ip:port`. Returns False if there are none."""
+        pick.only = tuple(name for name in self.places.named(places) if pick.may_go(name))
+        return bool(pick.only)
+
+
+def is_closed(path: str) -> bool:
+    """True for paths of the gateway's own port that a proxy's requests do not reach: operators', files and batches."""
+    return is_operators(path) or is_batch(path)
 
 
 class Addresses:

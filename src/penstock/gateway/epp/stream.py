@@ -2,12 +2,15 @@
 
 Messages of the proxy become events of a `Pick`, and its verbs become messages. All is done in the turn of the loop in
 which a message came; what is to be sent is written by one coroutine at a time, in order. The stream's end is the
-answer's end: a proxy closes it when the answer is over, or when its client hung up.
+answer's end: a proxy closes it when the answer is over, or when its client hung up. In each state the next message is
+due within some time (`timeouts`): a proxy that is silent for longer gets the end of the stream, which makes it give up
+its engine. Only while the request is queued nothing is due.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,12 +24,14 @@ from penstock.core.values.catalogue import Reason
 from penstock.gateway.epp.filters import Modes
 from penstock.gateway.epp.journey import PickedJourney
 from penstock.gateway.epp.pick import Pick
-from penstock.gateway.epp.picker import Picker
-from penstock.gateway.openai.routes import Route
+from penstock.gateway.epp.picker import NOWHERE, Picker, is_closed
+from penstock.gateway.openai.routes import route
 from penstock.http.client.call import Payload
 from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamErrorKind
 from penstock.http.server.server import Header, Refusal
 from penstock.http.server.timer import DeadlineTimer
+
+logger = logging.getLogger(__name__)
 
 Request, Response = ext_proc.ProcessingRequest, ext_proc.ProcessingResponse
 PIECE_BYTES_MAX = 62_000  # of a body in one message: protocol 004
@@ -40,6 +45,13 @@ _WITH_BODY = ProcessingMode(  # of an answer that is sampled
     response_trailer_mode=ProcessingMode.SEND,
 )
 _PROXYS_ERRORS = frozenset({503, 504})
+UNSEEN_S = 3600.0  # of an answer whose body does not come: longer than any, so a stream that is forgotten ends
+END_S = 5.0  # from the end of an answer to that of its stream
+LENGTH_DIGITS_MAX = 15
+KEYS_KEPT = (
+    "This port gives out no engine's API key, because proxies need no proof (`epp.client_ca`, `epp.secret`), and every "
+    "endpoint has one."
+)
 _OVERWRITE = base_pb2.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 _APPEND = base_pb2.HeaderValueOption.APPEND_IF_EXISTS_OR_ADD
 
@@ -60,30 +72,36 @@ class ProxyStream:
         self._broken = False
         self._modes = Modes()
         self._pick: Pick | None = None
-        self._route: Route | None = None
+        self._body_bytes_max = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._bodyless = False  # the request has no body
         self._whole = False  # the request has come
+        self._request_trailers = False  # it has some
         self._rooted = False  # it came below `root_path`
-        self._through = False  # it is none for engines' paths: everything passes
         self._turn = False  # a message is being processed
         self._head_s = 0.0
         self._task = asyncio.current_task()
         self._answering = False  # the head of the answer came
-        self._ended = False  # the answer's end came
+        self._began = False  # a part of its body came
+        self._ended = False  # the answer's end came, or does not come any more
+        self._cut = False  # it does not come any more
         self._events = False  # it is a stream of events
         self._due_trailers: Any = None
         self._rest: bytes | None = None  # the last piece of the answer, until its end comes
         self._address = ""  # as it was picked, `ip:port`
         self._samples = False  # the body of this answer is asked for, though the filter keeps bodies to itself
         self._shows_served = False  # the answer's head names its endpoint, which is for us only
-        self._timer = DeadlineTimer(asyncio.get_running_loop(), self._too_slow)
+        self._loop = asyncio.get_running_loop()
+        self._timer = DeadlineTimer(self._loop, self._overdue)  # when the next message has to be there
         self._body_until_s = 0.0
         self._woken: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Serve the stream to its end."""
         context = self._context
+        self._within(self._picker.timeouts.client_header)
+        wrong = ""
         try:
             while not self._closing:
                 message = await context.read()
@@ -94,15 +112,22 @@ class ProxyStream:
                 self._turn = False
                 if self._out and not self._writing:
                     await self._write()
+            if self._woken is not None:
+                await self._woken
         except OutOfOrder as problem:
-            self._end()
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(problem))
+            wrong = str(problem)
         except asyncio.CancelledError:
-            if not self._broken:  # the proxy reset the stream
+            if not self._closing:  # the proxy reset the stream
                 raise
+        except Exception as error:  # whatever a message does ends its own stream only
+            logger.debug("a message could not be processed", exc_info=True)
+            wrong = f"a message that can't be processed ({type(error).__name__}: {str(error)[:100]})"
         finally:
             self._turn = True
             self._end()
+        if wrong:
+            self._picker.filters.strange(context.peer(), wrong)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
         if self._broken:
             await context.abort(grpc.StatusCode.ABORTED, "the answer broke off")
 
@@ -119,7 +144,7 @@ class ProxyStream:
     def _wake(self) -> None:
         """Write what a decision of another turn brought."""
         if self._out and not (self._turn or self._writing) and self._woken is None:
-            self._woken = asyncio.get_running_loop().create_task(self._write_later())
+            self._woken = self._loop.create_task(self._write_later())
 
     async def _write_later(self) -> None:
         try:
@@ -129,6 +154,14 @@ class ProxyStream:
             self._out.clear()  # the proxy is gone: `run` sees it, too
         finally:
             self._woken = None
+            if self._closing:
+                self._close()
+
+    def _close(self) -> None:
+        """End the stream once all is written."""
+        self._closing = True
+        if not (self._turn or self._writing or self._out or self._woken) and self._task is not None:
+            self._task.cancel()  # it waits for a message
 
     def _end(self) -> None:
         """The stream is over, whatever the reason."""
@@ -142,9 +175,33 @@ class ProxyStream:
         else:
             pick.gone()
 
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def _within(self, seconds: float) -> None:
+        """The next message is due within so many seconds."""
+        self._timer.set(self._loop.time() + seconds)
+
+    def _overdue(self) -> None:
+        pick, timeouts = self._pick, self._picker.timeouts
+        if pick is None or pick.over:
+            self._close()
+        elif not self._whole:
+            self._refuse(Refusal.CLIENT_TIMEOUT)
+        elif pick.sent:
+            self._ended = self._cut = True
+            if self._began or (self._modes.unseen and self._answering):
+                error = UpstreamError(UpstreamErrorKind.IDLE_TIMEOUT, f"no payload for {timeouts.between_bytes:g} s")
+            else:
+                late = f"no answer within {timeouts.first_byte:g} s"
+                error = UpstreamError(UpstreamErrorKind.FIRST_BYTE_TIMEOUT, late)
+            self._fail(error)
+        self._wake()
+
     # --- from the proxy -------------------------------------------------------------------------------------------
 
     def _take(self, message: Any) -> None:
+        if message is None:
+            raise OutOfOrder("bytes that are no message")
         kind = message.WhichOneof("request")
         pick = self._pick
         if kind == "response_body":
@@ -156,15 +213,17 @@ class ProxyStream:
         elif kind == "response_headers":
             self._response_headers(message)
         elif kind == "response_trailers":
-            if not self._answering:
-                raise OutOfOrder("trailers of an answer that has not begun")
+            if not self._answering or (self._ended and not self._cut):
+                raise OutOfOrder("trailers of an answer that has not begun, or twice")
             self._due_trailers = Response(response_trailers=ext_proc.TrailersResponse())
             self._answer_ended()
         elif kind == "request_trailers":
-            if pick is None:
-                raise OutOfOrder("trailers before the request's headers")
+            if pick is None or self._request_trailers:
+                raise OutOfOrder("trailers before the request's headers, or twice")
+            self._request_trailers = True
+            if self._address:  # otherwise they are answered after head and body
+                self._out.append(Response(request_trailers=ext_proc.TrailersResponse()))
             self._complete()
-            self._later(Response(request_trailers=ext_proc.TrailersResponse()))
         else:
             raise OutOfOrder("an empty message")
 
@@ -186,24 +245,22 @@ class ProxyStream:
             picker.app.refusals.refuse(pick, Reason.NO_ENDPOINT, "No endpoint of the subset is served here.")
             return
         path = pick.target_path
-        self._route = picker.app.begin_pick(pick)
+        body_bytes_max = picker.app.begin_pick(pick, is_closed)
+        self._body_bytes_max = min(picker.body_bytes_max, body_bytes_max or picker.body_bytes_max)
         self._rooted = pick.target_path != path
+        if pick.only == NOWHERE and not pick.over and route(pick.target_path) is not None:
+            picker.app.refusals.refuse(pick, Reason.NO_ENDPOINT, KEYS_KEPT)
         if pick.over:
             return
-        if self._route is None:
-            upstream = picker.any_upstream(pick)
-            if upstream is not None:
-                self._through = True
-                self.picked(upstream, pick.target_path + (f"?{pick.query}" if pick.query else ""), [], [], None)
-            return
-        if head.end_of_stream:
+        self._bodyless = head.end_of_stream
+        if self._bodyless:
             self._complete()
             return
         length = pick.lookup.get(b"content-length", b"")
-        if length.isdigit() and int(length[:12]) > picker.body_bytes_max:
+        if length.isdigit() and (len(length) > LENGTH_DIGITS_MAX or int(length) > self._body_bytes_max):
             self._refuse(Refusal.REQUEST_TOO_LARGE)
             return
-        self._body_until_s = asyncio.get_running_loop().time() + picker.body_timeout_total_s
+        self._body_until_s = self._loop.time() + picker.timeouts.client_body_total
         self._await_body()
         if self._modes.buffered:
             self._out.append(Response(request_headers=ext_proc.HeadersResponse()))
@@ -215,45 +272,40 @@ class ProxyStream:
         if value is None:
             return True
         given = [v.string_value for v in value.list_value.values] or value.string_value.split(",")
-        self._pick.only = self._picker.places.named([place.strip() for place in given])
-        return bool(self._pick.only)
+        return self._picker.narrow(self._pick, [place.strip() for place in given])
 
     def _request_body(self, body: Any) -> None:
         pick = self._pick
         if pick is None or self._whole:
             raise OutOfOrder("a part of the request's body before its headers, or after its end")
-        if self._through:
-            self._out.append(
-                Response(request_body=ext_proc.BodyResponse())
-                if self._modes.buffered
-                else _request_piece(body.body, end=body.end_of_stream)
-            )
-            return
         if pick.over:
             return
-        self._body.append(body.body)
         self._body_bytes += len(body.body)
-        if self._body_bytes > self._picker.body_bytes_max:
+        if self._body_bytes <= self._body_bytes_max and pick.on_body is not None:
+            if body.body:
+                pick.on_body(body.body)
+        else:
+            self._body.append(body.body)
+        if self._body_bytes > self._body_bytes_max:
             self._refuse(Refusal.REQUEST_TOO_LARGE)
-        elif not pick.hold(len(body.body)):
+        elif pick.on_body is None and not pick.hold(len(body.body)):
             self._refuse(Refusal.TOO_MANY_BYTES)
-        elif body.end_of_stream:
+        elif body.end_of_stream or self._modes.buffered:
             self._complete()
         else:
             self._await_body()
 
     def _await_body(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._timer.set(min(now_s + self._picker.body_timeout_s, self._body_until_s))
+        self._within(min(self._picker.timeouts.client_body, self._body_until_s - self._loop.time()))
 
     def _complete(self) -> None:
         pick = self._pick
-        self._timer.close()
-        if pick is None or pick.over or self._whole or self._route is None:
+        if pick is None or pick.over or self._whole:
             return
+        self._timer.clear()  # its turn may take any time
         self._whole = True
         pick.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._picker.app.complete_pick(pick, self._route, PickedJourney)
+        self._picker.app.complete_pick(pick, PickedJourney)
 
     def _refuse(self, refusal: Refusal) -> None:
         assert self._pick is not None
@@ -261,25 +313,12 @@ class ProxyStream:
         detail = "The request's body is too large, or too slow."
         self._pick.respond(*self._picker.app.refusals.refused(self._pick, refusal, detail))
 
-    def _too_slow(self) -> None:
-        if self._pick is not None and not self._pick.over:
-            self._refuse(Refusal.CLIENT_TIMEOUT)
-            self._wake()
-
     def _response_headers(self, message: Any) -> None:
         pick, head = self._pick, message.response_headers
         if pick is None or self._answering:
             raise OutOfOrder("the head of an answer before its request, or twice")
         self._answering = True
-        status, headers, served = 200, [], ""
-        for header in head.headers.headers:
-            value = header.raw_value or header.value.encode()
-            if header.key == SERVED and self._picker.fallbacks_max:  # otherwise an engine may have written it
-                served, self._shows_served = value.decode("latin-1"), True
-            elif header.key == ":status":
-                status = int(value) if value.isdigit() else 502
-            elif not header.key.startswith(":"):
-                headers.append((header.key.encode(), value))
+        status, headers, served = self._head_of(head)
         if not pick.sent:
             self._out.append(Response(response_headers=ext_proc.HeadersResponse()))  # an answer of the proxy's own
             return
@@ -288,7 +327,7 @@ class ProxyStream:
         if served and served != self._address and isinstance(pick.sink, PickedJourney):
             pick.sink.rerouted(self._picker.places.at(served))
         if status in _PROXYS_ERRORS and _is_proxys(headers):
-            kind = UpstreamErrorKind.CONNECT if status == 503 else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
+            kind = UpstreamErrorKind.RESET if status == 503 else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
             self._fail(UpstreamError(kind, f"the proxy got no answer: {status}"))
             return
         if self._modes.unseen:
@@ -296,11 +335,29 @@ class ProxyStream:
             readable = status < 300 and not any(name == b"content-encoding" for name, _ in headers)
             self._samples = readable and isinstance(pick.sink, PickedJourney) and self._picker.samples()
             self._events = any(value.startswith(b"text/event-stream") for _, value in headers)
+            self._within(UNSEEN_S)
             pick.answered_alone(status, headers)
             return
         pick.answered(status, headers)
         if head.end_of_stream:
             self._answer_ended()
+
+    def _head_of(self, head: Any) -> tuple[int, Headers, str]:
+        """Returns status, headers and the endpoint that served, if the proxy names it."""
+        status, headers, served = 200, [], ""
+        for header in head.headers.headers:
+            value = header.raw_value or header.value.encode()
+            if header.key == SERVED and self._picker.fallbacks_max:  # otherwise an engine may have written it
+                served, self._shows_served = value.decode("latin-1"), True
+            elif header.key == ":status":
+                status = int(value) if len(value) == 3 and value.isdigit() else 0
+            elif not header.key.startswith(":"):
+                if header.key.lower() == "content-length" and not (value.isdigit() and len(value) <= LENGTH_DIGITS_MAX):
+                    raise OutOfOrder("an answer whose content-length is no number")
+                headers.append((header.key.encode(), value))
+        if status < 200:
+            raise OutOfOrder("an answer whose status is no number from 200 on")
+        return status, headers, served
 
     def _response_body(self, body: Any) -> None:
         pick = self._pick
@@ -315,13 +372,15 @@ class ProxyStream:
         if sink is None:
             self._out.append(_response_piece(body.body, end=body.end_of_stream))
             return
-        if body.body:
-            sink.on_data(body.body)
+        if body.body and not sink.on_data(body.body):
+            self._began = True
+            self._within(self._picker.timeouts.between_bytes)
         if body.end_of_stream:
             self._answer_ended()
 
     def _answer_ended(self) -> None:
         self._ended = True
+        self._within(END_S)
         pick = self._pick
         if pick is not None:
             pick.ended()
@@ -341,13 +400,12 @@ class ProxyStream:
         if address is None:  # its name has no address
             pick = self._pick
             assert pick is not None
-            loop = asyncio.get_running_loop()
-            error = UpstreamError(UpstreamErrorKind.CONNECT, "its host name has no address")
-            loop.call_soon(self._fail, error)
+            self._loop.call_soon(self._fail, UpstreamError(UpstreamErrorKind.CONNECT, "its host name has no address"))
             return
         self._address = address
+        self._within(self._picker.timeouts.first_byte)
         if self._picker.fallbacks_max and self._pick is not None and isinstance(self._pick.sink, PickedJourney):
-            others = self._pick.sink.fallbacks(self._picker.fallbacks_max, self._pick.only)
+            others = self._pick.sink.fallbacks(self._picker.fallbacks_max)
             address = ",".join([address, *filter(None, map(self._picker.places.address, others))])
         if upstream.prefix or self._rooted:
             added = [*added, (b":path", upstream.prefix.encode() + target.encode())]
@@ -357,31 +415,33 @@ class ProxyStream:
         changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
             base_pb2.HeaderValue(key=DESTINATION, raw_value=address.encode())
         )
-        if self._whole:
+        if not self._bodyless:
             changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
                 base_pb2.HeaderValue(key="content-length", raw_value=b"%d" % sum(map(len, given)))
             )
         common = ext_proc.CommonResponse(header_mutation=changes, clear_route_cache=True)
         lb = struct_pb2.Struct()
         lb.fields[LB_SPACE].struct_value.fields[DESTINATION].string_value = address
-        if self._modes.buffered and self._whole:
+        if self._modes.buffered and not self._bodyless:
             common.body_mutation.body = b"".join(given)
             self._later(Response(request_body=ext_proc.BodyResponse(response=common), dynamic_metadata=lb))
             return
         answer = Response(request_headers=ext_proc.HeadersResponse(response=common), dynamic_metadata=lb)
         self._out.append(answer)
-        if self._whole:
-            self._pieces(given)
+        if not self._bodyless:
+            self._pieces(given, ends=not self._request_trailers)
+        if self._request_trailers:
+            self._out.append(Response(request_trailers=ext_proc.TrailersResponse()))
         self._wake()
 
-    def _pieces(self, body: list[bytes | memoryview]) -> None:
-        """The request's body, in pieces that a message holds."""
+    def _pieces(self, body: list[bytes | memoryview], *, ends: bool) -> None:
+        """The request's body, in pieces that a message holds. It `ends` with the last one, or with trailers."""
         pieces = [
             piece[at : at + PIECE_BYTES_MAX] for piece in body for at in range(0, len(piece), PIECE_BYTES_MAX)
         ] or [b""]
         for piece in pieces[:-1]:
             self._out.append(_request_piece(bytes(piece), end=False))
-        self._out.append(_request_piece(bytes(pieces[-1]), end=True))
+        self._out.append(_request_piece(bytes(pieces[-1]), end=ends))
 
     def _fail(self, error: UpstreamError) -> None:
         if self._pick is not None:
@@ -392,8 +452,8 @@ class ProxyStream:
         """Answer the request ourselves; nothing follows."""
         answer = ext_proc.ImmediateResponse(headers=_mutation(headers, []), body=body, details="penstock")
         answer.status.code = status
-        self._later(Response(immediate_response=answer))
         self._closing = True
+        self._later(Response(immediate_response=answer))
 
     def head(self, status: int | None, added: Headers, removed: list[bytes]) -> None:
         """Let the head of the answer pass, with these changes."""
@@ -418,6 +478,7 @@ class ProxyStream:
             self._rest = data
             return
         if self._due_trailers is None:
+            self._closing = self._closing or self._cut  # the proxy gives its engine up when the stream ends here
             self._later(_response_piece(data, end=True))
             return
         if data:
@@ -430,9 +491,9 @@ class ProxyStream:
 
     def broken(self) -> None:
         """Break the answer off: an error of the stream, on which the proxy resets its client."""
-        self._broken = self._closing = True
-        if not self._turn and self._task is not None:
-            self._task.cancel()
+        self._broken = True
+        self._out.clear()
+        self._close()
 
     def _later(self, message: Any) -> None:
         self._out.append(message)

@@ -24,7 +24,7 @@ def meant_instead(path: str, served: Callable[[str], bool]) -> str | None:
     for meant in _candidates(tidy):
         if served(meant):
             return f"There is no path `{path}`. `{meant}` is meant, it seems{_base_url(meant)}"
-        if _is_batch(meant):
+        if is_batch(meant):
             return _off(meant)
     return None
 
@@ -32,6 +32,11 @@ def meant_instead(path: str, served: Callable[[str], bool]) -> str | None:
 def without_v1(path: str) -> str:
     """Returns a suggestion for a `path` without the required `/v1`."""
     return f"No engine here serves `{path}`. `/v1{path}` is meant, it seems{_base_url('/v1' + path)}"
+
+
+def is_batch(path: str) -> bool:
+    """True for a path of files and batches."""
+    return path in _BATCH or path.startswith(tuple(f"{its}/" for its in _BATCH))
 
 
 def _candidates(path: str) -> Iterator[str]:
@@ -42,10 +47,6 @@ def _candidates(path: str) -> Iterator[str]:
     yield f"/v1{path}"
     if not before:
         yield path.removeprefix("/v1")
-
-
-def _is_batch(path: str) -> bool:
-    return path in _BATCH or path.startswith(tuple(f"{its}/" for its in _BATCH))
 
 
 def _off(path: str) -> str:

@@ -40,6 +40,14 @@ class Part(Protocol):
     def complete(self, exchange: SocketExchange, /) -> None: ...
 
 
+class PickedPart(Protocol):
+    """Serves some of them to a proxy's requests, too."""
+
+    def owns(self, path: str, /) -> bool: ...
+    def begin(self, exchange: Exchange, /) -> int | None: ...
+    def complete(self, exchange: Exchange, /) -> None: ...
+
+
 class App:
     """The handler behind the HTTP server."""
 
@@ -77,6 +85,7 @@ class App:
         )
         stored = StoredAnswers(means, callers=callers, responses=affinities.responses, refusals=refusals)
         self._parts: list[Part] = [stored]
+        self._picked: list[PickedPart] = [stored]
         self._guarded: list[Part] = []
         self._elsewhere = elsewhere  # paths served at another address only
         self._root_path = ""
@@ -86,6 +95,11 @@ class App:
         self._parts.append(part)
         if guarded:
             self._guarded.append(part)
+
+    def serve_picked(self, part: PickedPart, *, guarded: bool = False) -> None:
+        """Let `part` answer its paths for callers, whether a proxy carries their bytes or not."""
+        self.serve(part, guarded=guarded)
+        self._picked.append(part)
 
     def follow(self, settings: Settings) -> None:
         """Serve new requests by `settings`."""
@@ -145,19 +159,31 @@ class App:
 
     # --- a proxy's hooks (`gateway/epp`): it carries the bytes --------------------------------------------------
 
-    def begin_pick(self, exchange: Exchange) -> Route | None:
-        """Refuse what the head alone shows not to be served. Returns the route; None: no path of engines."""
+    def begin_pick(self, exchange: Exchange, closed: Callable[[str], bool]) -> int | None:
+        """Refuse what the head alone shows not to be served, by the same table as `begin`, without the `closed` paths.
+
+        Returns the body's limit; None: that of all bodies.
+        """
         self._place(exchange)
-        found = route(exchange.target_path)
+        path = exchange.target_path
+        found = route(path)
         if found is not None:
             self._begin(exchange, found)
-        elif isinstance(key := self._key(exchange), Unauthorized):
-            self.refusals.refuse(exchange, key.reason, key.message)
-        return found
+        elif closed(path):
+            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND)
+        elif (part := _owner(self._picked, path)) is not None:
+            return part.begin(exchange)
+        else:
+            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, meant_instead(path, self._serves))
+        return None
 
-    def complete_pick(self, exchange: Exchange, found: Route, journey: type[QueuedJourney]) -> None:
-        """Queue a request whose body has arrived; `journey` hands it over to the endpoint that is picked."""
-        self._intake.take(exchange, found, journey)
+    def complete_pick(self, exchange: Exchange, journey: type[QueuedJourney]) -> None:
+        """Serve a request with its whole body; `journey` hands it over to the endpoint that is picked."""
+        found = route(exchange.target_path)
+        if found is not None:
+            self._intake.take(exchange, found, journey)
+        elif (part := _owner(self._picked, exchange.target_path)) is not None:
+            part.complete(exchange)
 
     def _foreign(self, exchange: Exchange) -> str | None:
         """The reason to refuse a page of another site or a foreign host name. A request with a key is no page's."""
@@ -199,3 +225,7 @@ class App:
         if self._elsewhere is not None and self._elsewhere(path):
             return None
         return next((part for part in self._parts if part.owns(path)), None)
+
+
+def _owner(parts: Sequence[PickedPart], path: str) -> PickedPart | None:
+    return next((part for part in parts if part.owns(path)), None)

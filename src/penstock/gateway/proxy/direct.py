@@ -51,7 +51,8 @@ class DirectJourney(Relay):
         scheduler = self._driver.scheduler
         endpoint = self.pinned
         if endpoint is None:
-            endpoint = scheduler.least_loaded(self.model, but=self._without, now=self._driver.now())
+            barred = [name for name in self._targets if not self.exchange.may_go(name)]
+            endpoint = scheduler.least_loaded(self.model, but=[*self._without, *barred], now=self._driver.now())
         if endpoint is None:
             known = not self._without and scheduler.knows(self.model, now=self._driver.now()) is not False
             self._refuse(Reason.NO_ENDPOINT if known else Reason.MODEL_NOT_FOUND)

@@ -34,11 +34,14 @@ class Exchange(ABC):
         "lookup",
         "method",
         "note",
+        "on_body",
         "on_disconnect",
+        "on_over",
         "on_pause",
         "on_resume",
         "peer",
         "query",
+        "started",
         "status",
         "target_path",
     )
@@ -57,11 +60,23 @@ class Exchange(ABC):
         self.body = b""
         self.note: object = None  # the gateway's own, from when it saw the head until it has the body
         self.status = 0  # that of the response, once it has begun
+        self.started = False  # the response has begun
+        # Set in Handler.begin: takes the body as it comes, of any size; `body` stays empty. It must not raise.
+        self.on_body: Callable[[bytes], None] | None = None
+        # The exchange is over: answered, refused, broken off, or its sender gone. Once, and before on_disconnect:
+        # holders of resources for the exchange release them here.
+        self.on_over: Callable[[], None] | None = None
         # The sender is gone before end(): at most once, never after end() or abort().
         self.on_disconnect: Callable[[], None] | None = None
         # More was written than the sender takes for now, or it takes more again. No on_resume follows an on_disconnect.
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
+
+    def pause_body(self) -> None:  # noqa: B027 (not all can)
+        """Pause reading the request's body, if that can be. `on_body` may still be called with data already read."""
+
+    def resume_body(self) -> None:  # noqa: B027
+        """Read on after `pause_body`."""
 
     def repeats(self, name: bytes) -> bool:
         """Whether a header is given more than once; `name` in lower case."""
@@ -74,6 +89,10 @@ class Exchange(ABC):
     def forward(self, upstream: Upstream, target: str, headers: Sequence[Header], body: Payload, sink: Sink) -> Call:
         """Send the request on to an engine; the answer goes to `sink`. Returns the handle to abort or pause it."""
         return upstream.send(self.method, target, headers, body, sink)
+
+    def may_go(self, endpoint: str) -> bool:  # noqa: ARG002
+        """Returns False for an endpoint that its sender does not allow."""
+        return True
 
     def hold(self, body_bytes: int) -> bool:  # noqa: ARG002
         """Count `body_bytes` that are kept of the request's body. Returns False if all bodies are too large now."""

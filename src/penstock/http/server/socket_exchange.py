@@ -14,7 +14,7 @@ from penstock.http.server.exchange import Exchange, Header
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from penstock.http.server.connection import Connection
     from penstock.http.server.limits import Refusal
@@ -65,9 +65,6 @@ class SocketExchange(Exchange):
         "_transport",
         "ended",
         "http_version",
-        "on_body",
-        "on_over",
-        "started",
     )
 
     def __init__(self, connection: Connection, transport: asyncio.Transport) -> None:
@@ -78,21 +75,13 @@ class SocketExchange(Exchange):
         self._left_bytes = 0
         self._held_bytes = 0  # of its body, in the server's sum
         self.http_version = "1.1"
-        self.started = False
         self.ended = False
-        # Set in Handler.begin: takes the body as it comes, of any size; `body` stays empty. It must not raise.
-        self.on_body: Callable[[bytes], None] | None = None
-        # The exchange is over: answered, refused by the server, broken off, or its client gone. Once,
-        # and before on_disconnect: holders of resources for the exchange release them here.
-        self.on_over: Callable[[], None] | None = None
 
     def pause_body(self) -> None:
-        """Pause reading the request's body. `on_body` may still be called with data already read."""
         if self._connection is not None:
             self._connection.pause_body()
 
     def resume_body(self) -> None:
-        """Read on after `pause_body`."""
         if self._connection is not None:
             self._connection.resume_body()
 
