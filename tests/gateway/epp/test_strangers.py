@@ -380,7 +380,7 @@ async def test_streams_are_bounded(world: World) -> None:
     async with pool(world, 1, limits={"max_connections": 3}) as its:
         open_ones = [its.stream() for _ in range(3)]
         for stream in open_ones:
-            await stream.head()
+            await _picked(stream)
         async with another(world, its.port) as more:
             assert await code_of(more.stream()) is grpc.StatusCode.RESOURCE_EXHAUSTED
             for stream in open_ones:
