@@ -19,6 +19,9 @@ requests, not with time: else memory would follow the load, and a busier hour lo
 slope of memory at rest, and how the file of batches grew, of which SQLite keeps up to 4 MiB in memory: an ended batch
 is a row there for thirty days.
 
+With many `--tenants` and `--users` each request is another caller's, so that the tables of callers fill, too.
+`--tables` tells at each rest which containers of the gateway are largest (`tables.py`): what grows has a name.
+
 Memory is judged from half an hour on; below, an ordinary warm-up is steeper than any leak worth the name. It is
 `MISSED` where it surely grows by more than the goal (by two standard errors), `ok` where it surely does not, else
 `unclear`: only a longer run can tell.
@@ -63,7 +66,8 @@ SLOTS = 16
 ENGINES = 3
 FILES_SPARE = ENGINES * SLOTS + 12  # idle connections to engines, which come and go with load
 PROMPT_BYTES = (10, 100, 1000, 10_000, 40_000)
-TENANTS = ("red", "green", "blue")
+TENANTS = 3
+TABLES = Path(__file__).with_name("tables.py")
 FAULTS: tuple[dict[str, Any], ...] = (
     {"kind": "busy", "count": 5},
     {"kind": "refuse", "count": 5},
@@ -151,7 +155,8 @@ class Soak:
             "queue": {"max_requests": 500 + turn % 2, "max_wait": "20s", "drain_timeout": "5s"},
             "timeouts": {"first_byte": "10s", "between_bytes": "10s", "client_body": "5s"},
             "observe": {"interval": "1s", "fast_interval": "200ms"},
-            "tenants": [{"name": name, "weight": 1 + (turn + i) % 3} for i, name in enumerate(TENANTS)],
+            "tenants": [{"name": f"t{i}", "weight": 1 + (turn + i) % 3} for i in range(TENANTS)],
+            "identity": {"max_dynamic": max(1000, self.args.tenants, self.args.users)},
             "batch": {"data": str(self.folder / "batch")},
         }
 
@@ -159,8 +164,9 @@ class Soak:
         file = self.folder / "penstock.json"
         file.write_text(json.dumps(self.settings(0)))
         log = (self.folder / "gateway.log").open("wb")
+        program = [str(TABLES)] if self.args.tables else ["-m", "penstock"]
         self.gateway = await asyncio.create_subprocess_exec(
-            *(self.args.python, "-m", "penstock", "serve", "-c", str(file), "--log-level", "error"),
+            *(self.args.python, *program, "serve", "-c", str(file), "--log-level", "error"),
             stdout=log,
             stderr=log,
         )
@@ -202,6 +208,9 @@ class Soak:
         finally:
             writer.close()
 
+    def tenant(self) -> str:
+        return f"t{self.rng.randrange(self.args.tenants)}"
+
     async def chat(self) -> None:
         rng = self.rng
         self.serial += 1
@@ -209,9 +218,11 @@ class Soak:
         stream, tokens = rng.random() < 0.6, rng.choice((1, 2, 4, 8, 16, 40))
         prompt = f"{name} " + "x" * rng.choice(PROMPT_BYTES)
         body = {"model": "sim", "prompt": prompt, "max_tokens": tokens, "stream": stream}
+        if self.args.users:
+            body["user"] = f"u{self.serial % self.args.users}"
         if rng.random() < 0.01:
             body["padding"] = "x" * 1_000_000
-        headers = f"x-request-id: {name}\r\nx-tenant-id: {rng.choice(TENANTS)}\r\ncontent-type: application/json\r\n"
+        headers = f"x-request-id: {name}\r\nx-tenant-id: {self.tenant()}\r\ncontent-type: application/json\r\n"
         if rng.random() < 0.05:
             headers += "x-slo-ttft-ms: 3000\r\n"
         if rng.random() < 0.1:
@@ -291,7 +302,7 @@ class Soak:
             + b"\n"
             for n in range(count)
         )
-        tenant = f"x-tenant-id: {self.rng.choice(TENANTS)}\r\n"
+        tenant = f"x-tenant-id: {self.tenant()}\r\n"
         form = (
             b'--edge\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--edge\r\n'
             b'Content-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n' + lines + b"\r\n--edge--\r\n"
@@ -447,6 +458,8 @@ class Soak:
             f"at rest: {last['rss_mb']:.1f} MB, {last['files']} files, {last['tasks']} tasks, {last['held']} held",
             flush=True,
         )
+        if self.args.tables:  # printed to the log, the last lines of which the verdict shows
+            self.gateway.send_signal(signal.SIGUSR1)
 
     def verdict(self) -> bool:
         """Say what was seen, and whether all is well."""
@@ -537,6 +550,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--pause-ms", type=float, default=100.0, help="that each pauses on average (100)")
     parser.add_argument("--fault-every", type=int, default=300, help="so many requests on average (300)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tenants", type=int, default=TENANTS, help=f"of which each request has one ({TENANTS})")
+    parser.add_argument("--users", type=int, default=0, help="of which each request has the next one (0: none)")
+    parser.add_argument("--tables", action="store_true", help="tell which tables of the gateway are largest, and grow")
     parser.add_argument("--python", default=sys.executable, help="whose gateway: that of a compiled build, too")
     return 0 if uvloop.run(soak(parser.parse_args(argv))) else 1
 

@@ -141,7 +141,6 @@ async def test_all_at_once_and_one_is_taken(settings: dict[str, Any]) -> None:
 async def test_one_is_elected_gives_it_back_and_the_next_takes_it(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.share.election.TTL_S", 1.0)
     monkeypatch.setattr("penstock.share.election.LOOK_S", 0.05)
     loop = asyncio.get_running_loop()
     async with taking_part(settings, "one:1") as one, taking_part(settings, "two:1") as two, asyncio.timeout(WAIT_S):
