@@ -156,6 +156,7 @@ HELD_BY: dict[str, str] = {
     "timeouts.connect": HERE + "test_an_engine_that_takes_no_connection_is_given_up_in_the_time_that_is_set",
     "timeouts.first_byte": "failures::test_an_engine_that_never_answers_is_given_up_and_another_one_asked",
     "timeouts.between_bytes": "failures::test_an_engine_that_falls_silent_in_mid_answer_is_given_up",
+    "timeouts.background": "background::test_after_a_time_that_is_set_a_response_gives_its_lease_back",
     "timeouts.client_header": "behaviour::test_a_slow_head_is_a_408",
     "timeouts.client_body": "bad_input::test_a_length_that_is_too_long_or_a_chunked_body_that_stops_is_a_408",
     "timeouts.client_body_total": "bad_input::test_a_body_that_drips_is_a_408_when_its_time_in_all_is_over",

@@ -267,6 +267,11 @@ class Timeouts(Section):
     connect: values.Duration = setting(5.0, "To connect to an engine.", gt=0)
     first_byte: values.Duration = setting(600.0, "From sending a request to the first byte of the answer.", gt=0)
     between_bytes: values.Duration = setting(120.0, "Between two chunks of an answer.", gt=0)
+    background: values.Duration = setting(
+        3600.0,
+        "How long a background response holds its slot while its engine computes it; then it is charged by estimate.",
+        gt=0,
+    )
     client_header: values.Duration = setting(10.0, "For receiving a request's head.", gt=0)
     client_body: values.Duration = setting(60.0, "Between two pieces of a request's body.", gt=0)
     client_body_total: values.Duration = setting(

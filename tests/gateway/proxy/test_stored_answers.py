@@ -13,7 +13,7 @@ from tests.gateway.conftest import Answer, World
 from tests.gateway.raw_engine import Peer, RawEngine
 
 RESPONSES = "/v1/responses"
-ASKED = {"model": "sim", "input": "hello", "background": True}
+ASKED = {"model": "sim", "input": "hello"}
 
 
 class Keeper:

@@ -47,7 +47,7 @@ class PickedJourney(QueuedJourney):
             carried=True,
         )
         if pick.unseen:
-            arrival.asks_usage = arrival.remember = None
+            arrival.asks_usage = arrival.keeping = None
         super().__init__(arrival, request, means)
         self._heartbeats = None
 

@@ -163,6 +163,9 @@ def _peek(fields: Fields) -> Peek:
         if fields.previous_response_id is NOTHING
         else _built("previous_response_id", fields.previous_response_id),
         text=fields,
+        # Parsers of engines take more than `true` for true, and a response that is done at once costs one question.
+        background=fields.background is not NOTHING
+        and bytes(memoryview(fields.background)[:6]) not in (b"false", b"null"),
     )
 
 

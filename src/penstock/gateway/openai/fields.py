@@ -62,6 +62,7 @@ class Fields(Text, gc=False):
     options: msgspec.Raw = NOTHING  #: Ollama's
     n_predict: msgspec.Raw = NOTHING  #: llama.cpp's
     previous_response_id: msgspec.Raw = NOTHING
+    background: msgspec.Raw = NOTHING
 
 
 class Plain(Text, gc=False):
@@ -86,6 +87,7 @@ class Plain(Text, gc=False):
     options: None = None
     n_predict: None = None
     previous_response_id: str | None = None
+    background: None = None
 
 
 class Own(msgspec.Struct, gc=False):
@@ -112,6 +114,7 @@ class Peek(msgspec.Struct, frozen=True, gc=False):
     priority: object = None
     previous_response: object = None  #: the answer this one goes on from
     text: Text | None = None  #: the prompt's fields; None: not JSON
+    background: bool = False  #: it may be computed after it was answered
 
 
 class Read(msgspec.Struct, frozen=True, gc=False):
@@ -132,6 +135,13 @@ class AnswerFields(msgspec.Struct):
 class _Details(msgspec.Struct):
     cached_tokens: float | None = None
     reasoning_tokens: float | None = None
+
+
+class KeptFields(msgspec.Struct):
+    """The fields of an answer that its engine keeps, raw."""
+
+    status: msgspec.Raw = NOTHING
+    usage: msgspec.Raw = NOTHING
 
 
 class UsageFields(msgspec.Struct):

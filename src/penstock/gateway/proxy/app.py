@@ -104,6 +104,7 @@ class App:
     def follow(self, settings: Settings) -> None:
         """Serve new requests by `settings`."""
         self._means.attempts_max = settings.retry.max_attempts
+        self._means.background_s = settings.timeouts.background
         self._intake.follow(settings)
         self._clients.follow(settings)
         if self._cors is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from penstock.gateway.openai.splice import Body
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.model_profiles import PLAIN, Profile
 from penstock.gateway.proxy.target import Target
+from penstock.gateway.proxy.ties import Keeping
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import Exchange
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 
 Ended = Reject | Evict | Fail
+LOOKS_MAX = 16  # each holds a connection to an engine, and an answer of at most 16 MiB
 
 #: One model of a split can't take the request: another one may.
 MOVES_ON = frozenset({Reason.MODEL_NOT_FOUND, Reason.DRAINING, Reason.UPSTREAM_ERROR})
@@ -137,12 +140,12 @@ class Arrival:
         "exchange",
         "fallback",
         "inflated",
+        "keeping",
         "model",
         "named",
         "peek",
         "pinned",
         "profile",
-        "remember",
         "request_id",
         "route",
         "trace",
@@ -154,7 +157,7 @@ class Arrival:
     # Once it is admitted to the queue:
     band: str
     asks_usage: AskUsage | None  # None: the caller asks for it, or it is not asked for
-    remember: Callable[[bytes, str], bool] | None  # given the beginning of the answer and its endpoint
+    keeping: Keeping | None  # if its engine keeps the answer
     trace: RequestTrace | None
     ask_instead: Callable[[Arrival, str], None] | None  # of the next model, if others may be asked
 
@@ -183,7 +186,7 @@ class Arrival:
 class Means:
     """What all journeys use."""
 
-    __slots__ = ("attempts_max", "driver", "heartbeats", "metrics", "reporting", "targets")
+    __slots__ = ("attempts_max", "background_s", "driver", "heartbeats", "looks", "metrics", "reporting", "targets")
 
     def __init__(
         self,
@@ -195,6 +198,8 @@ class Means:
         reporting: Reporting,
     ) -> None:
         self.attempts_max = 1  # `retry.max_attempts`
+        self.background_s = 0.0  # `timeouts.background`
+        self.looks = asyncio.Semaphore(LOOKS_MAX)  # questions after background responses at one time
         self.reporting = reporting
         self.driver = driver
         self.targets = targets

@@ -61,9 +61,9 @@ def request_headers(
     return kept
 
 
-def has_credential(headers: Headers) -> bool:
-    """Returns True if a client's `headers` carry a credential."""
-    return any(name.lower() in _CREDENTIALS for name, _ in headers)
+def credentials(headers: Headers) -> Headers:
+    """Returns the credentials that a client's `headers` carry."""
+    return [header for header in headers if header[0].lower() in _CREDENTIALS]
 
 
 def response_headers(headers: Headers) -> Headers:

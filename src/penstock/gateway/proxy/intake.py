@@ -42,7 +42,7 @@ from penstock.gateway.proxy.model_profiles import PLAIN, profiles
 from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.target import Target
-from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
+from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities, Keeping
 from penstock.http.inflate import TAKEN as PACKINGS
 from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, UnknownPacking, Unpacking, coding_of
 from penstock.http.server.server import Exchange
@@ -335,7 +335,7 @@ class Intake:
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
         arrival.band = self._bands[caller.band]
         arrival.asks_usage = bodies.asks_usage(arrival.peek) if counts else None
-        arrival.remember = self._remembering(caller) if exchange.target_path == RESPONSES_PATH else None
+        arrival.keeping = self._keeping(arrival, caller) if exchange.target_path == RESPONSES_PATH else None
         arrival.trace = None if tracer is None else _traced(tracer, exchange, request)
         arrival.ask_instead = None if arrival.fallback is None else self._asking(journey)
         journey(arrival, request, self._means).begin()
@@ -384,10 +384,9 @@ class Intake:
             instead_of=fallback.asked if fallback is not None and fallback.asked != arrival.named else "",
         )
 
-    def _remembering(self, caller: Caller) -> Callable[[bytes, str], bool]:
-        """Returns what remembers where this caller's answers are made."""
+    def _keeping(self, arrival: Arrival, caller: Caller) -> Keeping:
         owner = caller.tenant if caller.has_key else None
-        return lambda head, endpoint: self._affinities.responses.made(head, endpoint, owner)
+        return Keeping(self._affinities.responses, owner, background=arrival.peek.background)
 
     def _refuse_body(self, exchange: Exchange, problem: BadBody) -> None:
         self._refusals.refuse(exchange, Reason.BAD_REQUEST, str(problem), param=problem.param)

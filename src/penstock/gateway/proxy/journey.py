@@ -24,6 +24,7 @@ from penstock.gateway.openai.body import is_multipart
 from penstock.gateway.openai.splice import Body, remove_field, set_field
 from penstock.gateway.proxy import mending
 from penstock.gateway.proxy.arrival import Arrival, Means
+from penstock.gateway.proxy.background import Background
 from penstock.gateway.proxy.disagg.base import Division
 from penstock.gateway.proxy.disagg.concurrent import Meeting
 from penstock.gateway.proxy.disagg.sequential import TwoPhase
@@ -56,12 +57,13 @@ class QueuedJourney(Relay):
         "_heartbeats",
         "_inflated",
         "_is_watched",
+        "_keeping",
         "_lease",
         "_makes_text",
+        "_means",
         "_metrics",
         "_queue_s",
         "_ranks_itself",
-        "_remember",
         "_report_at",
         "_reporting",
         "_targets",
@@ -97,7 +99,8 @@ class QueuedJourney(Relay):
         self._driver = driver = means.driver
         self.started_s = driver.now()
         self.request_id = arrival.request_id  #: as the caller knows it
-        self._remember = arrival.remember
+        self._keeping = arrival.keeping
+        self._means = means
         self._targets = means.targets
         self._metrics = means.metrics
         self.caller = caller
@@ -115,7 +118,7 @@ class QueuedJourney(Relay):
         self._heartbeats = means.heartbeats if request.streamed and route.events else None
         self._is_watched = False  # by these
         self._report_at = 1 + PROGRESS_TOKENS_PACED
-        self.progress_at = self._report_at if arrival.remember is None else 0
+        self.progress_at = self._report_at if arrival.keeping is None else 0
         self.attempts = 0  #: how often it was dispatched
         self.rank: int | None = None  # among the requests in engines' queues
         self._lease: int | None = None
@@ -356,19 +359,14 @@ class QueuedJourney(Relay):
         if self.division is not None:
             self.division.hang_up()
 
-    def _remember_it(self) -> None:
-        """Note where the answer is made as soon as its id comes: it may be asked for before it ends."""
-        if self._remember is not None and self._remember(self._answer.head, self.endpoint):
-            self._remember = None
-
     def progressed(self) -> None:
-        if self._remember is not None:
-            self._remember_it()
+        keeping = self._keeping  # its id is noted as soon as it comes: it may be asked for before the answer ends
+        noted = keeping is None or keeping.found(self._answer.head, self.endpoint)
         driver, tokens = self._driver, self._answer.tokens
         if tokens >= self._report_at and self._lease is not None:
             self._report_at = tokens + (PROGRESS_TOKENS_PACED if driver.scheduler.paced else PROGRESS_TOKENS)
             driver.tell(driver.scheduler.progressed(self._lease, tokens, now=driver.now()))
-        self.progress_at = self._report_at if self._remember is None else 0
+        self.progress_at = self._report_at if noted else 0
 
     def may_mend(self, status: int) -> bool:
         return mending.may_mend(self, status)
@@ -408,6 +406,10 @@ class QueuedJourney(Relay):
     def succeeded(self, status: int) -> None:
         """Settle a complete answer by its usage."""
         usage = self._answer.usage() if status < 400 else Usage(0, 0)  # a refusal cost nothing
+        if self._keeping is not None:
+            self._keeping.found(self._answer.head, self.endpoint)
+            if usage is None and status < 300 and self._goes_on():
+                return
         if usage is None:
             usage = self._own_usage()
         if usage is None:
@@ -418,8 +420,6 @@ class QueuedJourney(Relay):
         self._usage = usage
         if usage is None:
             self.estimated_tokens = self._answer.tokens
-        if self._remember is not None:
-            self._remember_it()
         if status < 300 and self._target is not None:
             if self.exchange.target_path not in self._target.served:
                 self._target.answered(self.exchange.target_path)
@@ -465,6 +465,46 @@ class QueuedJourney(Relay):
             now = self._driver.now()
             self._driver.tell(self._driver.scheduler.progressed(self._lease, self._answer.tokens, now=now))
 
+    # --- in the background ----------------------------------------------------------------------------------
+
+    def _goes_on(self) -> bool:
+        """Hold the lease until the engine has computed the response, if it may go on without its client."""
+        keeping, target = self._keeping, self._target
+        if keeping is None or not keeping.background or target is None or self._lease is None:
+            return False
+        if not keeping.found(self._answer.head, self.endpoint):
+            return False
+        self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
+        if self._is_watched:
+            self._unwatch()
+        self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=self._driver.now()))
+        headers = target.credential(self.exchange.headers, has_key=self._has_key)
+        Background(self, keeping, target, headers, self._means).begin()
+        return True
+
+    def settle(self, usage: Usage | None, tokens: int, /) -> None:
+        """End a background response with its `usage`; None: it may have had so many `tokens`."""
+        if usage is None:
+            self._answer.tokens = tokens
+            self._tell_tokens()
+        if self.division is not None:
+            usage = self.division.whole(usage)
+        self._usage = usage
+        if usage is None:
+            self.estimated_tokens = tokens
+        self._leave(Outcome.COMPLETED, None)
+        self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, now=self._driver.now()))
+
+    def lost(self) -> None:
+        """End a background response whose lease is gone."""
+        self._lease = None
+        self._leave(Outcome.COMPLETED, None)
+        self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
+
+    def give_up(self, reason: Reason, /) -> None:
+        """End a background response that is not wanted any more."""
+        self._give_up(Outcome.FAILED, reason)
+
     # --- from the client ------------------------------------------------------------------------------------
 
     def elapsed_s(self) -> float:
@@ -477,6 +517,9 @@ class QueuedJourney(Relay):
         return self._queue_s if since_s is None else self._queue_s + self._driver.now() - since_s
 
     def _client_gone(self) -> None:
+        if self._goes_on():
+            self.hang_up()
+            return
         waited = self._lease is None
         outcome, reason = (Outcome.EVICTED, Reason.CANCELLED) if waited else (Outcome.FAILED, Reason.CLIENT_GONE)
         self._give_up(outcome, reason)

@@ -7,7 +7,6 @@ changes nothing. Nothing is computed, so no turn and no lease is needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from urllib.parse import unquote
 
 from penstock.core.values.catalogue import Failure, Reason
@@ -90,14 +89,14 @@ class StoredAnswers:
             candidates=list(self._targets)[:ASKED_MAX] if home is None else [home],
             name=name,
             remembered=home is not None,
-            forget=self._responses.forget if exchange.method == "DELETE" else None,
+            responses=self._responses,
         ).begin()
 
 
 class StoredJourney(DirectJourney):
     """Asks endpoints in turn, until one knows the answer."""
 
-    __slots__ = ("_alive", "_candidates", "_forget", "_name", "_remembered")
+    __slots__ = ("_alive", "_candidates", "_name", "_remembered", "_responses")
 
     def __init__(
         self,
@@ -107,13 +106,13 @@ class StoredJourney(DirectJourney):
         candidates: list[str],
         name: str,
         remembered: bool,
-        forget: Callable[[str], None] | None,
+        responses: Responses,
     ) -> None:
         super().__init__(arrival, means)
         self._candidates = candidates
         self._name = name
         self._remembered = remembered
-        self._forget = forget
+        self._responses = responses
         self._alive = False  # any of them has answered
 
     def begin(self) -> None:
@@ -129,8 +128,9 @@ class StoredJourney(DirectJourney):
             self._refuse(Reason.NO_ENDPOINT)
 
     def succeeded(self, status: int) -> None:
-        if self._forget is not None and status < 300:
-            self._forget(self._name)
+        if self.exchange.method == "DELETE" and status < 300:
+            self._responses.forget(self._name)
+        self._responses.asked(self._name)
         super().succeeded(status)
 
     def failed(self, failure: Failure, detail: str) -> None:

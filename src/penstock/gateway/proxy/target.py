@@ -7,7 +7,7 @@ from collections.abc import Callable
 from penstock import clock
 from penstock.engines.base import Priority
 from penstock.engines.openai import OPENAI
-from penstock.gateway.proxy.headers import has_credential
+from penstock.gateway.proxy.headers import credentials
 from penstock.http.client.pool import Headers, Upstream
 
 # An engine's load is asked for with one answer per interval: each costs vLLM 2 ms of CPU, as much as the rest of a
@@ -87,7 +87,11 @@ class Target:
 
         `has_key`: the caller's credential is a key of ours.
         """
-        return self.api_key is None and not has_key and (has_credential(headers) or bool(self.served))
+        return self.api_key is None and not has_key and bool(credentials(headers) or self.served)
+
+    def credential(self, headers: Headers, *, has_key: bool) -> Headers:
+        """Returns what requests of a caller with these `headers` show the engine as their credential, if anything."""
+        return self.own_headers() if self.api_key is not None or has_key else credentials(headers)
 
     def took_movement(self) -> bool:
         """True if answers made progress since the last call, or would have if their clients had read them."""

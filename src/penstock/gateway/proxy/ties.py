@@ -31,6 +31,31 @@ _RESPONSE_ID = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
 Ties = tuple[str | None, tuple[int, ...], str | None]
 
 
+class Keeping:
+    """Notes where one answer is made, of an API that keeps answers."""
+
+    __slots__ = ("_owner", "_responses", "background", "name")
+
+    def __init__(self, responses: Responses, owner: str | None, *, background: bool) -> None:
+        self._responses = responses
+        self._owner = owner
+        self.background = background  #: its engine may compute it after it was answered
+        self.name = ""  #: its id, once that has come
+
+    def found(self, head: bytes, endpoint: str) -> bool:
+        """Note where an answer that begins with `head` is made. Returns False if its id has not come yet."""
+        if not self.name:
+            self.name = self._responses.made(head, endpoint, self._owner)
+        return bool(self.name)
+
+    def follow(self, look: Callable[[], None]) -> None:
+        """Have `look` called when somebody asks for the answer here, until `followed`."""
+        self._responses.followed[self.name] = look
+
+    def followed(self) -> None:
+        self._responses.followed.pop(self.name, None)
+
+
 class Made:
     """Where an answer was made, and its owner."""
 
@@ -46,18 +71,25 @@ class Responses:
 
     def __init__(self) -> None:
         self._made: OrderedDict[str, Made] = OrderedDict()
+        self.followed: dict[str, Callable[[], None]] = {}  #: answers that are computed here; each holds a lease
         self.tell: Callable[[str, str, str | None], None] | None = None  #: to other processes; no endpoint: forgotten
 
-    def made(self, head: bytes, endpoint: str, owner: str | None = None) -> bool:
-        """Note that an answer that begins with `head` was made there. Returns False if its id has not come yet."""
+    def made(self, head: bytes, endpoint: str, owner: str | None = None) -> str:
+        """Note that an answer that begins with `head` was made there. Returns its id; "": that has not come yet."""
         found = _RESPONSE_ID.search(head)
         if found is None:
-            return False
+            return ""
         answer = found[1].decode("utf-8", "replace")
         self.note(answer, endpoint, owner)
         if self.tell is not None:
             self.tell(answer, endpoint, owner)
-        return True
+        return answer
+
+    def asked(self, answer: str) -> None:
+        """Somebody has read, cancelled or deleted an answer."""
+        look = self.followed.get(answer)
+        if look is not None:
+            look()
 
     def note(self, answer: str, endpoint: str, owner: str | None) -> bool:
         """Remember where an answer was made; empty `endpoint`: forget it. Returns True if that is new."""

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.fields import LlamacppTimings, SglangMeta, UsageFields
+from penstock.gateway.openai.fields import KeptFields, LlamacppTimings, SglangMeta, UsageFields
 from penstock.http.client.pool import Headers
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ _LABELS = frozenset({"role", "type", "id", "object", "finish_reason", "stop_reas
 
 _object_at = json.JSONDecoder().raw_decode
 _decode = msgspec.json.Decoder().decode
+_decode_kept = msgspec.json.Decoder(KeptFields).decode
 
 
 def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
@@ -57,6 +58,17 @@ def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
             if told is not None and (usage := _usage(told)) is not None:
                 return usage
     return None
+
+
+def read_kept(answer: bytes) -> tuple[str, Usage | None]:
+    """Returns the status of an answer that its engine keeps, and its usage; "": it has none, or can't be read."""
+    try:
+        told = _decode_kept(answer)
+        status = _decode(told.status)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "", None
+    usage = read_usage(b'"usage":' + bytes(told.usage))
+    return (status if isinstance(status, str) else ""), usage
 
 
 def _usage(told: UsageFields) -> Usage | None:
