@@ -124,14 +124,17 @@ class FoundLimit(ConcurrencyLimit):
 
     def _choose(self, ledger: Ledger, now: float) -> None:
         """Take the first judge that sees. A better one than the last begins again, because that may have erred."""
-        chosen = next(judge for judge in self._judges if judge.sees(ledger, now))
-        if chosen is not self.judge:
-            if self.judge is self._whole:
-                self._begin()
-            elif chosen is self._page:
-                self._hold_until_s = -math.inf
-            self._forget()
-            self.judge, self.judged_by = chosen, chosen.name
+        for chosen in self._judges:
+            if chosen.sees(ledger, now):
+                break
+        if chosen is self.judge:
+            return
+        if self.judge is self._whole:
+            self._begin()
+        elif chosen is self._page:
+            self._hold_until_s = -math.inf
+        self._forget()
+        self.judge, self.judged_by = chosen, chosen.name
 
     def _weigh(self, it: Evidence | None, now: float) -> None:
         """Take in one piece of evidence."""

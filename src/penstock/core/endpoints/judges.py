@@ -11,6 +11,8 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.core.endpoints.lease import Lease
 
 if TYPE_CHECKING:
@@ -35,18 +37,15 @@ WHOLE_MIN = 12  # whole answers that a look needs, and as many as are there: the
 WHOLE_RAN = 0.67  # of the fastest time per token: slower by lengths, or by a larger batch
 
 
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, gc=False):
     """One piece of evidence."""
 
-    __slots__ = ("fits", "full", "looks", "queue", "ran", "round_s")
-
-    def __init__(self, *, ran: float, queue: float, fits: float, full: bool, looks: int, round_s: float) -> None:
-        self.ran = ran  #: requests that run, others' too
-        self.queue = queue  #: requests that wait for a server
-        self.fits = fits  #: with a queue: how many the engine has room for
-        self.full = full  #: the limit is in use, and all that were let in run or are on their way
-        self.looks = looks  #: in a row that a queue takes to be one
-        self.round_s = round_s  #: until a higher limit shows
+    ran: float  #: requests that run, others' too
+    queue: float  #: requests that wait for a server
+    fits: float  #: with a queue: how many the engine has room for
+    full: bool  #: requests wait here, the limit is in use, and all that were let in run or are on their way
+    looks: int  #: in a row that a queue takes to be one
+    round_s: float  #: until a higher limit shows
 
 
 class Work:
@@ -150,7 +149,7 @@ class PageJudge(Judge):
         self._hides = self._behind = 0  # readings in a row that showed late streams as running, and too few running
 
     def sees(self, ledger: Ledger, now: float) -> bool:
-        return not (self.silent or self.late or ledger.page.mute) and ledger.page.credible(now)
+        return not (self.silent or self.late) and ledger.page.credible(now) and not ledger.page.mute
 
     @property
     def more(self) -> float:
