@@ -35,6 +35,8 @@ from penstock.core.values.settings import PASSED_MAX
 
 Found = tuple[Entry, list[Endpoint]]
 
+_FOR_SLOTS = (None, Cause.SLOTS_FULL, Cause.ENGINE_QUEUE)  # None: it is open, or not looked at again yet
+
 
 class Pump:
     """Finds sendable requests. Also updates the bands' memory of endpoints and the count of requests passed."""
@@ -95,10 +97,10 @@ class Pump:
         return None
 
     def wants_slots(self, endpoint: Endpoint) -> bool:
-        """True if the highest band waiting for the endpoint's models waits for slots, or for requests on their way."""
+        """True if the highest band waiting for the endpoint's models waits for slots, as far as is known."""
         for band in self._queues.bands:
             if any(endpoint.serves(model) for model in band.tree.root.backlog):
-                return endpoint in band.open or band.closed.get(endpoint) in (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE)
+                return band.closed.get(endpoint) in _FOR_SLOTS
         return False
 
     def alone(self, entry: Entry, now: float) -> list[Endpoint]:

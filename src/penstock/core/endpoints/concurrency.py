@@ -151,7 +151,7 @@ class FoundLimit(ConcurrencyLimit):
         self._queued, self._fits = 0, 0.0
         if it.ran > 1.1 * self._plateau + 1.0:
             self._hold_until_s, self._plateau = -math.inf, math.inf
-        if not it.full or now < max(self._hold_until_s, self._grown_s + it.round_s):
+        if not it.full or it.inside <= self._before or now < max(self._hold_until_s, self._grown_s + it.round_s):
             return
         if self._before and self._top < self._grown_at + self.judge.more * (self.slots - self._before):
             self.judge.denied()

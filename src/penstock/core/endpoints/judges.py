@@ -40,7 +40,8 @@ WHOLE_RAN = 0.67  # of the fastest time per token: slower by lengths, or by a la
 class Evidence(msgspec.Struct, frozen=True, gc=False):
     """One piece of evidence."""
 
-    ran: float  #: requests that run, others' too
+    inside: float  #: requests that were let in, others' too
+    ran: float  #: of these, those that run
     queue: float  #: requests that wait for a server
     fits: float  #: with a queue: how many the engine has room for
     full: bool  #: requests wait here, the limit is in use, and all that were let in run or are on their way
@@ -185,6 +186,7 @@ class PageJudge(Judge):
         if not (used or wanted):
             return None
         return Evidence(
+            inside=inside,
             ran=base.running,
             queue=queue,
             fits=max(base.running, inside - queue, 0.5 * min(inside, slots)),
@@ -221,6 +223,7 @@ class StreamsJudge(Judge):
         if not (used or wanted):
             return None
         return Evidence(
+            inside=inside + others,
             ran=engaged,
             queue=queue,
             fits=max(work.ran + others, inside + others - queue, IN_USE * slots),
@@ -283,6 +286,7 @@ class WholeJudge(Judge):
             return None
         ran = share * beside
         return Evidence(
+            inside=beside,
             ran=ran,
             queue=beside - ran if share < WHOLE_RAN else 0.0,
             fits=max(ran, IN_USE * slots),
