@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test test-all compiled compiled-dev test-compiled test-compiled-readers test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
-.PHONY: soak chaos chaos-share fuzz bench lab docs generated lock clean
+.PHONY: soak chaos chaos-share fuzz bench cost lab docs generated lock clean
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
@@ -164,6 +164,13 @@ chaos-share: .venv/dev.stamp
 
 bench: .venv/dev.stamp
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+# What a request costs: Python calls, files and changes of file inside Penstock, and user instructions by valgrind, beside
+# those of AGAINST (a `penstock` of another build, such as the last tag's). Two minutes; `--record` as calls.py says.
+AGAINST =
+cost: .venv/dev.stamp
+	$(BIN)/python benchmarks/cost/calls.py 2>/dev/null
+	$(BIN)/python benchmarks/cost/instructions.py $(AGAINST) $(BIN)/penstock $(wildcard $(COMPILED)/penstock) $(ARGS)
 
 # The whole matrix of strange engines (docs/strange-engines.md): some ten minutes of CPU time; with ARGS a part of it.
 lab: .venv/core.stamp

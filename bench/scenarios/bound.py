@@ -122,5 +122,5 @@ class BoundWatch(WorldObserver):
 
 def _estimate(world: World, action: Dispatch) -> float:
     """Returns what was charged for a dispatch."""
-    estimate = world.scheduler.inspect().leases[action.lease].estimate
-    return priced(estimate.prompt_tokens, estimate.output_tokens)
+    entry = world.scheduler.inspect().leases[action.lease]
+    return priced(entry.prompt_tokens, entry.output_tokens)

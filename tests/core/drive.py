@@ -15,7 +15,7 @@ from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.lifecycle import Event
-from penstock.core.values.request import Request
+from penstock.core.values.request import Contents, Request
 from penstock.core.values.settings import EndpointSpec, RoutingSettings
 
 ANSWER_TOKENS = 128  # of the answers that were seen: with a lower `max_tokens` an answer is expected to be that long
@@ -24,7 +24,7 @@ ANSWER_TOKENS = 128  # of the answers that were seen: with a lower `max_tokens` 
 def scheduler(settings: SchedulerSettings | None = None, *, seed: int = 1, **slots: int) -> CheckedScheduler:
     """A scheduler with an endpoint per keyword, each serving the model `m`, added at time 0."""
     made = CheckedScheduler(settings or SchedulerSettings(), random=Random(seed))
-    made.inspect().estimator.learn_output("", "m", ANSWER_TOKENS)
+    made.inspect().estimator.learn("", "m", Contents(0), 0, ANSWER_TOKENS)
     for name, count in slots.items():
         made.endpoint_added(EndpointSpec(name=name, slots=count, models=frozenset({"m"})), now=0.0)
     return made
@@ -46,9 +46,9 @@ def waiting_entry(name: str, seq: int = 1, **more: Any) -> Entry:
     entry.move(Event.ADMITTED)
     of = entry.request
     estimator = Estimator()
-    estimator.learn_output("", of.model, ANSWER_TOKENS)
+    estimator.learn("", of.model, Contents(0), 0, ANSWER_TOKENS)
     entry.expect(estimator.estimate(of.tenant, of.model, contents_of(of), of.output_tokens_max))
-    entry.charge.work = entry.estimate.prompt_tokens + 2.0 * entry.estimate.output_tokens
+    entry.work = entry.prompt_tokens + 2.0 * entry.output_tokens
     return entry
 
 

@@ -85,7 +85,7 @@ def serves_the_latest(patch: pytest.MonkeyPatch) -> None:
     dispatch = sending.dispatch
 
     def broken(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
-        leaf = entry.node_of().leaves.get(entry.request.model)
+        leaf = entry.node.leaves.get(entry.request.model)
         own = [other for other in leaf.in_order() if not other.retry.excluded] if leaf is not None else []
         return dispatch(state, max(own, key=lambda other: other.seq, default=entry), endpoints, now)
 
@@ -105,7 +105,7 @@ def forgets_flows(patch: pytest.MonkeyPatch) -> None:
 
     def broken(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool = False) -> Endpoint | None:
         endpoint = release(state, entry, now, abandoned=abandoned)
-        node = entry.node_of()
+        node = entry.node
         if node.parent is not None and random.random() < 0.1:
             node.parent.children.pop(node.name, None)
         return endpoint
@@ -118,7 +118,7 @@ def miscounts_the_tree(patch: pytest.MonkeyPatch) -> None:
 
     def broken(state: SchedulerState, entry: Entry, now: float) -> None:
         enqueue(state, entry, now)
-        entry.charge.work += 1.0
+        entry.work += 1.0
 
     patch.setattr(waiting, "enqueue", broken)
 

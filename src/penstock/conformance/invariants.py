@@ -153,29 +153,29 @@ class DecisionChecks:
         state = self._state
         if state.settings.queue_enabled:
             for endpoint in endpoints:
-                assert endpoint.serves(entry.request.model) or entry.request.pinned == endpoint.name
-                assert state.pauses.sends(entry.request.model), f"{entry.request} is sent, and its model is paused"
+                assert endpoint.serves(entry.model) or entry.pinned == endpoint.name
+                assert state.pauses.sends(entry.model), f"{entry.request} is sent, and its model is paused"
                 assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is given {entry.request}"
                 assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is given {entry.request}"
-                assert entry.request.pinned is not None or self._oracle.computes(entry, endpoint)
-        if state.settings.queue_enabled and entry.request.pinned is None:
+                assert entry.pinned is not None or self._oracle.computes(entry, endpoint)
+        if state.settings.queue_enabled and entry.pinned is None:
             may_be_late = state.recorder.trail(entry).tried
             waiting = [x for band in state.queues.bands for x in band.entries.values() if x is not entry]
-            crowded = any(x.request.model == entry.request.model for x in waiting)
+            crowded = any(x.request.model == entry.model for x in waiting)
             needs_s = state.forecast.first_token_s if crowded else state.forecast.soonest_s
-            assert may_be_late or now + needs_s(entry, now) <= entry.queue.deadline_s
+            assert may_be_late or now + needs_s(entry, now) <= entry.deadline_s
             self._oracle.check_choice(entry, endpoints, now)
-        assert entry.charge.charged == 0.0, f"{entry.request} was charged {entry.charge.charged} before it was sent"
+        assert entry.charged == 0.0, f"{entry.request} was charged {entry.charged} before it was sent"
 
     def sent(self, entry: Entry, dispatch: Dispatch) -> None:
-        assert entry.charge.charged == entry.charge.cost
+        assert entry.charged == entry.cost
         divided = not entry.whole and self._state.pool[dispatch.endpoint].role is Role.PREFILL
         assert divided == (dispatch.decode is not None), dispatch
 
     def reserves(self, entry: Entry, partners: list[Endpoint], now: float) -> None:
         for endpoint in partners:
             assert endpoint.role is Role.DECODE
-            assert endpoint.serves(entry.request.model)
+            assert endpoint.serves(entry.model)
             if self._state.settings.queue_enabled:
                 assert self._oracle.healthy(endpoint, now), f"{endpoint} is not well, and is to answer {entry.request}"
                 assert len(endpoint.ledger.leases) < endpoint.slots, f"{endpoint} is full, and is to answer"
@@ -183,14 +183,12 @@ class DecisionChecks:
     def settled(self, entry: Entry, usage: Usage | None) -> None:
         true_cost = 0.0
         if usage is not None:
-            true_cost = self._state.charges.policy(entry.request.band, entry.request.prices).cost(
+            true_cost = self._state.charges.policy(entry.band, entry.prices).cost(
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
             )
-        assert entry.charge.charged == true_cost, (
-            f"{entry.request} was charged {entry.charge.charged}, its cost was {true_cost}"
-        )
+        assert entry.charged == true_cost, f"{entry.request} was charged {entry.charged}, its cost was {true_cost}"
 
 
 class CheckedScheduler(Scheduler):
@@ -210,11 +208,7 @@ class CheckedScheduler(Scheduler):
 
     def arrived(self, request: Request, *, now: float) -> list[Action]:
         before = [entry for band in self._state.queues.bands[request.band + 1 :] for entry in band.entries.values()]
-        first_visits = {
-            entry.request.id: (entry.request.band, entry.queue.waits_since_s, entry.seq)
-            for entry in before
-            if entry.queue.visit == 1
-        }
+        first_visits = {entry.id: (entry.band, entry.waits_since_s, entry.seq) for entry in before if entry.visit == 1}
         self.books.arrived(request)
         actions = self._checked(super().arrived(request, now=now), now)
         self._check_displaced(request, actions, first_visits)
@@ -332,7 +326,7 @@ class CheckedScheduler(Scheduler):
             self.books.requests[name] = entries[name].request
         assert [band.settings for band in bands] == list(self._state.settings.bands)
         waiting = [entry for entry in entries.values() if entry.state is State.WAITING]
-        assert all(entry.seq in bands[entry.request.band].entries for entry in waiting)
+        assert all(entry.seq in bands[entry.band].entries for entry in waiting)
 
     def _check_only_late(self, actions: list[Action]) -> None:
         late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
@@ -351,11 +345,9 @@ class CheckedScheduler(Scheduler):
         assert due_s is None or due_s > now, f"asked to expire({due_s}) again at {now}"
         for band in self._state.queues.bands:
             for entry in band.entries.values():
-                waited_s = entry.queue.waited_s + now - entry.queue.since_s
-                assert waited_s < entry.queue.wait_s_max + ROUNDING_S, f"{entry.request} has waited {waited_s} s"
-                assert now <= entry.queue.deadline_s + ROUNDING_S, (
-                    f"{entry.request} waits past {entry.queue.deadline_s}"
-                )
+                waited_s = entry.waited_s + now - entry.queued_since_s
+                assert waited_s < entry.wait_s_max + ROUNDING_S, f"{entry.request} has waited {waited_s} s"
+                assert now <= entry.deadline_s + ROUNDING_S, f"{entry.request} waits past {entry.deadline_s}"
         return actions
 
     # Facts after which nothing is checked but the invariants.
@@ -470,7 +462,7 @@ class CheckedScheduler(Scheduler):
         self._check_queue()
         self._check_tenants()
         for band in self._state.queues.bands:
-            check_tree(band.tree, [entry for entry in self._state.entries.values() if entry.request.band == band.rank])
+            check_tree(band.tree, [entry for entry in self._state.entries.values() if entry.band == band.rank])
             self._check_holds(band)
         self._thorough_at = self._facts
         self._check_time(now)
@@ -509,7 +501,7 @@ class CheckedScheduler(Scheduler):
         assert (NO_RETRY.attempts, NO_RETRY.recalls, NO_RETRY.refusals, NO_RETRY.excluded) == (0, 0, 0, {})
 
     def _check_leases(self) -> None:
-        held = {serial: (entry.request.id, entry.leased().endpoint) for serial, entry in self._state.leases.items()}
+        held = {serial: (entry.id, entry.leased().endpoint) for serial, entry in self._state.leases.items()}
         assert held == {serial: (d.request_id, d.endpoint) for serial, d in self.books.leases.items()}
         pending = self._state.pending.leases
         promised = {self._entries_by_seq(seq): lease.endpoint for seq, lease in pending.items()}
@@ -528,27 +520,27 @@ class CheckedScheduler(Scheduler):
             )
 
     def _entries_by_seq(self, seq: int) -> str:
-        return next(entry.request.id for entry in self._state.leases.values() if entry.seq == seq)
+        return next(entry.id for entry in self._state.leases.values() if entry.seq == seq)
 
     def _check_queue(self) -> None:
         queues, bounds = self._state.queues, self._state.settings.bounds
         entries = [entry for band in queues.bands for entry in band.entries.values()]
-        waiting = {entry.request.id for entry in entries}
+        waiting = {entry.id for entry in entries}
         assert waiting == self.books.waiting
-        assert all(entry.state is State.WAITING and entry.charge.charged == 0.0 for entry in entries)
+        assert all(entry.state is State.WAITING and entry.charged == 0.0 for entry in entries)
         assert queues.waiting == len(waiting)
         assert queues.bytes == sum(entry.request.body_bytes for entry in entries)
-        assert queues.tokens == sum(entry.estimate.prompt_tokens for entry in entries)
-        new = [entry for entry in entries if entry.request.id not in self.books.requeued]
+        assert queues.tokens == sum(entry.prompt_tokens for entry in entries)
+        new = [entry for entry in entries if entry.id not in self.books.requeued]
         assert len(new) <= bounds.requests_max
         assert sum(entry.request.body_bytes for entry in new) <= bounds.bytes_max
-        assert sum(entry.estimate.prompt_tokens for entry in new) <= bounds.tokens_max
+        assert sum(entry.prompt_tokens for entry in new) <= bounds.tokens_max
         for band in queues.bands:
             own = list(band.entries.values())
             assert band.bytes == sum(entry.request.body_bytes for entry in own)
             tokens: Counter[str] = Counter()
             for entry in own:
-                tokens[entry.request.model] += entry.estimate.prompt_tokens
+                tokens[entry.model] += entry.prompt_tokens
             assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
             assert band.tree.waiting == len(own)
         assert len(self._state.entries) == len(self.books.requests) == len(waiting) + len(self._state.leases)
@@ -575,7 +567,7 @@ class CheckedScheduler(Scheduler):
         bounds, its = self._state.settings.bounds, self._state.queues.bands[request.band].settings
         queued = [x for b in self._state.queues.bands for x in b.entries.values() if x.request.id not in returned]
         _check_within(queued, bounds.requests_max, bounds.bytes_max, bounds.tokens_max)
-        in_band = [entry for entry in queued if entry.request.band == request.band]
+        in_band = [entry for entry in queued if entry.band == request.band]
         _check_within(in_band, its.requests_max, its.bytes_max, its.tokens_max)
         for account in request.accounts:
             limits = self._state.settings.tenants.get(account, Limits())
@@ -604,7 +596,7 @@ class CheckedScheduler(Scheduler):
             own = [request for request in waiting if seen.name in request.accounts]
             assert seen.running == running[seen.name]
             assert (seen.queued, seen.queued_bytes) == (len(own), sum(request.body_bytes for request in own))
-            assert seen.queued_tokens == sum(self._state.entries[request.id].estimate.prompt_tokens for request in own)
+            assert seen.queued_tokens == sum(self._state.entries[request.id].prompt_tokens for request in own)
             assert seen.limits.running is None or seen.running <= max(seen.limits.running, self._ran[seen.name])
         for account, flows in self._state.capped.flows.items():
             assert self._state.quotas.at_limit((account,)), f"{account} may run more, and its flows are held"
@@ -616,4 +608,4 @@ def _check_within(
 ) -> None:
     assert requests_max is None or len(entries) <= requests_max
     assert bytes_max is None or sum(x.request.body_bytes for x in entries) <= bytes_max
-    assert tokens_max is None or sum(x.estimate.prompt_tokens for x in entries) <= tokens_max
+    assert tokens_max is None or sum(x.prompt_tokens for x in entries) <= tokens_max

@@ -42,7 +42,7 @@ class Oracle:
 
     def check_choice(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         state = self._state
-        if entry.seq not in state.queues.bands[entry.request.band].entries:
+        if entry.seq not in state.queues.bands[entry.band].entries:
             return
         passed = set(state.backfill.passed)  # they were counted as overtaken just now, by this very choice
         expected = self._choice(now, known=True, discount=passed)
@@ -54,8 +54,8 @@ class Oracle:
 
     def check_alone(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """A new request is about to be sent at once, because no request waits."""
-        state, model = self._state, entry.request.model
-        band = state.queues.bands[entry.request.band]
+        state, model = self._state, entry.model
+        band = state.queues.bands[entry.band]
         assert not any(other.entries for other in state.queues.bands), "somebody waits"
         free = list(band.open)
         fitting = [e for e in free if self._open(e, band, now) and self._fits(entry, e, now)]
@@ -73,13 +73,13 @@ class Oracle:
 
         Or if another one's prompt is cached there, and then not too often.
         """
-        if entry.seq in self._state.queues.bands[entry.request.band].bumped:
+        if entry.seq in self._state.queues.bands[entry.band].bumped:
             return
         groups = self._state.router.groups
         for other in self._leaf(entry):
-            if other in self._state.backfill.passed and other.backfilled <= groups and entry.request.prefix:
+            if other in self._state.backfill.passed and other.backfilled <= groups and entry.prefix:
                 continue
-            if (other.queue.key, other.seq) < (entry.queue.key, entry.seq) and not self._tenant_held(other):
+            if (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
                 fitting = [endpoint for endpoint in endpoints if self._fits(other, endpoint, now)]
                 fitting = self._answered(other, fitting, self._known_open(other), now)
                 fit = bool(self._allowed(other, fitting, now))
@@ -88,15 +88,15 @@ class Oracle:
     def _check_strict(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """No band is served while the head of a higher one may go to the same endpoint, except for a promised share."""
         bands = self._state.queues.bands
-        if bands[entry.request.band].credit > 0:
+        if bands[entry.band].credit > 0:
             return
-        for band in bands[: entry.request.band]:
+        for band in bands[: entry.band]:
             for endpoint in endpoints:
                 if not self._open(endpoint, band, now):
                     continue
                 head = next(self._order(band, [endpoint]), None)
                 only_reserved = head is not None and self._only_reserved_left(
-                    head.request.model, band, band.open, now, known=True
+                    head.model, band, band.open, now, known=True
                 )
                 if head is not None and not self._tenant_held(head) and not only_reserved:
                     fitting = [endpoint] if self._fits(head, endpoint, now) else []
@@ -143,7 +143,7 @@ class Oracle:
         lines = [bumped, *(self._under_share_line(band, order, model, now, known=known) for model in only_reserved)]
         first = next((x for x in order if x.request.model in plain), None)
         if first is not None and self._is_over_share(first, now, known=known):
-            lines += [[first], self._under_share_line(band, order, first.request.model, now, known=known)]
+            lines += [[first], self._under_share_line(band, order, first.model, now, known=known)]
         lines += [[x for x in order if x.request.model in plain]]
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         if not known:  # the order is uncertain: claim nothing that any of them could block
@@ -160,7 +160,7 @@ class Oracle:
             for entry in line:
                 if looked_at >= PASSED_MAX:
                     break
-                if (entry.node_of(), entry.request.model) in ahead:
+                if (entry.node, entry.model) in ahead:
                     looked_at += 1
                     continue
                 if places := self._places(entry, free, reserved, now, known=known):
@@ -168,11 +168,11 @@ class Oracle:
                         return entry, places
                     if places := [e for e in places if self._in_bound(entry, e, passed, now)]:
                         return self._warm_first(entry, places, places_of, discount, now)
-                    ahead.add((entry.node_of(), entry.request.model))
+                    ahead.add((entry.node, entry.model))
                     looked_at += 1
                     continue
                 if not known and self._may_be_too_far(entry, free, reserved, passed, now):
-                    ahead.add((entry.node_of(), entry.request.model))
+                    ahead.add((entry.node, entry.model))
                 if entry.affinity.may_wait and self._state.affinity.waits(entry, now):
                     continue
                 looked_at += 1
@@ -189,7 +189,7 @@ class Oracle:
         for other in sorted((x for x in self._leaf(entry) if _rank(x) > _rank(entry)), key=_rank):
             may_pass = all(
                 other.request.priority == x.request.priority
-                and other.queue.deadline_s <= x.queue.deadline_s
+                and other.deadline_s <= x.deadline_s
                 and (x.backfilled - (x in discount) < most or (x.affinity.may_wait and state.affinity.waits(x, now)))
                 for x in overtaken
             )
@@ -203,15 +203,15 @@ class Oracle:
 
     def _leaf(self, entry: Entry) -> list[Entry]:
         """Returns the waiting requests of the same flow and model."""
-        waiting = self._state.queues.bands[entry.request.band].entries.values()
-        return [x for x in waiting if x.queue.node is entry.queue.node and x.request.model == entry.request.model]
+        waiting = self._state.queues.bands[entry.band].entries.values()
+        return [x for x in waiting if x.node is entry.node and x.request.model == entry.model]
 
     def _reserve(
         self, entry: Entry, free: list[Endpoint], reserved: set[Endpoint], now: float, *, backfilled: int
     ) -> None:
         """A request that backfill has passed as often as it may gets a reservation."""
         if backfilled >= PASSED_MAX:
-            reserved.update(e for e in free if e.serves(entry.request.model) and not entry.excludes(e.name, now))
+            reserved.update(e for e in free if e.serves(entry.model) and not entry.excludes(e.name, now))
 
     def _places(
         self, entry: Entry, free: list[Endpoint], reserved: set[Endpoint], now: float, *, known: bool
@@ -231,8 +231,8 @@ class Oracle:
     def _in_bound(self, entry: Entry, endpoint: Endpoint, passed: list[Entry], now: float) -> bool:
         """True if its flow, once the request is sent there, is at most K such requests ahead of those it passes."""
         cost = self._state.charges.full_cost(entry)
-        for other in (x for x in passed if x.request.band == entry.request.band):
-            if endpoint.serves(other.request.model) and not other.excludes(endpoint.name, now):
+        for other in (x for x in passed if x.request.band == entry.band):
+            if endpoint.serves(other.model) and not other.excludes(endpoint.name, now):
                 parting = next(((n, m) for n, m in zip(_path(entry), _path(other), strict=False) if n is not m), None)
                 if parting is not None:
                     node, rival = parting
@@ -242,7 +242,7 @@ class Oracle:
 
     def _under_share_line(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
         """Requests of flows under their share, as the pump judges it; if not `known`, also when it last looked."""
-        line = [entry for entry in order if entry.request.model == model]
+        line = [entry for entry in order if entry.model == model]
         flows = [*(_top(entry) for entry in line[:1]), *band.flows_under_share(model)]
         times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
         judge = self._state.under_share.under_share
@@ -285,12 +285,12 @@ class Oracle:
         return reserved > 0 and free <= reserved
 
     def _fits(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool = True) -> bool:
-        if not endpoint.serves(entry.request.model) or entry.excludes(endpoint.name, now):
+        if not endpoint.serves(entry.model) or entry.excludes(endpoint.name, now):
             return False
         if not self.computes(entry, endpoint):
             return False
         prompt_alone = endpoint.role is Role.PREFILL and not entry.whole
-        needed = entry.estimate.prompt_tokens if prompt_alone else entry.estimated_tokens
+        needed = entry.prompt_tokens if prompt_alone else entry.estimated_tokens
         prefill_tokens, tokens = self._room(entry, endpoint, now, known=known)
         if entry.uncached_at(endpoint.index) > prefill_tokens or needed > tokens:
             return False
@@ -298,7 +298,7 @@ class Oracle:
 
     def _room(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> admission.Room:
         """Returns an endpoint's room for a request; if it is tried against its gauges, these are ignored."""
-        settings, band = self._state.settings.admission, self._state.queues.bands[entry.request.band]
+        settings, band = self._state.settings.admission, self._state.queues.bands[entry.band]
         tried = endpoint.ledger.page.closed_s is not None and admission.by_page(
             endpoint, band.settings, settings, None, now=now
         )
@@ -318,7 +318,7 @@ class Oracle:
         if entry.uncached_at(endpoint.index) / endpoint.ledger.speed.rate <= patience_s:
             return True
         when = now if known else now - STEP_S - ROUNDING_S
-        roles, model = self._state.pool.roles, entry.request.model
+        roles, model = self._state.pool.roles, entry.model
         others = [e for e in self._state.pool if e.serves(model) and roles.computes(e, model, whole=False)]
         others = [e for e in others if self.healthy(e, now) and e is not endpoint]
         others = [e for e in others if when <= e.ledger.prefill.overdue_s]
@@ -329,21 +329,21 @@ class Oracle:
         """True if its role lets an endpoint compute a request's prompt."""
         if endpoint.role is Role.BOTH:
             return True
-        well = [e for e in self._state.pool if e.in_service and e.serves(entry.request.model)]
+        well = [e for e in self._state.pool if e.in_service and e.serves(entry.model)]
         if endpoint.role is Role.PREFILL:
             return not entry.whole and any(e.role is Role.DECODE for e in well)
         return entry.whole or not any(e.role is Role.PREFILL for e in well)
 
     def _known_open(self, entry: Entry) -> list[Endpoint]:
         state = self._state
-        return [e for e in state.queues.bands[entry.request.band].open if e not in state.backfill.reserved]
+        return [e for e in state.queues.bands[entry.band].open if e not in state.backfill.reserved]
 
     def _answered(
         self, entry: Entry, fitting: list[Endpoint], free: list[Endpoint], now: float, *, known: bool = True
     ) -> list[Endpoint]:
         """Without prefill endpoints if no free decode endpoint would take over."""
         for e in free:
-            answers = e.role is Role.DECODE and e.serves(entry.request.model) and not entry.excludes(e.name, now)
+            answers = e.role is Role.DECODE and e.serves(entry.model) and not entry.excludes(e.name, now)
             if answers and entry.estimated_tokens <= self._room(entry, e, now, known=known)[1]:
                 return fitting
         return [e for e in fitting if e.role is not Role.PREFILL]
@@ -366,7 +366,7 @@ class Oracle:
 
         Such a request leaves room for them. If not `known`, True if that may be so.
         """
-        model = entry.request.model
+        model = entry.model
         if known:
             under_share_come = self._state.reserved.under_share_come(model, now)
             top = _top(entry)
@@ -415,7 +415,7 @@ class Oracle:
 def _path(entry: Entry) -> list[Node]:
     """From the top level down to the entry's flow."""
     path: list[Node] = []
-    node: Node | None = entry.node_of()
+    node: Node | None = entry.node
     while node is not None and node.parent is not None:
         path.insert(0, node)
         node = node.parent
@@ -424,7 +424,7 @@ def _path(entry: Entry) -> list[Node]:
 
 def _top(entry: Entry) -> Node:
     path = _path(entry)
-    return path[0] if path else entry.node_of()
+    return path[0] if path else entry.node
 
 
 def _any_held(entry: Entry) -> bool:
@@ -432,4 +432,4 @@ def _any_held(entry: Entry) -> bool:
 
 
 def _rank(entry: Entry) -> tuple[list[tuple[float, int]], tuple[int, float], int]:
-    return [(node.tag, node.index) for node in _path(entry)], entry.queue.key, entry.seq
+    return [(node.tag, node.index) for node in _path(entry)], entry.key, entry.seq

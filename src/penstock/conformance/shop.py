@@ -183,8 +183,8 @@ class Shop:
             ends_s = (begins_s + ends_s) / 2
             seen = max(usage.completion_tokens // 2 // PROGRESS_TOKENS * PROGRESS_TOKENS, 1)
             usage = replace(usage, completion_tokens=usage.completion_tokens // 2)
-            estimate = self.scheduler.inspect().entries[action.request_id].estimate
-            job.cost = estimate.prompt_tokens + 2.0 * (seen if customer.streamed else estimate.output_tokens)
+            entry = self.scheduler.inspect().entries[action.request_id]
+            job.cost = entry.prompt_tokens + 2.0 * (seen if customer.streamed else entry.output_tokens)
         self.served[customer.flow] += job.cost
         self.in_flight[customer.flow][action.request_id] = job
         self.dispatched.append(job)

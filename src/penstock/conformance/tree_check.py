@@ -37,15 +37,15 @@ def check_tree(tree: QueueTree, entries: Iterable[Entry]) -> None:
     """Assert that the sums of `tree` agree with `entries`, all of its band that have not ended."""
     leaves: dict[Node, _Sums] = {}
     for entry in entries:
-        leaf = entry.node_of()
+        leaf = entry.node
         if (own := leaves.get(leaf)) is None:
             own = leaves[leaf] = _Sums()
         if entry.state is State.WAITING:
-            model = entry.request.model
+            model = entry.model
             own.waiting += 1
             own.sendable += model not in tree.held
             own.backlog[model] = own.backlog.get(model, 0) + 1
-            own.work[model] = own.work.get(model, 0) + entry.charge.work
+            own.work[model] = own.work.get(model, 0) + entry.work
         elif entry.lease is not None:
             own.in_flight += 1
     sums: dict[Node, _Sums] = {}

@@ -72,7 +72,7 @@ class Scheduler(Questions):
         waiting.appraise(state, entry, now, came_s=now)
         if request.prompt_tokens_max is not None:
             least = least_prompt_tokens(contents_of(request))
-            if max(least, entry.estimate.prompt_tokens) > request.prompt_tokens_max:
+            if max(least, entry.prompt_tokens) > request.prompt_tokens_max:
                 return [waiting.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
         limit = state.quotas.admit(entry.accounts, tokens=entry.estimated_tokens, now=now)
         if limit is not None:
@@ -82,11 +82,11 @@ class Scheduler(Questions):
                 entry.own_retry().excluded[name] = math.inf
         state.entries[request.id] = entry
         entry.move(Event.ADMITTED)
-        entry.queue.entered(now)
+        entry.queued_since_s = now
         try:
             return _taken_in(state, entry, now)
         except BaseException:
-            band = state.queues.bands[entry.request.band]
+            band = state.queues.bands[entry.band]
             if entry.state is State.WAITING and entry.seq not in band.entries:
                 entry.move(Event.CANCELLED)  # neither queued nor sent
                 waiting.end(state, entry, None, now, Reason.CANCELLED)
@@ -97,7 +97,7 @@ class Scheduler(Questions):
         state = self._state
         entry = state.leases[lease]
         entry.move(Event.FIRST_TOKEN)
-        entry.charge.seen(1)
+        entry.seen(1)
         held = entry.leased()
         state.recorder.first_byte(entry, now)
         state.forecast.first_token(entry.model, held.prompt_tokens, now - held.began_s, now)
@@ -135,10 +135,10 @@ class Scheduler(Questions):
         state = self._state
         entry = state.leases[lease]
         held = entry.leased()
-        entry.charge.seen(output_tokens)
-        look = state.charges.progressed(state.queues.bands[entry.request.band].tree, entry)
+        entry.seen(output_tokens)
+        look = state.charges.progressed(state.queues.bands[entry.band].tree, entry)
         if look:
-            work = entry.route.uncached_tokens + WORK_PER_OUTPUT_TOKEN * entry.charge.charged_output
+            work = entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * entry.charged_output
             state.promised.settle(entry, work)
         endpoint = state.pool.holder(held)
         if endpoint is not None:
@@ -162,19 +162,17 @@ class Scheduler(Questions):
             if held.transferred_tokens:
                 usage = whole_usage(usage, held.cached_tokens, cached_told=held.cached_told)
         state.forecast.lease_ended(entry, now - held.began_s, now)
-        counted = entry.charge.output_seen > 1  # tokens were counted on the way: of a stream, or of a long whole answer
+        counted = entry.output_seen > 1  # tokens were counted on the way: of a stream, or of a long whole answer
         if (answering := state.pool.holder(held)) is not None:
-            seen = entry.charge.output_seen if counted else 0
+            seen = entry.output_seen if counted else 0
             answering.ledger.answered(held, usage.completion_tokens if usage is not None else seen, now)
         endpoint = sending.release(state, entry, now)
         entry.move(Event.FINISHED)
         if usage is not None and usage.prompt_tokens > 0:
             contents = contents_of(entry.request)
-            state.estimator.learn_prompt(entry.tenant, model, contents, usage.prompt_tokens)
-            state.estimator.learn_output(entry.tenant, model, usage.completion_tokens, contents.answers)
+            state.estimator.learn(entry.tenant, model, contents, usage.prompt_tokens, usage.completion_tokens)
         elif usage is None and counted:
-            answers = contents_of(entry.request).answers
-            state.estimator.learn_output(entry.tenant, model, entry.charge.output_seen, answers)
+            state.estimator.learn(entry.tenant, model, contents_of(entry.request), 0, entry.output_seen)
         waiting.end(state, entry, usage or entry.presumed_usage(), now)
         if endpoint is None:
             return pumping.pumped(state, now)
@@ -209,12 +207,12 @@ class Scheduler(Questions):
         if (answers := state.pending.answering(entry)) is not None:
             state.queues.touch(answers)  # its engine hears of the request only now
         following = state.pending.begin(entry, now)
-        entry.sent(following)
+        entry.lease = following
         cached_tokens = held.cached_tokens if usage is None else usage.cached_tokens
         following.takes_over(cached_tokens, told=usage is not None and usage.cached_told)
         state.leases[following.serial] = entry
         state.recorder.handed_over(entry, following.endpoint, now)
-        actions: list[Action] = [Decode(entry.request.id, following.endpoint, following.serial)]
+        actions: list[Action] = [Decode(entry.id, following.endpoint, following.serial)]
         pumping.hand_out(state, now, actions)
         return actions
 
@@ -277,7 +275,7 @@ class Scheduler(Questions):
         entry = self._queued(request_id)
         if entry is None:
             return []
-        entry.route.told_blocks(tuple(keys), block_tokens)
+        entry.told_blocks(tuple(keys), block_tokens)
         return self._cache_known(entry, now)
 
     def cached(
@@ -288,7 +286,7 @@ class Scheduler(Questions):
         if entry is None:
             return []
         if tokens:
-            entry.route.told_holders(source, tokens)
+            entry.told_holders(source, tokens)
         return self._cache_known(entry, now)
 
     def _queued(self, request_id: str) -> Entry | None:
@@ -535,7 +533,7 @@ class Scheduler(Questions):
         entry = self._queued(request_id)
         if entry is None:
             return []
-        state.queues.bands[entry.request.band].bumped.setdefault(entry.seq, entry)
+        state.queues.bands[entry.band].bumped.setdefault(entry.seq, entry)
         state.recorder.bumped(entry)
         return pumping.pumped(state, now)
 
@@ -659,7 +657,7 @@ class Scheduler(Questions):
         waiting.appraise(state, entry, now, came_s=now - came_s)
         state.quotas.spent(entry.accounts, requests=0.0, tokens=entry.estimated_tokens, now=now)
         entry.move(Event.ADMITTED)
-        entry.queue.waited_before(waited_s)
+        entry.waited_s = waited_s
         state.under_share.asked(entry, now)
         if underway is not None:
             sending.take_on(state, entry, underway, now)
@@ -686,7 +684,7 @@ class Scheduler(Questions):
                 sending.release(state, entry, now)
                 entry.move(Event.CANCELLED)
             state.promised.settle(entry, 0.0)
-            state.charges.refund(state.queues.bands[entry.request.band].tree, entry)
+            state.charges.refund(state.queues.bands[entry.band].tree, entry)
             state.quotas.settle(entry.accounts, reserved=entry.estimated_tokens, used=0, now=now)
             state.recorder.forgotten(entry, now)
             waiting.forget(state, entry)
@@ -779,7 +777,7 @@ def _unservable(state: SchedulerState, request: Request, now: float) -> Reason |
 def _taken_in(state: SchedulerState, entry: Entry, now: float) -> list[Action]:
     """Dispatch an admitted request, let it wait, or refuse it."""
     actions: list[Action] = []
-    if entry.request.pinned is not None or not state.settings.queue_enabled:
+    if entry.pinned is not None or not state.settings.queue_enabled:
         _send_or_refuse(state, entry, now, actions)
         return actions
     state.under_share.asked(entry, now)
@@ -816,7 +814,7 @@ def _send_or_refuse(state: SchedulerState, entry: Entry, now: float, actions: li
     if endpoints:
         actions.append(sending.dispatch(state, entry, endpoints, now))
     elif reason is Reason.NO_ENDPOINT and request.pinned is None and state.pool.telling:
-        entry.queue.allow(min(entry.queue.wait_s_max, waiting.TELLING_S_MAX))
+        entry.wait_s_max = min(entry.wait_s_max, waiting.TELLING_S_MAX)
         waiting.enqueue(state, entry, now)
         waiting.admit_to_wait(state, entry, now, actions)
     else:
@@ -828,7 +826,7 @@ def _largest_costs(state: SchedulerState, queued: Iterable[Entry]) -> dict[Node,
     costs: dict[Node, float] = {}
     for entry in queued:
         cost = state.charges.estimated_cost(entry)
-        node: Node | None = entry.node_of()
+        node: Node | None = entry.node
         while node is not None and cost > costs.get(node, -1.0):
             costs[node] = cost
             node = node.parent
@@ -846,4 +844,4 @@ def _expire_drain(state: SchedulerState, now: float, actions: list[Action]) -> N
         state.stop_at_s = None
         for entry in state.leases.values():
             state.recorder.blamed(entry, Reason.DRAINING)
-            actions.append(Abort(entry.request.id, Reason.DRAINING))
+            actions.append(Abort(entry.id, Reason.DRAINING))

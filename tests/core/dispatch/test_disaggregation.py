@@ -175,7 +175,7 @@ def test_what_is_paid_is_what_the_prefill_found_cached_and_not_what_came_over() 
     assert ended.endpoint == "d"
     entry = made.inspect().recorder.find("r")
     assert entry is not None
-    assert entry.charge.charged == (100 - 40) * 1.0 + 10 * 2.0
+    assert entry.charged == (100 - 40) * 1.0 + 10 * 2.0
 
 
 # --- failures ---------------------------------------------------------------------------------------------------

@@ -310,7 +310,7 @@ def test_what_ended_keeps_no_keys_of_its_prompt() -> None:
     lease = the_lease(made.arrived(request("r", prefix=tuple(range(5_000))), now=0.0))
     made.finished(lease, Usage(1, 1), now=1.0)
     (kept,) = made.inspect().recorder.latest()
-    assert (kept.request.prefix, kept.route.blocks, kept.route.looked_up) == ((), None, None)
+    assert (kept.request.prefix, kept.blocks, kept.looked_up) == ((), None, None)
 
 
 def test_the_picture_names_the_request_that_goes_next_and_what_it_needs() -> None:

@@ -19,8 +19,8 @@ REFRESH_TOKENS = 64
 def flow(path: tuple[str, ...] = ("t",), weights: tuple[float, ...] = (1.0,)) -> tuple[QueueTree, Charges, Entry]:
     tree, account = QueueTree(), Charges(["weighted_tokens"], Prices())
     entry = waiting_entry("r", prompt_tokens=100, output_tokens=50)
-    entry.queue.node = tree.node(path, weights)
-    entry.charge.cost = account.estimated_cost(entry)
+    entry.node = tree.node(path, weights)
+    entry.cost = account.estimated_cost(entry)
     return tree, account, entry
 
 
@@ -36,7 +36,7 @@ def test_policies_for_prices_of_models_are_bounded() -> None:
 def test_the_estimate_is_charged_at_dispatch() -> None:
     tree, account, entry = flow()
     account.dispatched(tree, entry)
-    assert entry.charge.charged == entry.node_of().tag == 100 + 2 * 50
+    assert entry.charged == entry.node.tag == 100 + 2 * 50
 
 
 def test_an_answer_that_outgrows_its_estimate_is_charged_a_step_in_advance() -> None:
@@ -44,9 +44,9 @@ def test_an_answer_that_outgrows_its_estimate_is_charged_a_step_in_advance() -> 
     account.dispatched(tree, entry)
     charged = []
     for tokens in (49, 50, 51, 50 + REFRESH_TOKENS, 51 + REFRESH_TOKENS, 500):
-        entry.charge.output_seen = tokens
+        entry.output_seen = tokens
         account.progressed(tree, entry)
-        charged.append((entry.charge.charged - 100) / 2)
+        charged.append((entry.charged - 100) / 2)
         assert charged[-1] - REFRESH_TOKENS < tokens <= charged[-1] or charged[-1] == 50
     assert charged == [50, 50, 114, 114, 178, 50 + 64 * 8]
 
@@ -54,20 +54,20 @@ def test_an_answer_that_outgrows_its_estimate_is_charged_a_step_in_advance() -> 
 def test_it_tells_when_others_may_be_next() -> None:
     tree, account, entry = flow()
     account.dispatched(tree, entry)
-    entry.charge.output_seen = 50
+    entry.output_seen = 50
     assert not account.progressed(tree, entry)
-    entry.charge.output_seen = 51
+    entry.output_seen = 51
     assert account.progressed(tree, entry)
 
 
 def test_the_truth_replaces_whatever_was_charged() -> None:
     tree, account, entry = flow()
     account.dispatched(tree, entry)
-    entry.charge.output_seen = 1000
+    entry.output_seen = 1000
     account.progressed(tree, entry)
     assert account.settle(tree, entry, Usage(80, 10, cached_tokens=60)) == 20 + 20
-    assert entry.charge.charged == 40
-    assert entry.node_of().tag == pytest.approx(40)
+    assert entry.charged == 40
+    assert entry.node.tag == pytest.approx(40)
 
 
 def test_what_did_not_run_costs_nothing_and_may_be_charged_again() -> None:
@@ -75,8 +75,8 @@ def test_what_did_not_run_costs_nothing_and_may_be_charged_again() -> None:
     for _ in range(3):
         account.dispatched(tree, entry)
         account.refund(tree, entry)
-        assert entry.charge.charged == entry.node_of().tag == 0
-        assert entry.charge.output_seen == 0
+        assert entry.charged == entry.node.tag == 0
+        assert entry.output_seen == 0
 
 
 USAGES = st.builds(Usage, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
@@ -96,11 +96,11 @@ def test_in_the_end_every_level_was_charged_the_true_cost_over_its_weight(
     true = [0.0, 0.0, 0.0]
     for at, verb, usage in steps:
         entry = waiting_entry("r", prompt_tokens=30, output_tokens=20)
-        entry.queue.node = nodes[at]
-        entry.charge.cost = account.estimated_cost(entry)
+        entry.node = nodes[at]
+        entry.cost = account.estimated_cost(entry)
         account.dispatched(tree, entry)
         if verb == "progress":
-            entry.charge.output_seen = usage.completion_tokens
+            entry.output_seen = usage.completion_tokens
             account.progressed(tree, entry)
         if verb == "refund":
             account.refund(tree, entry)
@@ -116,6 +116,6 @@ def test_in_the_end_every_level_was_charged_the_true_cost_over_its_weight(
 def test_without_usage_an_answer_that_does_not_stream_counts_as_estimated_and_one_that_does_as_seen() -> None:
     silent, streamed = waiting_entry("a", output_tokens=50), waiting_entry("b", output_tokens=50, streamed=True)
     for entry in (silent, streamed):
-        entry.charge.output_seen = 7
+        entry.output_seen = 7
     assert silent.presumed_usage().completion_tokens == 50
     assert streamed.presumed_usage().completion_tokens == 7

@@ -14,7 +14,7 @@ from tests.core.drive import request
 def waiting(seq: int, key: float | None = None) -> Entry:
     entry = Entry(request(f"r{seq}"), seq)
     entry.move(Event.ADMITTED)
-    entry.queue.key = (0, float(seq if key is None else key))
+    entry.key = (0, float(seq if key is None else key))
     return entry
 
 
@@ -73,7 +73,7 @@ def test_it_agrees_with_a_sorted_list(steps: list[tuple[str, int, int]]) -> None
             entry.move(Event.REQUEUED)
             leaf.push(entry)
             inside.append(entry)
-        expected = sorted(inside, key=lambda entry: (entry.queue.key, entry.seq))
+        expected = sorted(inside, key=lambda entry: (entry.key, entry.seq))
         assert list(leaf.in_order()) == expected
         assert leaf.head() is (expected[0] if expected else None)
         assert len(leaf) == len(expected)

@@ -32,7 +32,7 @@ STEPS = st.lists(
 
 def put(tree: QueueTree, node: Node, seq: int, model: str = "x") -> Entry:
     entry = Entry(request(f"r{seq}", model=model), seq)
-    entry.queue.node = node
+    entry.node = node
     entry.move(Event.ADMITTED)
     tree.push(entry)
     return entry
@@ -44,7 +44,7 @@ def take(tree: QueueTree, entry: Entry) -> None:
 
 
 def up(entry: Entry) -> Iterator[Node]:
-    node = entry.queue.node
+    node: Node | None = entry.node
     while node is not None:
         yield node
         node = node.parent
@@ -63,11 +63,11 @@ class Naive:
 
     def _rank(self, entry: Entry) -> tuple[list[tuple[float, int]], tuple[int, float], int]:
         tags: list[tuple[float, int]] = []
-        node = entry.queue.node
+        node: Node | None = entry.node
         while node is not None and node.parent is not None:
             tags.insert(0, (node.tag, node.index))
             node = node.parent
-        return tags, entry.queue.key, entry.seq
+        return tags, entry.key, entry.seq
 
 
 @given(STEPS)
@@ -82,16 +82,16 @@ def test_it_agrees_with_a_naive_tree(steps: list[tuple[str, int, str]]) -> None:
             naive.entries.append(put(tree, node, seq, model))
         elif verb == "return" and in_flight:
             entry = in_flight.pop(at % len(in_flight))
-            tree.returned(entry.node_of())
+            tree.returned(entry.node)
             entry.move(Event.REQUEUED)
             tree.push(entry)
             naive.entries.append(entry)
         elif verb == "end" and in_flight:
             entry = in_flight.pop(at % len(in_flight))
-            tree.returned(entry.node_of())
+            tree.returned(entry.node)
             entry.move(Event.FINISHED)
             entry.lease = None
-            tree.release(entry.node_of())
+            tree.release(entry.node)
         elif verb in ("leave", "serve") and naive.entries:
             head = tree.head([model])
             entry = naive.entries[at % len(naive.entries)] if verb == "leave" or head is None else head
@@ -99,7 +99,7 @@ def test_it_agrees_with_a_naive_tree(steps: list[tuple[str, int, str]]) -> None:
                 tree.serve(entry)
             naive.entries.remove(entry)
             take(tree, entry)
-            tree.lent(entry.node_of())
+            tree.lent(entry.node)
             in_flight.append(entry)
         elif verb in ("charge", "refund"):
             tree.charge(node, at if verb == "charge" else -at / 2)

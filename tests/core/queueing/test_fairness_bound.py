@@ -41,7 +41,7 @@ class Bound:
     def event(self, job: ShopJob | None) -> None:
         if job is not None:
             entry = self.shop.scheduler.inspect().entries[job.request.id]
-            self._charge_max = max(self._charge_max, job.cost, entry.charge.cost)
+            self._charge_max = max(self._charge_max, job.cost, entry.cost)
             flow = job.customer.flow
             if not self.shop.waiting[job.customer]:
                 self.ended(flow)
@@ -82,7 +82,7 @@ class Bound:
     def _error(self, flow: Flow) -> float:
         """By how much what is charged for the requests in flight is off."""
         entries = self.shop.scheduler.inspect().entries
-        return sum(abs(job.cost - entries[job.request.id].charge.charged) for job in self.shop.in_flight[flow].values())
+        return sum(abs(job.cost - entries[job.request.id].charged) for job in self.shop.in_flight[flow].values())
 
 
 class FromAnyStart(Bound):

@@ -216,7 +216,7 @@ def test_the_shortest_of_the_deadlines_of_request_and_band_counts() -> None:
     made.arrived(request("first"), now=0.0)
     for name, own in (("own", 4.0), ("band's", 20.0)):
         made.arrived(request(name, deadline_s=own), now=0.0)
-    assert [made.inspect().entries[name].queue.deadline_s for name in ("own", "band's")] == [4.0, 9.0]
+    assert [made.inspect().entries[name].deadline_s for name in ("own", "band's")] == [4.0, 9.0]
 
 
 class Answers:

@@ -172,8 +172,8 @@ def test_token_blocks_are_matched_against_what_engines_say_they_hold() -> None:
         held = made.books.leases[the_lease(actions)]
         entry = made.inspect().leases[held.lease]
         assert entry.leased().source is Source.KV_EVENTS
-        made.finished(held.lease, Usage(64, 5, entry.route.cached_tokens, cached_told=True), now=1.0)
-        return f"{endpoint} {entry.route.cached_tokens}"
+        made.finished(held.lease, Usage(64, 5, entry.cached_tokens, cached_told=True), now=1.0)
+        return f"{endpoint} {entry.cached_tokens}"
 
     assert goes("x") == "a 48"
     made.kv_removed("a", (2,), now=1.0)
@@ -193,7 +193,7 @@ def test_an_endpoint_whose_events_are_lost_is_judged_by_history_and_one_that_cle
         (made.kv_lost if lost else made.kv_cleared)("a", now=2.0)
         made.arrived(hold := prompt("second", 1, 2, 3, 4, locate_s=1.0), now=3.0)
         lease = the_lease(made.located(hold.id, (11, 12, 13, 14), 128, now=3.0))
-        assert made.inspect().leases[lease].route.cached_tokens == expected
+        assert made.inspect().leases[lease].cached_tokens == expected
 
 
 def test_history_is_believed_over_events_for_what_is_being_computed_and_for_nothing_else() -> None:
@@ -207,7 +207,7 @@ def test_history_is_believed_over_events_for_what_is_being_computed_and_for_noth
     def believed(name: str, *keys: int) -> int:
         made.arrived(prompt(name, *keys, locate_s=1.0), now=3.0)
         lease = the_lease(made.located(name, [1_000 + key for key in keys], 128, now=3.0))
-        tokens = made.inspect().leases[lease].route.cached_tokens
+        tokens = made.inspect().leases[lease].cached_tokens
         made.cancelled(name, now=3.0)
         return tokens
 
@@ -227,10 +227,10 @@ def test_a_cached_prompt_costs_its_flow_and_the_prefill_budget_only_what_is_comp
     made = scheduler(settings("kv", wait_s=0.0), a=8)
     first = the_lease(made.arrived(prompt("first", *range(100)), now=0.0))
     entry = made.inspect().leases[first]
-    assert (entry.charge.charged, entry.leased().prompt_tokens) == (12_800 + 2 * 50, 12_800)
+    assert (entry.charged, entry.leased().prompt_tokens) == (12_800 + 2 * 50, 12_800)
     second = the_lease(made.arrived(prompt("second", *range(100), 200), now=0.0))
     entry = made.inspect().leases[second]
-    assert (entry.charge.charged, entry.leased().prompt_tokens) == (128 + 2 * 50, 128), "siblings count as one prefill"
+    assert (entry.charged, entry.leased().prompt_tokens) == (128 + 2 * 50, 128), "siblings count as one prefill"
     assert made.inspect().pool["a"].ledger.prefill.outstanding_tokens == 12_800 + 128
     assert sent(made.arrived(prompt("other", *range(300, 400)), now=0.0)) == [], "that one does not fit the budget"
     assert sent(made.arrived(prompt("third", *range(100), 201), now=0.0)) == [("third", "a")], "this one does"

@@ -89,4 +89,4 @@ def test_where_nothing_is_ever_cached_history_is_switched_off_in_the_end() -> No
     assert made.inspect().router._history.limit_of(0) == 64
     for later in range(3):
         made.arrived(request(f"l{later}", body_bytes=BYTES, prefix=KEYS, prefix_chunk_bytes=512), now=at + 1.0)
-        assert made.inspect().entries[f"l{later}"].route.cached_tokens == 0, "it is not asked"
+        assert made.inspect().entries[f"l{later}"].cached_tokens == 0, "it is not asked"

@@ -12,7 +12,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.routing.last_sent import LastSent
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.located import Sought
-from penstock.core.values.request import Estimate, Usage
+from penstock.core.values.request import Usage
 from penstock.core.values.settings import AdmissionSettings
 from tests.core.drive import request, scheduler, sent, the_lease
 
@@ -135,7 +135,7 @@ def pressure_of(backlog: tuple[float, int], *, busy: int) -> float:
         made.arrived(prompt(f"at-{name}", 900, pinned=name), now=4.0)
     cold = made.inspect().pool["b" if home == "a" else "a"]
     entry = Entry(prompt("second", *TALK, 1), 99)
-    entry.estimate = Estimate(12_928, 40)
+    entry.prompt_tokens, entry.output_tokens = 12_928, 40
     told: list[float] = []
 
     def seconds(endpoints: Any, _context: Any, _ahead: Any, pressure: float) -> list[float]:
@@ -153,7 +153,7 @@ def test_scores_are_compared_only_if_an_endpoint_with_the_prompt_is_closed() -> 
     home, _ = talk_at(made)
     pool, router = made.inspect().pool, made.inspect().router
     entry = Entry(prompt("second", *TALK, 1), 99)
-    entry.estimate = Estimate(12_928, 40)
+    entry.prompt_tokens, entry.output_tokens = 12_928, 40
     asked: list[list[str]] = []
 
     def seconds(endpoints: Any, _context: Any, _ahead: Any, _pressure: float) -> list[float]:

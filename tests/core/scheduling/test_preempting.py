@@ -55,7 +55,7 @@ def test_a_preempted_request_returns_to_its_place_and_is_charged_for_nothing() -
     made.arrived(request("later", band=BATCH), now=9.0)
     made.arrived(request("p", band=PEOPLE), now=10.0)
     entry = made.inspect().entries["b3"]
-    assert entry.charge.charged == 0.0
+    assert entry.charged == 0.0
     actions = made.finished(leases[0], Usage(10, 50), now=11.0)
     assert sent(actions) == [("b3", "e")]  # it arrived before `later`
 

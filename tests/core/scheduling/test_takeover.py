@@ -178,7 +178,7 @@ def _turns(core: CheckedScheduler, count: int, now: float) -> dict[str, int]:
     for _ in range(count):
         (lease, entry) = next(iter(core.inspect().leases.items()))
         got[entry.tenant] += 1
-        core.finished(lease, Usage(entry.estimate.prompt_tokens, entry.estimate.output_tokens), now=now)
+        core.finished(lease, Usage(entry.prompt_tokens, entry.output_tokens), now=now)
     return got
 
 

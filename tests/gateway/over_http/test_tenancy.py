@@ -314,7 +314,7 @@ def test_five_thousand_users_of_one_key_cost_what_a_thousand_cost() -> None:
     assert (len(callers._dynamic), len(callers._dynamic_users)) == (0, 0)
     assert sum(band.tree.nodes for band in scheduler.inspect().queues.bands) <= 1100
     assert len(scheduler.inspect().entries) == len(scheduler.inspect().leases) == 0
-    assert len(scheduler.inspect().estimator._output_tokens._known) <= 2
+    assert len(scheduler.inspect().estimator._learned) <= 2
 
 
 # --- bands -------------------------------------------------------------------------------------------------------

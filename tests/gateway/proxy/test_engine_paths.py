@@ -182,5 +182,5 @@ async def test_an_engines_own_cap_on_an_answer_is_read(world: World, own: dict[s
     task = world.soon(world.ask(path=path, body={"model": "sim", "prompt": "x", **own}))
     await world.until(lambda: world.gate.driver.scheduler.inspect().leases)
     (entry,) = world.gate.driver.scheduler.inspect().leases.values()
-    assert entry.estimate.output_tokens <= 5
+    assert entry.output_tokens <= 5
     await task

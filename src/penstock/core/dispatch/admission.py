@@ -142,7 +142,7 @@ def over_share_room(room: Room, endpoint: Endpoint) -> Room:
 def kv_tokens(entry: Entry, endpoint: Endpoint) -> int:
     """Returns a request's need of an endpoint's KV memory: only its prompt if it is answered elsewhere."""
     if endpoint.role is Role.PREFILL and not entry.whole:
-        return entry.estimate.prompt_tokens
+        return entry.prompt_tokens
     return entry.estimated_tokens
 
 

@@ -50,14 +50,14 @@ class Backfill:
 
     def holds(self, entry: Entry) -> None:
         """Note that `entry` may not be sent in this turn: its tenant is at its limit, or it waits for its endpoint."""
-        self.held[entry.node_of()] = None
+        self.held[entry.node] = None
 
     def served(self, tree: QueueTree, entry: Entry) -> None:
         """Note that `entry` was served in its turn: flows before it that only had requests on hold gave theirs up."""
-        claims = {passed.node_of() for passed in self.passed}
+        claims = {passed.node for passed in self.passed}
         for node in self.held:
             if node not in claims:
-                tree.passed(node, entry.node_of())
+                tree.passed(node, entry.node)
 
     def reserve(self, entry: Entry, free: list[Endpoint], now: float) -> None:
         """Reserve room for `entry`, which was passed over, if that was so often enough."""
@@ -67,10 +67,10 @@ class Backfill:
 
     def in_bound(self, entry: Entry, endpoints: list[Endpoint], others: list[Entry], now: float) -> list[Endpoint]:
         """Returns the endpoints that a request may take before `others` that are next and could go there too."""
-        node, may_lead = entry.node_of(), (PASSED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
+        node, may_lead = entry.node, (PASSED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
         for other in others:
-            if other.request.band == entry.request.band and lead(node, other.node_of()) > may_lead:
-                model = other.request.model
+            if other.band == entry.band and lead(node, other.node) > may_lead:
+                model = other.model
                 endpoints = [e for e in endpoints if not e.serves(model) or other.excludes(e.name, now)]
                 if not endpoints:
                     break
@@ -79,7 +79,7 @@ class Backfill:
     def too_far(self, entry: Entry, other: Entry) -> bool:
         """True if the request's flow is as far ahead of another's as it may be, or further."""
         may_lead = (PASSED_MAX - 1) * self._charges.full_cost(entry) + EPSILON
-        return other.request.band == entry.request.band and lead(entry.node_of(), other.node_of()) > may_lead
+        return other.band == entry.band and lead(entry.node, other.node) > may_lead
 
     def found(self, endpoints: list[Endpoint]) -> None:
         """Note that a request goes to one of `endpoints`: it overtakes those passed over that could go there."""

@@ -61,7 +61,7 @@ class CandidateFilter:
 
     def open_to(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
         """True if an endpoint would take this very request now."""
-        band = self._queues.bands[entry.request.band].settings
+        band = self._queues.bands[entry.band].settings
         return (
             self.closed(endpoint, band, now) is None
             and admission.misfit(entry, endpoint, self.settings, now=now) is None
@@ -132,10 +132,10 @@ class CandidateFilter:
         if self._quotas.at_limit(entry.accounts):
             return []
         model = entry.model
-        prompt_tokens = entry.estimate.prompt_tokens
-        tokens = prompt_tokens + entry.estimate.output_tokens
-        cached = entry.route.cached_tokens > 0
-        avoid = bool(entry.retry.excluded or entry.request.only)
+        prompt_tokens = entry.prompt_tokens
+        tokens = prompt_tokens + entry.output_tokens
+        cached = entry.cached_tokens > 0
+        avoid = bool(entry.retry.excluded or entry.only)
         fitting: list[Endpoint] = []
         over_share = self._under_share.is_over_share(entry, now)
         if self._pool.roles.any:
@@ -167,7 +167,7 @@ class CandidateFilter:
     def partners(self, entry: Entry, now: float) -> list[Endpoint]:
         """Returns the decode endpoints that have room for a divided request now."""
         model, over_share, found = entry.model, self._under_share.is_over_share(entry, now), []
-        for endpoint in self._queues.bands[entry.request.band].open:
+        for endpoint in self._queues.bands[entry.band].open:
             if endpoint.role is not Role.DECODE or endpoint in self._backfill.reserved or not endpoint.serves(model):
                 continue
             if entry.estimated_tokens > (endpoint.room_over_share if over_share else endpoint.room)[1]:

@@ -46,12 +46,12 @@ class PendingDecodes:
             serial,
             endpoint=name,
             epoch=NO_EPOCH if endpoint is None else endpoint.ledger.epoch,
-            request_id=entry.request.id,
+            request_id=entry.id,
             now=now,
             prompt_tokens=1,  # the last one is always computed there
-            output_tokens=entry.estimate.output_tokens,
-            streamed=entry.request.streamed,
-            transferred_tokens=entry.estimate.prompt_tokens - 1,
+            output_tokens=entry.output_tokens,
+            streamed=entry.streamed,
+            transferred_tokens=entry.prompt_tokens - 1,
         )
 
     def take_on(self, entry: Entry, endpoint: str, serial: int, now: float) -> None:

@@ -23,7 +23,7 @@ def unfit(pool: Pool, entry: Entry) -> list[str]:
     """Returns the names of the endpoints that can't take a request, as long as another one can."""
     contents = contents_of(entry.request)
     kinds = kinds_of(entry.model, contents)
-    tokens = entry.estimate.prompt_tokens / max(1, contents.inputs)  # each input has its own context
+    tokens = entry.prompt_tokens / max(1, contents.inputs)  # each input has its own context
     output_tokens = entry.request.output_tokens_max or 0
     serving = [e for e in pool if e.serves(entry.model)]
     surely = [e for e in serving if e.in_service and _fits(e, entry.model, tokens + output_tokens, kinds)]

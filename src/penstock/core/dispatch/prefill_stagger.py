@@ -59,7 +59,7 @@ class PrefillStagger:
 
     def allowed(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """Returns the endpoints that may compute a prompt of an over-share flow now."""
-        patience_s, prompt_tokens = self.patience_s, entry.estimate.prompt_tokens
+        patience_s, prompt_tokens = self.patience_s, entry.prompt_tokens
         allowed: list[Endpoint] = []
         for endpoint in endpoints:
             rate = endpoint.ledger.speed.rate

@@ -136,14 +136,14 @@ class Pump:
 
         In a full pool most newcomers change nothing, and this test costs a tenth of a pass of the pump.
         """
-        band, model = self._queues.bands[entry.request.band], entry.model
+        band, model = self._queues.bands[entry.band], entry.model
         if band.unchecked:
             return True
         self._backfill.begin()
         free = self._candidates.serving(model, list(band.open))
         if not free or not self._under_share.only_reserved_left(model, band, free, now):
             return bool(free)
-        return self._under_share.under_share(top(entry.node_of()), model, now)
+        return self._under_share.under_share(top(entry.node), model, now)
 
     # --- turns ------------------------------------------------------------------------------------------------
 
@@ -188,13 +188,13 @@ class Pump:
             return None  # all flows are held
         free_to_head = self._backfill.unreserved(free)
         endpoints = self._candidates.fitting(head, free_to_head, now)
-        if not endpoints and head.request.prefix and self._look(head, now):
+        if not endpoints and head.prefix and self._look(head, now):
             endpoints = self._candidates.fitting(head, free_to_head, now)
         if endpoints and (allowed := self._in_bound(head, endpoints, None, now)):  # of a scarce model some were passed
             return self._warm_first(head, allowed, None, now)
         found = None
         if self._under_share.is_over_share(head, now):  # room is left to others, which may stand far behind
-            found = self._first_fit(self._under_share.in_order(band, head.request.model, now), free, now, head=head)
+            found = self._first_fit(self._under_share.in_order(band, head.model, now), free, now, head=head)
         return found or self._overtake(band, models, free, now)
 
     def _overtake(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
@@ -240,12 +240,12 @@ class Pump:
                 continue
             if looked_at >= PASSED_MAX:
                 break
-            if ahead and (entry.node_of(), entry.request.model) in ahead:
+            if ahead and (entry.node, entry.model) in ahead:
                 looked_at += 1
                 continue
             if looked_at == 1:  # most lines end with the first one
                 prefill_room, kv_room = _largest_room(free)
-            if entry.route.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
+            if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
                 endpoints = self._candidates.fitting(entry, self._backfill.unreserved(free), now)
                 allowed = endpoints if bumped else self._in_bound(entry, endpoints, head, now)
                 if (
@@ -258,7 +258,7 @@ class Pump:
                 if allowed:
                     return (entry, allowed) if bumped else self._warm_first(entry, allowed, head, now)
                 if endpoints:
-                    ahead.add((entry.node_of(), entry.request.model))
+                    ahead.add((entry.node, entry.model))
                     looked_at += 1
                     continue
             if self._waits_for_home(entry, waiting, now):

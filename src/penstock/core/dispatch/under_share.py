@@ -60,38 +60,38 @@ class UnderShare:
 
     def asked(self, entry: Entry, now: float) -> None:
         """Record the demand of the arrived `entry`."""
-        node = top(entry.node_of())
+        node = top(entry.node)
         if node.parent is None:
             return  # all requests stand in one flow
-        node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.charge.work
+        node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
         node.demand_s = now
         self._reserved.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
 
     def arrived(self, entry: Entry, now: float) -> None:
         """Note whether slots are reserved for `entry`, which is about to join its flow."""
-        node, model = top(entry.node_of()), entry.model
+        node, model = top(entry.node), entry.model
         if node.parent is not None and self.under_share(node, model, now):
-            self._queues.bands[entry.request.band].note_under_share(node, model)
+            self._queues.bands[entry.band].note_under_share(node, model)
             crowded = any(model in band.tree.root.backlog for band in self._queues.bands)
             if crowded and node.waiting <= UNDER_SHARE_WAITING_MAX and self._needs_reserve(entry, node, now):
                 self._reserved.arrived(model, now)
 
     def returned(self, entry: Entry, now: float) -> None:
         """Note the same of `entry` when it joins its flow again: slots are reserved for it; it arrived before."""
-        node, model = top(entry.node_of()), entry.model
+        node, model = top(entry.node), entry.model
         if node.parent is not None and self.under_share(node, model, now):
-            self._queues.bands[entry.request.band].note_under_share(node, model)
+            self._queues.bands[entry.band].note_under_share(node, model)
 
     def sent(self, entry: Entry, now: float) -> None:
         """Add the work of the sent `entry` to the total for fair shares."""
-        self._served.add(entry.charge.work, now)
+        self._served.add(entry.work, now)
 
     def ended(self, entry: Entry, now: float) -> None:
         """Note that a lease of the flow of `entry` ended: it may be under its share of the slots again."""
-        node, model = top(entry.node_of()), entry.model
+        node, model = top(entry.node), entry.model
         self._reserved.freed(model, now)
         if model in node.backlog and node.parent is not None and self.under_share(node, model, now):
-            self._queues.bands[entry.request.band].note_under_share(node, model)
+            self._queues.bands[entry.band].note_under_share(node, model)
 
     def served_before(self, node: Node, work: float, now: float) -> None:
         """Note the `work` that a flow recently asked for, and got, from another scheduler."""
@@ -143,7 +143,7 @@ class UnderShare:
         """
         if not self._reserved.under_share_come(entry.model, now):
             return False
-        node = top(entry.node_of())
+        node = top(entry.node)
         return node.parent is None or not self.asked_under_share(node, now)
 
     def in_order(self, band: Band, model: str, now: float) -> Iterator[Entry]:
@@ -156,7 +156,7 @@ class UnderShare:
         if head is not None and self._quotas.at_limit(head.accounts):  # its flow is shared with others
             line = islice(band.tree.in_order([model]), CAPPED_MAX)
             head = next((x for x in line if not self._quotas.at_limit(x.accounts)), None)
-        first = top(head.node_of()) if head is not None else None
+        first = top(head.node) if head is not None else None
         if head is not None and first is not None and self.under_share(first, model, now):
             yield from _from_head(head, band, model, first)
         for node in in_fair_order(band.flows_under_share(model)):
@@ -167,7 +167,7 @@ class UnderShare:
 
     def _needs_reserve(self, entry: Entry, node: Node, now: float) -> bool:
         """Whether a request could use a reserved slot, and there are others to reserve it from."""
-        if self._quotas.at_limit(entry.accounts) or entry.model in self._queues.bands[entry.request.band].tree.held:
+        if self._quotas.at_limit(entry.accounts) or entry.model in self._queues.bands[entry.band].tree.held:
             return False
         return node.parent is not None and self._part(node, node.parent, now) < 1.0
 

@@ -40,13 +40,13 @@ class WarmFirst:
 
         `fitting` returns those of some endpoints that a request may go to.
         """
-        router, leaf = self._router, entry.node_of().leaves[entry.model]
+        router, leaf = self._router, entry.node.leaves[entry.model]
         if leaf.live == 1 or not (router.may_be_warm and router.groups):
             return entry, endpoints
         warm_keys = router.warm_keys(entry, endpoints, now)
         passed: list[Entry] = []
         for other in leaf.front(2 * PASSED_MAX):
-            if passed and (alike := other.route.alike) is not None and alike.sent:
+            if passed and (alike := other.alike) is not None and alike.sent:
                 warm = router.warmer(other, entry, warm_keys, endpoints, now)
                 if warm and self._may_pass(other, passed, now) and (warm := fitting(other, warm)):
                     for each in passed:
@@ -61,7 +61,7 @@ class WarmFirst:
 
     def _may_pass(self, entry: Entry, passed: list[Entry], now: float) -> bool:
         for each in passed:
-            if each.request.priority != entry.request.priority or each.queue.deadline_s < entry.queue.deadline_s:
+            if each.request.priority != entry.request.priority or each.deadline_s < entry.deadline_s:
                 return False
             if each.backfilled >= self._router.groups and not self._waits(each, now):
                 return False

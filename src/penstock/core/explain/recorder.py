@@ -20,6 +20,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.routing.policies.base import Choice
 from penstock.core.values.catalogue import Cause, Reason
 from penstock.core.values.lifecycle import State
+from penstock.core.values.located import NOWHERE
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import AdmissionSettings
@@ -31,12 +32,15 @@ STAYS_MAX = 32  # visits to the queue with their causes; of further ones only th
 SERVED_SHOWN = 12  # groups of requests that went first
 
 
+_Loaded = tuple[Endpoint, int, int, int, int]  # with its leases, slots, prompt tokens ahead, and cached tokens
+
+
 class Trail:
     """The notes on one request."""
 
     __slots__ = (
-        "arrived_s", "band", "bumped", "counted", "ended_s", "first_s", "limit", "meter", "model", "reason", "requeues",
-        "sent", "sent_serial", "serial", "stay", "stays", "tried", "usage",
+        "arrived_s", "band", "bumped", "choice", "counted", "ended_s", "first_s", "limit", "meter", "model", "open",
+        "reason", "requeues", "sent", "sent_serial", "serial", "stay", "stays", "tried", "usage",
     )  # fmt: skip
 
     def __init__(self, now: float, serial: int, band: str) -> None:
@@ -49,6 +53,8 @@ class Trail:
         self.stay: Stay | None = None  # the present one
         self.stays: list[Stayed] | None = None  # those that are over
         self.sent: Sent | None = None  # the last dispatch; its times are the clock's
+        self.choice: Choice | None = None  # and the endpoints compared for it
+        self.open: list[_Loaded] = []  # some of those that were open then
         self.counted = 0.0  # service its meter got for it
         self.requeues: list[tuple[float, str, str]] | None = None
         self.first_s: float | None = None
@@ -77,7 +83,7 @@ class Recorder:
 
     def arrived(self, entry: Entry, now: float) -> None:
         """Begin the trail of a request that came."""
-        self._trails[entry.seq] = Trail(now, self._serial, self._bands[entry.request.band])
+        self._trails[entry.seq] = Trail(now, self._serial, self._bands[entry.band])
 
     def waits(self, entry: Entry, now: float) -> None:
         """Note that `entry` stays in the queue: its wait counts for its tenant and its cause."""
@@ -104,10 +110,16 @@ class Recorder:
         if model is None:
             model = trail.model = shares.model(entry.model)
         chosen = choice.endpoint
-        shown = [chosen, *[e for e in endpoints[:CANDIDATES_MAX] if e is not chosen]]
-        candidates = [_candidate(e, entry, choice.score(e)) for e in shown]
-        node = entry.queue.node
-        assert node is not None
+        trail.choice, located = choice, entry.located
+        shown: list[_Loaded] = []
+        trail.open = shown
+        for endpoint in (chosen, *endpoints[:CANDIDATES_MAX]):
+            if endpoint is not chosen or not shown:
+                ledger = endpoint.ledger
+                cached = 0 if located is NOWHERE else located.tokens(endpoint.index)
+                ahead = ledger.prefill.outstanding_tokens
+                shown.append((endpoint, len(ledger.leases), ledger.limit.slots, ahead, cached))
+        node = entry.node
         parent = node.parent
         while parent is not None and parent.parent is not None:
             node, parent = parent, parent.parent
@@ -117,17 +129,16 @@ class Recorder:
             now,
             chosen.name,
             len(endpoints),
-            candidates,
-            choice.scored_by,
-            node.tag,
-            virtual,
+            scored_by=choice.scored_by,
+            service=node.tag,
+            virtual_time=virtual,
         )
         self._sent.append((serial, sent, entry, trail))
         meter.running += 1
         model.running += 1
-        model.waits_s.append((now, entry.queue.waited_s))
+        model.waits_s.append((now, entry.waited_s))
         # A policy that counts nothing has no shares of its own to show.
-        trail.counted = entry.charge.cost or entry.charge.work
+        trail.counted = entry.cost or entry.work
         shares.add(meter, trail.counted, now)
 
     def took_over(self, entry: Entry, endpoint: str, came_s: float, sent_s: float, now: float) -> None:
@@ -138,7 +149,7 @@ class Recorder:
         trail.sent, trail.sent_serial = Sent(sent_s, endpoint), trail.serial
         meter.running += 1
         model.running += 1
-        trail.counted = entry.charge.cost or entry.charge.work
+        trail.counted = entry.cost or entry.work
         shares.add(meter, trail.counted, now)
 
     def came(self, entry: Entry, came_s: float) -> None:
@@ -220,7 +231,7 @@ class Recorder:
         self._shares.rearranged([old.get(name) for name in bands])
         self._waits.reconfigured(settings)
         for entry, trail in here:
-            trail.band = bands[entry.request.band]
+            trail.band = bands[entry.band]
             if trail.meter is not None:
                 trail.meter.running -= entry.lease is not None
                 trail.meter = self._shares.meter(entry)
@@ -253,12 +264,11 @@ class Recorder:
             if usage is not None:
                 model.prompt_tokens += usage.prompt_tokens
                 model.output_tokens += usage.completion_tokens
-            charge = entry.charge
-            if charge.charged != trail.counted and charge.cost and trail.meter is not None and trail.sent is not None:
-                self._shares.correct(trail.meter, charge.charged - trail.counted, trail.sent.at_s)
+            if entry.charged != trail.counted and entry.cost and trail.meter is not None and trail.sent is not None:
+                self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent.at_s)
         _strip(entry)
         self._ended.append(entry)
-        self._by_id[entry.request.id] = entry
+        self._by_id[entry.id] = entry
         if len(self._ended) > KEPT:
             oldest = self._ended.popleft()
             del self._trails[oldest.seq]
@@ -316,9 +326,9 @@ class Recorder:
             flow=list(request.flow),
             state=entry.state,
             came_s_ago=now - start_s,
-            prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
-            output_tokens=usage.completion_tokens if usage is not None else entry.estimate.output_tokens,
-            waited_s=now - entry.queue.waits_since_s if waiting else entry.queue.waited_s,
+            prompt_tokens=usage.prompt_tokens if usage is not None else entry.prompt_tokens,
+            output_tokens=usage.completion_tokens if usage is not None else entry.output_tokens,
+            waited_s=now - entry.waits_since_s if waiting else entry.waited_s,
             waits=[Waited(c, s) for c, s in sorted(seconds.items(), key=lambda item: -item[1])],
             waits_for=self._waits.present(trail.stay, now) if trail.stay is not None else None,
             closed=dict(closed),
@@ -333,6 +343,7 @@ class Recorder:
             else replace(
                 sent,
                 at_s=sent.at_s - start_s,
+                candidates=_candidates(trail),
                 overtaken=entry.backfilled,
                 decode_at_s=None if sent.decode_at_s is None else sent.decode_at_s - start_s,
             ),
@@ -355,33 +366,36 @@ class Recorder:
             if serial <= trail.serial:
                 break
             late = serial >= until or (ended_s is not None and sent.at_s >= ended_s)
-            if not late and its is not entry and its.request.model == entry.model:
-                served[its.request.tenant, noted.band, _why(its, noted, entry)] += 1
+            if not late and its is not entry and its.model == entry.model:
+                served[its.tenant, noted.band, _why(its, noted, entry)] += 1
         return served
 
 
 def _strip(entry: Entry) -> None:
     """Drop the routing data: a long prompt's keys are many times larger than all else."""
-    if entry.request.prefix:
+    if entry.prefix:
         entry.became(replace(entry.request, prefix=()))
-    entry.route.forget()
+    entry.forget_route()
 
 
-def _candidate(endpoint: Endpoint, entry: Entry, score: float | None) -> Candidate:
-    ledger = endpoint.ledger
-    cached = entry.route.located.tokens(endpoint.index)
-    return Candidate(endpoint.name, len(ledger.leases), ledger.slots, ledger.prefill.outstanding_tokens, cached, score)
+def _candidates(trail: Trail) -> list[Candidate]:
+    """Returns the endpoints that were open at the dispatch, the chosen one first, as they stood then."""
+    choice = trail.choice
+    return [
+        Candidate(endpoint.name, leases, slots, ahead, cached, None if choice is None else choice.score(endpoint))
+        for endpoint, leases, slots, ahead, cached in trail.open
+    ]
 
 
 def _why(other: Entry, noted: Trail, entry: Entry) -> str:
     """Why another one went before this one."""
     if noted.bumped:
         return "bumped"
-    if other.request.band != entry.request.band:
-        return "band" if other.request.band < entry.request.band else "promised"
-    if other.queue.node is not entry.queue.node and other.request.flow != entry.request.flow:
+    if other.band != entry.band:
+        return "band" if other.band < entry.band else "promised"
+    if other.node is not entry.node and other.request.flow != entry.request.flow:
         return "turn"
-    return "order" if (other.queue.key, other.seq) < (entry.queue.key, entry.seq) else "overtook"
+    return "order" if (other.key, other.seq) < (entry.key, entry.seq) else "overtook"
 
 
 def _seconds(stays: Iterable[Stayed]) -> dict[Cause, float]:

@@ -186,7 +186,7 @@ class Shares:
             weight=weight,
             waiting=len(meter.entries),
             running=meter.running,
-            oldest_wait_s=now - oldest.queue.waits_since_s if oldest is not None else 0.0,
+            oldest_wait_s=now - oldest.waits_since_s if oldest is not None else 0.0,
             share=min(max(meter.got / total, 0.0), 1.0) if total > 0 else 0.0,
             share_of_all=min(max(meter.got / all_got, 0.0), 1.0) if all_got > 0 else 0.0,
             is_alone=not others_wait and (total <= 0 or meter.got >= ALONE_SHARE * total),
@@ -224,7 +224,7 @@ class Shares:
 
 def oldest_s(entries: Iterable[Entry], now: float) -> float:
     """Returns how long the longest of `entries` has waited; 0 if there are none."""
-    return max((now - entry.queue.waits_since_s for entry in entries), default=0.0)
+    return max((now - entry.waits_since_s for entry in entries), default=0.0)
 
 
 def _weight(tree: QueueTree, meters: Iterable[Meter], parts: set[str]) -> float:

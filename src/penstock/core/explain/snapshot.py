@@ -215,7 +215,7 @@ def band_now(band: Band, share: float, now: float) -> BandSnapshot:
     return BandSnapshot(
         name=band.settings.name,
         waiting=band.tree.waiting,
-        oldest_wait_s=now - oldest.queue.waits_since_s if oldest is not None else 0.0,
+        oldest_wait_s=now - oldest.waits_since_s if oldest is not None else 0.0,
         running=band.tree.root.in_flight,
         tokens=band.tokens,
         share=share,
@@ -410,7 +410,7 @@ def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: R
     waiting = [entry for band in bands for entry in islice(band.entries.values(), each)]
     for band in bands:
         waiting += islice(band.entries.values(), each, each + REQUESTS_SHOWN - len(waiting))
-    waiting.sort(key=lambda entry: entry.request.band)  # in a band the one that came first stays first
+    waiting.sort(key=lambda entry: entry.band)  # in a band the one that came first stays first
     return RequestRows(
         waiting=[_row(entry, recorder, now) for entry in waiting],
         running=[_row(entry, recorder, now) for entry in islice(leases.values(), REQUESTS_SHOWN)],
@@ -428,9 +428,9 @@ def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
         model=request.model,
         state=entry.state,
         age_s=(now if ended_s is None else ended_s) - trail.arrived_s,
-        waited_s=now - entry.queue.waits_since_s if entry.state is State.WAITING else entry.queue.waited_s,
-        prompt_tokens=usage.prompt_tokens if usage is not None else entry.estimate.prompt_tokens,
-        output_tokens=usage.completion_tokens if usage is not None else entry.charge.output_seen,
+        waited_s=now - entry.waits_since_s if entry.state is State.WAITING else entry.waited_s,
+        prompt_tokens=usage.prompt_tokens if usage is not None else entry.prompt_tokens,
+        output_tokens=usage.completion_tokens if usage is not None else entry.output_seen,
         endpoint=(sent.endpoint if sent.decode_at_s is None else sent.decode_endpoint)
         if sent is not None and entry.state is not State.WAITING
         else None,

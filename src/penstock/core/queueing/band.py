@@ -93,20 +93,20 @@ class Band:
         """Let the `entries` of a band that is gone wait here, among its own in the order in which all entered."""
         for entry in entries:
             self.push(entry)
-        self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queue.since_s, item[0])))
+        self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queued_since_s, item[0])))
 
     def by_age(self) -> None:
         """Put the entries in the order in which they began to wait, wherever that was."""
-        self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].queue.waits_since_s, item[0])))
+        self.entries = dict(sorted(self.entries.items(), key=lambda item: (item[1].waits_since_s, item[0])))
 
     def push(self, entry: Entry) -> None:
         """Let an entry wait. `Queues.push` counts it for all bands."""
         self.entries[entry.seq] = entry
         self.bytes += entry.request.body_bytes
-        tokens, model = entry.estimate.prompt_tokens, entry.model
+        tokens, model = entry.prompt_tokens, entry.model
         self.tokens += tokens
         self.tokens_of[model] = self.tokens_of.get(model, 0) + tokens
-        size = entry.queue.size_class = _size_class(entry.route.uncached_tokens)
+        size = entry.size_class = _size_class(entry.uncached_tokens)
         self._sizes[size] = self._sizes.get(size, 0) + 1
         self.tree.push(entry)
 
@@ -118,7 +118,7 @@ class Band:
         del self.entries[entry.seq]
         self.bumped.pop(entry.seq, None)
         self.bytes -= entry.request.body_bytes
-        tokens, model = entry.estimate.prompt_tokens, entry.model
+        tokens, model = entry.prompt_tokens, entry.model
         self.tokens -= tokens
         self.tokens_of[model] -= tokens
         self._unsize(entry)
@@ -127,18 +127,18 @@ class Band:
             del self.tokens_of[model]
             self._under_share.pop(model, None)
         elif (light := self._under_share.get(model)) is not None:
-            flow = top(entry.node_of())
+            flow = top(entry.node)
             if model not in flow.backlog:
                 light.pop(flow, None)
 
     def resized(self, entry: Entry) -> None:
         """Note that the uncached part of a waiting prompt changed."""
         self._unsize(entry)
-        size = entry.queue.size_class = _size_class(entry.route.uncached_tokens)
+        size = entry.size_class = _size_class(entry.uncached_tokens)
         self._sizes[size] = self._sizes.get(size, 0) + 1
 
     def _unsize(self, entry: Entry) -> None:
-        size = entry.queue.size_class
+        size = entry.size_class
         self._sizes[size] -= 1
         if not self._sizes[size]:
             del self._sizes[size]

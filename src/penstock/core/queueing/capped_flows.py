@@ -40,7 +40,7 @@ class CappedFlows:
                     continue
                 capped = True
                 if not node.capped:
-                    tree = self._queues.bands[entry.request.band].tree
+                    tree = self._queues.bands[entry.band].tree
                     tree.cap(node)
                     self.found += 1
                     self.flows.setdefault(name, []).append((tree, node))
@@ -51,7 +51,7 @@ class CappedFlows:
         if self._tenant_level is None:
             return None
         path: list[Node] = []
-        node = entry.node_of()
+        node = entry.node
         while node.parent is not None:
             path.append(node)
             node = node.parent
@@ -59,7 +59,7 @@ class CappedFlows:
 
     def _own(self, entry: Entry) -> Node | None:
         """Returns the innermost flow, in which all requests have the same accounts; None if there are no flows."""
-        node = entry.node_of()
+        node = entry.node
         return None if node.parent is None else node
 
     def uncap(self, account: str) -> None:

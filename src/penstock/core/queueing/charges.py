@@ -53,16 +53,18 @@ class Charges:
 
     def appraised(self, entry: Entry) -> None:
         """Record the estimated charge of a request about to be sent."""
-        entry.charge.cost = self.estimated_cost(entry)
+        entry.cost = self._cost(entry, entry.band, entry.output_tokens)
 
     def estimated_cost(self, entry: Entry) -> float:
         """Returns the estimated charge of a request, given its cached tokens."""
-        return self._cost(entry, entry.request.band, entry.estimate.output_tokens)
+        return self._cost(entry, entry.band, entry.output_tokens)
 
     def _cost(self, entry: Entry, band: int, output_tokens: int) -> float:
         """The charge of a request with so many `output_tokens`, by the policy of a band."""
-        tokens, cached = entry.estimate.prompt_tokens, entry.route.cached_tokens
-        return self.policy(band, entry.request.prices).cost(
+        tokens, cached = entry.prompt_tokens, entry.cached_tokens
+        prices = entry.prices
+        policy = self._policies[band] if prices is None else self._with(band, prices)
+        return policy.cost(
             prompt_tokens=tokens,
             cached_tokens=cached if cached < tokens else tokens,
             completion_tokens=output_tokens,
@@ -70,9 +72,8 @@ class Charges:
 
     def full_cost(self, entry: Entry) -> float:
         """Returns the estimated charge of a request without cached tokens."""
-        request, estimate = entry.request, entry.estimate
-        return self.policy(request.band, request.prices).cost(
-            prompt_tokens=estimate.prompt_tokens, cached_tokens=0, completion_tokens=estimate.output_tokens
+        return self.policy(entry.band, entry.prices).cost(
+            prompt_tokens=entry.prompt_tokens, cached_tokens=0, completion_tokens=entry.output_tokens
         )
 
     def recounted(self, entry: Entry, band: int) -> None:
@@ -80,30 +81,28 @@ class Charges:
 
         No tree has been charged by that policy yet: finding its place in one (`SchedulerState.place`) does that.
         """
-        charge = entry.charge
-        charge.charged = 0.0 if entry.lease is None else self._cost(entry, band, charge.charged_output)
+        entry.charged = 0.0 if entry.lease is None else self._cost(entry, band, entry.charged_output)
 
     def dispatched(self, tree: QueueTree, entry: Entry) -> None:
         """Charge the estimate to the entry's flow."""
-        entry.charge.charged_output = entry.estimate.output_tokens
-        self._charge_up_to(tree, entry, entry.charge.cost)
+        entry.charged_output = entry.output_tokens
+        self._charge_up_to(tree, entry, entry.cost)
 
     def progressed(self, tree: QueueTree, entry: Entry) -> bool:
         """Charge an answer's growth beyond its estimate, a step in advance.
 
         Returns True if something was charged, so that another request may be next.
         """
-        if entry.charge.output_seen <= entry.charge.charged_output:
+        if entry.output_seen <= entry.charged_output:
             return False
-        steps = -(-(entry.charge.output_seen - entry.estimate.output_tokens) // REFRESH_TOKENS)
-        entry.charge.charged_output = entry.estimate.output_tokens + steps * REFRESH_TOKENS
-        self._charge_up_to(tree, entry, self._cost(entry, entry.request.band, entry.charge.charged_output))
+        steps = -(-(entry.output_seen - entry.output_tokens) // REFRESH_TOKENS)
+        entry.charged_output = entry.output_tokens + steps * REFRESH_TOKENS
+        self._charge_up_to(tree, entry, self._cost(entry, entry.band, entry.charged_output))
         return True
 
     def settle(self, tree: QueueTree, entry: Entry, usage: Usage) -> float:
         """Replace the estimate by the true `usage`. Returns the true cost."""
-        request = entry.request
-        cost = self.policy(request.band, request.prices).cost(
+        cost = self.policy(entry.band, entry.prices).cost(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
@@ -112,12 +111,11 @@ class Charges:
         return cost
 
     def refund(self, tree: QueueTree, entry: Entry) -> None:
-        """Give the flow back everything: the request did not run, so its `entry.charge` is 0 again."""
+        """Give the flow back everything: the request did not run, so its charge is 0 again."""
         self._charge_up_to(tree, entry, 0.0)
-        entry.charge.charged_output = entry.charge.output_seen = 0
+        entry.charged_output = entry.output_seen = 0
 
     def _charge_up_to(self, tree: QueueTree, entry: Entry, cost: float) -> None:
-        assert entry.queue.node is not None
-        if cost != entry.charge.charged:
-            tree.charge(entry.queue.node, cost - entry.charge.charged)
-            entry.charge.charged = cost
+        if cost != entry.charged:
+            tree.charge(entry.node, cost - entry.charged)
+            entry.charged = cost

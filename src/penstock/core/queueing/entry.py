@@ -1,24 +1,18 @@
-"""A request in the scheduler, in records with one writing room each.
+"""A request in the scheduler: one record, read directly.
 
-The constant part (the request) and the common part (its state, its lease) are on the entry. The rest is in records by
-subject; `tests/tidy/test_records.py` holds their writers (docs/decisions/0033):
+Which room writes a field is fixed by subject; `tests/tidy/test_records.py` holds the table (docs/decisions/0120). The
+fields of the request that many decisions read are copied here, because a look-up of a compiled class's own field costs
+a tenth of one in a value that other processes send.
 
-| record | tells | written by |
-|---|---|---|
-| `queue` | its place in its flow, since when and how long it may wait there | `queueing` |
-| `charge` | what it was estimated to take, and what its flow was charged so far | `queueing` |
-| `route` | where its prompt is believed cached | `routing` |
-| `affinity` | the wait for an endpoint that it prefers | `routing` |
-| `retry` | its failed tries, and the endpoints that are excluded for it | `scheduling` |
-
-The last two are of few requests. They are made when first written; until then all share an empty one.
+Two records are of few requests: `affinity`, the wait for an endpoint that it prefers (written by `routing`), and
+`retry`, its failed tries (`scheduling`). They are made when first written; until then all share an empty one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.values.lifecycle import TRANSITIONS, Event, State, after
 from penstock.core.values.located import NOWHERE, Located, Sought, Source
@@ -31,94 +25,6 @@ if TYPE_CHECKING:
     from penstock.core.queueing.fair_tree import Node
 
 
-_NOTHING = Estimate(1, 1)
-
-
-class QueueRecord:
-    """A request's place in the queue, and how long it may keep it."""
-
-    __slots__ = ("deadline_s", "is_empty", "key", "node", "since_s", "size_class", "visit", "wait_s_max", "waited_s")
-
-    def __init__(self, seq: int) -> None:
-        self.key: tuple[int, float] = (0, float(seq))  #: the client's priority, then the ordering's key
-        self.node: Node | None = None  #: the flow it belongs to
-        self.visit = 0  #: how often it entered a queue: distinguishes its place in a heap from earlier ones
-        self.since_s = 0.0  #: when it entered last
-        self.waited_s = 0.0  #: in earlier visits
-        self.is_empty = False  #: no endpoint for its model was in service when its wait was allowed
-        self.wait_s_max = 0.0  #: its allowed wait: never less than at its arrival
-        self.deadline_s = math.inf  #: for the first token
-        self.size_class = 0  #: of its uncached prompt, while it waits
-
-    @property
-    def waits_since_s(self) -> float:
-        """When the request began to wait, had it waited all its time in one go."""
-        return self.since_s - self.waited_s
-
-    def meet(self, deadline_s: float) -> None:
-        """Note until when the first token is to come."""
-        self.deadline_s = deadline_s
-
-    def ordered(self, key: tuple[int, float]) -> None:
-        """Note the `key` that the flow is ordered by. Its leaf has to be updated too (`rekeyed`)."""
-        self.key = key
-
-    def placed(self, node: Node) -> None:
-        """Note `node`, the flow that the request belongs to."""
-        self.node = node
-
-    def allow(self, wait_s_max: float) -> None:
-        """Let the request wait for `wait_s_max` in all."""
-        self.wait_s_max = wait_s_max
-
-    def emptied(self, *, is_empty: bool) -> None:
-        """Note whether an endpoint for its model is in service."""
-        self.is_empty = is_empty
-
-    def entered(self, now: float) -> None:
-        """Note that the request waits from now on."""
-        self.since_s = now
-
-    def waited_before(self, waited_s: float) -> None:
-        """Add its wait of earlier visits, counted by another scheduler."""
-        self.waited_s = waited_s
-
-    def left(self, now: float) -> None:
-        """Add the visit that ends now to `waited_s`."""
-        self.waited_s += now - self.since_s
-
-    def passed_through(self) -> None:
-        """It entered and left in the same moment, without standing in any heap."""
-        self.visit += 1
-
-    def uprooted(self) -> None:
-        """The heap it stood in is gone: its next visit is this one."""
-        self.visit -= 1
-
-
-class ChargeRecord:
-    """A request's work: estimated, and counted so far."""
-
-    __slots__ = ("charged", "charged_output", "cost", "counted", "counted_in", "output_seen", "work")
-
-    def __init__(self) -> None:
-        self.cost = 0.0  #: its estimated cost at dispatch, by the fairness policy
-        self.work = 0.0  #: its estimated work, independent of the policy: for every estimate of a wait
-        self.counted = 0.0  #: of that work, the part counted for promised shares
-        self.counted_in: list[tuple[Band, float]] | None = None  #: and its bands, with their parts
-        self.charged = 0.0  #: its flow's charge so far
-        self.charged_output = 0  #: the completion tokens in that
-        self.output_seen = 0  #: completion tokens that came so far
-
-    def expect(self, work: float) -> None:
-        """Note the `work` that the request is estimated to take."""
-        self.work = work
-
-    def seen(self, output_tokens: int) -> None:
-        """Note that the answer has come to `output_tokens`, or more."""
-        self.output_seen = max(self.output_seen, output_tokens)
-
-
 class Alike:
     """Queued requests that share half of their prompts."""
 
@@ -127,46 +33,6 @@ class Alike:
     def __init__(self, *, sent: bool) -> None:
         self.count = 0
         self.sent = sent  #: that half may be cached somewhere: it was sent there, or a source said so
-
-
-class RouteRecord:
-    """The assumed locations of a request's cached prompt, as last checked."""
-
-    __slots__ = (
-        "alike", "blocks", "cached_tokens", "keys_since", "located", "looked_up", "sought", "source", "twin_computing",
-        "uncached_tokens",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.located: Located = NOWHERE  #: cached tokens by endpoint
-        self.uncached_tokens = 1  #: of its prompt, to be computed
-        self.cached_tokens = 0  #: cached tokens: the most at any endpoint or, once sent, at its endpoint
-        self.source: Source | None = None  #: the source
-        self.keys_since = 0  #: sent to its endpoint since the cached prefix was used there, by history
-        self.sought: Sought | None = None  #: looked for at an endpoint chosen only by a similar prompt
-        self.twin_computing = False  #: the prefix is just being computed, for another request
-        self.blocks: tuple[tuple[int, ...], int] | None = None  #: keys of its token blocks, and their size
-        self.looked_up: tuple[Source, Mapping[str, int]] | None = None  #: the source, and tokens by endpoint
-        self.alike: Alike | None = None  #: queued requests that share half of it; while it waits
-
-    def believe(self, cached_tokens: int, prompt_tokens: int) -> None:
-        """Record `cached_tokens` of the prompt: the most at any endpoint or, once sent, at its endpoint."""
-        self.cached_tokens = cached_tokens
-        left = prompt_tokens - cached_tokens
-        self.uncached_tokens = left if left > 0 else 1
-
-    def told_blocks(self, keys: tuple[int, ...], block_tokens: int) -> None:
-        """Note the `keys` of the prompt's token blocks."""
-        self.blocks = (keys, block_tokens)
-
-    def told_holders(self, source: Source, tokens: Mapping[str, int]) -> None:
-        """Record a look-up's result at `source`: tokens by endpoint."""
-        self.looked_up = (source, tokens)
-
-    def forget(self) -> None:
-        """Release the data for routing."""
-        self.blocks = self.looked_up = None
-        self.located = NOWHERE
 
 
 class AffinityRecord:
@@ -198,70 +64,127 @@ class RetryRecord:
 
 
 # The shared empty records: never written.
-NO_AFFINITY = AffinityRecord(may_wait=False)
-NO_RETRY = RetryRecord()
+NO_AFFINITY: Final = AffinityRecord(may_wait=False)
+NO_RETRY: Final = RetryRecord()
 
 
 class Entry:
     """A request on its way through the scheduler. One owner: the scheduler that made it."""
 
     __slots__ = (
-        "account", "accounts", "affinity", "backfilled", "charge", "estimate", "lease", "model", "queue", "request",
-        "retry", "route", "seq", "state", "tenant", "whole",
+        "account", "accounts", "affinity", "alike", "backfilled", "band", "blocks", "cached_tokens", "charged",
+        "charged_output", "cost", "counted", "counted_in", "deadline_s", "id", "key", "keys_since", "lease",
+        "located", "looked_up", "model", "node", "only", "output_seen", "output_tokens", "pinned", "pool_empty",
+        "prefix", "prices", "prompt_tokens", "queued_since_s", "request", "retry", "seq", "size_class", "sought",
+        "source", "state", "streamed", "tenant", "twin_computing", "uncached_tokens", "visit", "wait_s_max",
+        "waited_s", "whole", "work",
     )  # fmt: skip
+
+    node: Node  #: the flow it belongs to, from its appraisal on
 
     def __init__(self, request: Request, seq: int) -> None:
         self.request = request
-        self.model = request.model  # as in the request, and asked for most
-        self.tenant = request.tenant
-        self.account = request.account or request.tenant  # the name for limits of the tenant or part
-        self.accounts = request.accounts  # that one, and those of its key and model if these have limits
+        self.id = request.id
+        self.model = request.model
+        self.tenant = tenant = request.tenant
+        self.account = account = request.account or tenant  # the name for limits of the tenant or part
+        also = request.also
+        self.accounts = (account, *also) if also else (account,)  # with those of its key and model if they have limits
+        self.band = request.band
+        self.streamed = request.streamed
+        self.pinned = request.pinned
+        self.prefix = request.prefix
+        self.prices = request.prices
+        self.only = request.only
         self.seq = seq  # arrival number: the last tie-break everywhere
         self.state = State.ARRIVED
         self.lease: Lease | None = None
-        self.estimate = _NOTHING
+        self.prompt_tokens = 1  #: estimated, as the next
+        self.output_tokens = 1
         self.whole = True  # its prompt is computed by its decode endpoint; only used if endpoints have roles
-        self.queue = QueueRecord(seq)
-        self.charge = ChargeRecord()
-        self.route = RouteRecord()
-        self.affinity = NO_AFFINITY
         self.backfilled = 0  # how often requests passed it that fit, or are cached
+        self.affinity = NO_AFFINITY
         self.retry = NO_RETRY
+        # Its place in the queue, and how long it may keep it.
+        self.key: tuple[int, float] = (0, float(seq))  #: the client's priority, then the ordering's key
+        self.visit = 0  #: how often it entered a queue: distinguishes its place in a heap from earlier ones
+        self.queued_since_s = 0.0  #: when it entered last
+        self.waited_s = 0.0  #: in earlier visits
+        self.pool_empty = False  #: no endpoint for its model was in service when its wait was allowed
+        self.wait_s_max = 0.0  #: its allowed wait: never less than at its arrival
+        self.deadline_s = math.inf  #: for the first token
+        self.size_class = 0  #: of its uncached prompt, while it waits
+        # Its work: estimated, and counted so far.
+        self.cost = 0.0  #: its estimated cost at dispatch, by the fairness policy
+        self.work = 0.0  #: its estimated work, independent of the policy: for every estimate of a wait
+        self.counted = 0.0  #: of that work, the part counted for promised shares
+        self.counted_in: list[tuple[Band, float]] | None = None  #: and its bands, with their parts
+        self.charged = 0.0  #: its flow's charge so far
+        self.charged_output = 0  #: the completion tokens in that
+        self.output_seen = 0  #: completion tokens that came so far
+        # The assumed locations of its cached prompt, as last checked.
+        self.located: Located = NOWHERE  #: cached tokens by endpoint
+        self.uncached_tokens = 1  #: of its prompt, to be computed
+        self.cached_tokens = 0  #: cached tokens: the most at any endpoint or, once sent, at its endpoint
+        self.source: Source | None = None  #: the source
+        self.keys_since = 0  #: sent to its endpoint since the cached prefix was used there, by history
+        self.sought: Sought | None = None  #: looked for at an endpoint chosen only by a similar prompt
+        self.twin_computing = False  #: the prefix is just being computed, for another request
+        self.blocks: tuple[tuple[int, ...], int] | None = None  #: keys of its token blocks, and their size
+        self.looked_up: tuple[Source, Mapping[str, int]] | None = None  #: the source, and tokens by endpoint
+        self.alike: Alike | None = None  #: queued requests that share half of its prompt; while it waits
+
+    @property
+    def waits_since_s(self) -> float:
+        """When the request began to wait, had it waited all its time in one go."""
+        return self.queued_since_s - self.waited_s
 
     def expect(self, estimate: Estimate, *, whole: bool = True) -> None:
-        """Note the `estimate` of its size.
-
-        Nothing is known to be cached yet. `whole`: its prompt may not be divided.
-        """
-        self.estimate = estimate
+        """Note the `estimate` of its size; nothing is known to be cached. `whole`: its prompt may not be divided."""
+        self.prompt_tokens = prompt_tokens = estimate.prompt_tokens
+        self.output_tokens = estimate.output_tokens
         self.whole = whole
-        self.route.believe(0, estimate.prompt_tokens)
+        self.cached_tokens = 0
+        self.uncached_tokens = prompt_tokens if prompt_tokens > 0 else 1
+
+    def seen(self, output_tokens: int) -> None:
+        """Note that the answer has come to `output_tokens`, or more."""
+        self.output_seen = max(self.output_seen, output_tokens)
+
+    def believe(self, cached_tokens: int, prompt_tokens: int) -> None:
+        """Record `cached_tokens` of the prompt: the most at any endpoint or, once sent, at its endpoint."""
+        self.cached_tokens = cached_tokens
+        left = prompt_tokens - cached_tokens
+        self.uncached_tokens = left if left > 0 else 1
+
+    def told_blocks(self, keys: tuple[int, ...], block_tokens: int) -> None:
+        """Note the `keys` of the prompt's token blocks."""
+        self.blocks = (keys, block_tokens)
+
+    def told_holders(self, source: Source, tokens: Mapping[str, int]) -> None:
+        """Record a look-up's result at `source`: tokens by endpoint."""
+        self.looked_up = (source, tokens)
+
+    def forget_route(self) -> None:
+        """Release the data for routing."""
+        self.blocks = self.looked_up = None
+        self.located = NOWHERE
 
     def uncached_at(self, endpoint: int) -> int:
         """Returns the prompt tokens that an endpoint (by index) would have to compute."""
-        tokens = self.estimate.prompt_tokens
-        located = self.route.located
+        tokens = self.prompt_tokens
+        located = self.located
         return max(1, tokens - located.tokens(endpoint)) if located is not NOWHERE else tokens
 
     @property
     def estimated_tokens(self) -> int:
         """Returns the tokens of its prompt and answer, as estimated."""
-        return self.estimate.prompt_tokens + self.estimate.output_tokens
+        return self.prompt_tokens + self.output_tokens
 
     def leased(self) -> Lease:
         """Returns the lease of a request that is at an endpoint."""
         assert self.lease is not None
         return self.lease
-
-    def sent(self, lease: Lease | None) -> None:
-        """Note the lease by which it is at an endpoint; None: it is at none any more."""
-        self.lease = lease
-
-    def node_of(self) -> Node:
-        """Returns its flow, which it has from its appraisal on."""
-        node = self.queue.node
-        assert node is not None
-        return node
 
     def presumed_usage(self) -> Usage:
         """Returns a request's cost without a report: its estimated prompt, and the counted answer.
@@ -269,10 +192,10 @@ class Entry:
         Of an answer that does not stream nothing is seen on the way, so it counts as estimated if the caller gave up:
         else a caller that gives up just before the end would have it all computed for nothing.
         """
-        output, is_whole = self.charge.output_seen, self.state is State.COMPLETED
-        if output == 0 if is_whole else not self.request.streamed:
-            output = max(output, self.estimate.output_tokens)
-        return Usage(self.estimate.prompt_tokens, output, min(self.route.cached_tokens, self.estimate.prompt_tokens))
+        output, is_whole = self.output_seen, self.state is State.COMPLETED
+        if output == 0 if is_whole else not self.streamed:
+            output = max(output, self.output_tokens)
+        return Usage(self.prompt_tokens, output, min(self.cached_tokens, self.prompt_tokens))
 
     def move(self, event: Event) -> None:
         """Move to the state after `event`. Raises if the table of states knows no such step."""
@@ -281,6 +204,8 @@ class Entry:
     def became(self, request: Request) -> None:
         """Replace the `request` by another form: of another band, or without unneeded parts."""
         self.request = request
+        self.band = request.band
+        self.prefix = request.prefix
 
     def passed(self) -> None:
         """Note that a smaller request was sent before it, which fitted where this one does not."""
@@ -300,13 +225,13 @@ class Entry:
 
     def excludes(self, endpoint: str, now: float) -> bool:
         """True if the endpoint may not get the request, or refused or failed it and it is too soon to try again."""
-        retry, only = self.retry, self.request.only
+        retry, only = self.retry, self.only
         if only and endpoint not in only:
             return True
         return retry is not NO_RETRY and retry.excluded.get(endpoint, -math.inf) > now
 
     def excluded_until_s(self, endpoint: str) -> float:
         """Returns until when an endpoint is excluded for the request; minus infinity if it is not."""
-        if self.request.only and endpoint not in self.request.only:
+        if self.only and endpoint not in self.only:
             return math.inf
         return self.retry.excluded.get(endpoint, -math.inf)

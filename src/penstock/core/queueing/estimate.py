@@ -23,10 +23,14 @@ averages, because a first burst is estimated by them. A guess of twice the truth
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.request import Contents, Estimate, Request
 
 BYTES_PER_TOKEN = 4.0  # English prose in JSON; a first guess
+TOKENS_PER_BYTE: Final = 1.0 / BYTES_PER_TOKEN
+UNKNOWN: Final = -1.0
 BYTES_PER_TOKEN_MOST = 8.0  # of prose, code and their JSON; more is blanks
 PICTURE_TOKENS = 765.0
 SOUND_TOKENS = 500.0
@@ -57,93 +61,95 @@ def least_prompt_tokens(contents: Contents) -> float:
     return contents.text_bytes / BYTES_PER_TOKEN_MOST + contents.token_ids
 
 
-class _Average:
-    """A moving average. It may well be 0: an embedding has no answer."""
+class _Learned:
+    """The moving averages of a tenant's requests for a model, or of all tenants'; below 0: nothing learned."""
 
-    __slots__ = ("value",)
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-
-class _Averages:
-    """Averages by key, of which those are forgotten that learned nothing for the longest time."""
-
-    __slots__ = ("_known",)
+    __slots__ = ("output_tokens", "tokens_per_byte")
 
     def __init__(self) -> None:
-        self._known: BoundedMap[tuple[str, str], _Average] = BoundedMap(KEYS_MAX)
+        self.tokens_per_byte = UNKNOWN
+        self.output_tokens = UNKNOWN  # may well be 0: an embedding has no answer
 
-    def get(self, tenant: str, model: str, default: float) -> float:
-        """The tenant's own, or all tenants', or the default."""
-        found = self._known.get((tenant, model)) or self._known.get(("", model))
-        return default if found is None else found.value
 
-    def learn(
-        self, key: tuple[str, str], value: float, rate: float = LEARNING_RATE, before: float | None = None
-    ) -> None:
-        """A value was seen. The first one counts in full, unless there is something to begin `before` it."""
-        known = self._known.renewed(key)
-        if known is not None:
-            known.value += rate * (value - known.value)
-        else:
-            self._known.set(key, _Average(value if before is None else before + rate * (value - before)))
+def _moved(average: float, value: float, rate: float = LEARNING_RATE) -> float:
+    """Returns the `average` after another `value` was seen. The first one counts in full."""
+    return value if average < 0.0 else average + rate * (value - average)
 
 
 class Estimator:
-    """Learned ratios, sizes and lengths."""
+    """Learned ratios, sizes and lengths. Those are forgotten that learned nothing for the longest time."""
 
     def __init__(self) -> None:
-        self._tokens_per_byte = _Averages()
-        self._piece_tokens = _Averages()  # by the model and the kind of piece
-        self._output_tokens = _Averages()
+        self._learned: BoundedMap[tuple[str, str], _Learned] = BoundedMap(KEYS_MAX)  # of all tenants: ""
+        self._piece_tokens: BoundedMap[tuple[str, str], float] = BoundedMap(KEYS_MAX)  # by the model and kind of piece
 
     def estimate(self, tenant: str, model: str, contents: Contents, output_tokens_max: int | None) -> Estimate:
         """Returns the estimated tokens of a request's prompt and answer; at least one each."""
-        prompt = self._text_tokens(tenant, model, contents) + contents.token_ids + self._pieces_tokens(model, contents)
-        output = self._output_tokens.get(tenant, model, OUTPUT_TOKENS)
-        if output_tokens_max is not None:
-            output = min(output, output_tokens_max)
-        prompt_max = PROMPT_TOKENS_MAX * max(1, contents.inputs)
-        return Estimate(min(max(1, round(prompt)), prompt_max), max(1, round(output * contents.answers)))
+        own, output = self._learned.get((tenant, model)), UNKNOWN
+        per_byte = UNKNOWN
+        if own is not None:
+            per_byte, output = own.tokens_per_byte, own.output_tokens
+        if (per_byte < 0.0 or output < 0.0) and (others := self._learned.get(("", model))) is not None:
+            per_byte = others.tokens_per_byte if per_byte < 0.0 else per_byte
+            output = others.output_tokens if output < 0.0 else output
+        if output < 0.0:
+            output = OUTPUT_TOKENS
+        if output_tokens_max is not None and output > output_tokens_max:
+            output = float(output_tokens_max)
+        prompt = contents.text_bytes * (per_byte if per_byte >= 0.0 else TOKENS_PER_BYTE) + contents.token_ids
+        if contents.pictures or contents.sounds or contents.videos or contents.documents:
+            prompt += self._pieces_tokens(model, contents)
+        prompt_tokens = min(max(1, round(prompt)), PROMPT_TOKENS_MAX * max(1, contents.inputs))
+        return Estimate(prompt_tokens, max(1, round(output * contents.answers)))
 
-    def learn_prompt(self, tenant: str, model: str, contents: Contents, prompt_tokens: int) -> None:
-        """Learn from the `prompt_tokens` that an engine reported for such a prompt."""
-        if prompt_tokens <= 0:
+    def learn(self, tenant: str, model: str, contents: Contents, prompt_tokens: int, output_tokens: int) -> None:
+        """Learn from the tokens that an engine reported for such a prompt and for all its answers together.
+
+        `prompt_tokens` 0: not reported.
+        """
+        ratio = UNKNOWN
+        if prompt_tokens > 0:
+            if contents.pictures or contents.sounds or contents.videos or contents.documents:
+                self._learn_pieces(tenant, model, contents, prompt_tokens)
+            elif contents.text_bytes > 0 and not contents.token_ids:
+                # Bodies of a few bytes are mostly braces; a ratio above one token per byte is not text.
+                ratio = min(prompt_tokens / contents.text_bytes, 1.0)
+        answers = contents.answers
+        if ratio < 0.0 and not answers:
             return
+        for key in ((tenant, model), ("", model)):
+            learned = self._learned.renewed_or(key, _Learned)
+            if ratio >= 0.0:
+                learned.tokens_per_byte = _moved(learned.tokens_per_byte, ratio)
+            if answers:
+                learned.output_tokens = _moved(learned.output_tokens, output_tokens / answers)
+
+    def _learn_pieces(self, tenant: str, model: str, contents: Contents, prompt_tokens: int) -> None:
+        """Divide the tokens beyond the text among the pieces, in proportion to their expectation."""
         pieces_tokens = self._pieces_tokens(model, contents)
-        if pieces_tokens > 0.0:
-            text_tokens = self._text_tokens(tenant, model, contents) + contents.token_ids
-            factor = max(0.0, prompt_tokens - text_tokens) / pieces_tokens
-            rate = PIECE_LEARNING_RATE * pieces_tokens / (pieces_tokens + text_tokens)
-            for kind, at_first in _PIECES:
-                if _count(contents, kind):
-                    tokens = factor * max(1.0, self._piece_tokens.get(kind, model, at_first))
-                    self._piece_tokens.learn((kind, model), min(tokens, PIECE_TOKENS_MAX), rate, at_first)
-        elif contents.text_bytes > 0 and not contents.token_ids:
-            # Bodies of a few bytes are mostly braces; a ratio above one token per byte is not text.
-            ratio = min(prompt_tokens / contents.text_bytes, 1.0)
-            self._tokens_per_byte.learn((tenant, model), ratio)
-            self._tokens_per_byte.learn(("", model), ratio)
+        text_tokens = contents.text_bytes * self._tokens_per_byte(tenant, model) + contents.token_ids
+        factor = max(0.0, prompt_tokens - text_tokens) / pieces_tokens
+        rate = PIECE_LEARNING_RATE * pieces_tokens / (pieces_tokens + text_tokens)
+        for kind, at_first in _PIECES:
+            if _count(contents, kind):
+                known = self._piece_tokens.get((kind, model))
+                before = at_first if known is None else known
+                tokens = min(factor * max(1.0, before), PIECE_TOKENS_MAX)
+                self._piece_tokens.set((kind, model), _moved(before, tokens, rate))
 
-    def learn_output(self, tenant: str, model: str, output_tokens: int, answers: int = 1) -> None:
-        """Learn that `answers` complete answers were `output_tokens` long together."""
-        if not answers:
-            return
-        each = output_tokens / answers
-        self._output_tokens.learn((tenant, model), each)
-        self._output_tokens.learn(("", model), each)
-
-    def _text_tokens(self, tenant: str, model: str, contents: Contents) -> float:
-        return contents.text_bytes * self._tokens_per_byte.get(tenant, model, 1.0 / BYTES_PER_TOKEN)
+    def _tokens_per_byte(self, tenant: str, model: str) -> float:
+        for key in ((tenant, model), ("", model)):
+            learned = self._learned.get(key)
+            if learned is not None and learned.tokens_per_byte >= 0.0:
+                return learned.tokens_per_byte
+        return TOKENS_PER_BYTE
 
     def _pieces_tokens(self, model: str, contents: Contents) -> float:
-        if not (contents.pictures or contents.sounds or contents.videos or contents.documents):
-            return 0.0
         tokens = 0.0
         for kind, at_first in _PIECES:
             if count := _count(contents, kind):
-                tokens += count * max(1.0, self._piece_tokens.get(kind, model, at_first))
+                known = self._piece_tokens.get((kind, model))
+                tokens += count * max(1.0, at_first if known is None else known)
         return tokens
 
 

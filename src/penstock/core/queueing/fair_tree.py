@@ -222,8 +222,7 @@ class QueueTree:
 
     def push(self, entry: Entry) -> None:
         """Let an entry wait in its flow's leaf."""
-        node, model = entry.queue.node, entry.model
-        assert node is not None
+        node, model = entry.node, entry.model
         leaf = node.leaves.get(model)
         if leaf is None:
             leaf = node.leaves[model] = Leaf()
@@ -233,7 +232,7 @@ class QueueTree:
             parent, restands = node.parent, not node.sendable  # otherwise it is active, or capped, and stays so
             before = node.standing if restands else ACTIVE
             node.waiting += 1
-            node.work[model] = node.work.get(model, 0.0) + entry.charge.work
+            node.work[model] = node.work.get(model, 0.0) + entry.work
             count = node.backlog[model] = node.backlog.get(model, 0) + 1
             if sendable:
                 _may_send(node, 1)
@@ -248,8 +247,7 @@ class QueueTree:
 
     def remove(self, entry: Entry) -> None:
         """Remove an entry that no longer waits; `entry.state` is already set."""
-        node, model = entry.queue.node, entry.model
-        assert node is not None
+        node, model = entry.node, entry.model
         leaf = node.leaves[model]
         leaf.remove(entry)
         if not leaf:
@@ -265,7 +263,7 @@ class QueueTree:
                 sendable = not up.capped
             up.backlog[model] -= 1
             if up.backlog[model]:
-                up.work[model] -= entry.charge.work
+                up.work[model] -= entry.work
             else:
                 del up.backlog[model]
                 del up.work[model]
@@ -297,9 +295,12 @@ class QueueTree:
         node: Node | None = flow
         while node is not None:
             node.in_flight += 1
-            if node.in_flight == 1 and not node.waiting:
-                node.stood(IDLE)
-            node = node.parent
+            parent = node.parent
+            if node.in_flight == 1 and not node.waiting and parent is not None:  # it was idle (`stood`)
+                parent.active_weight += node.weight
+                if node.capped:
+                    parent.held_weight += node.weight
+            node = parent
 
     def returned(self, flow: Node) -> None:
         """Note that a lease of `flow` ended."""
@@ -307,19 +308,24 @@ class QueueTree:
         while node is not None:
             assert node.in_flight > 0
             node.in_flight -= 1
-            if not node.in_flight and not node.waiting:
-                node.stood(HELD if node.capped else ACTIVE)
-            node = node.parent
+            parent = node.parent
+            if not node.in_flight and not node.waiting and parent is not None:  # it is idle now (`stood`)
+                parent.active_weight -= node.weight
+                if node.capped:
+                    parent.held_weight -= node.weight
+            node = parent
 
     def release(self, flow: Node) -> None:
         """Forget `flow`, and its groups, if that changes nothing."""
         node = flow
-        while node.parent is not None and node.idle and not node.children:
-            if node.parent.children.get(node.name) is not node:
+        while (parent := node.parent) is not None:
+            if node.waiting or node.in_flight or node.capped or node.tag > parent.virtual or node.children:
+                return  # not `idle`
+            if parent.children.get(node.name) is not node:
                 return  # forgotten earlier
-            del node.parent.children[node.name]
+            del parent.children[node.name]
             self._nodes -= 1
-            node = node.parent
+            node = parent
 
     def _sweep(self, *, keep: Node) -> None:
         """Forget idle flows without remaining debt; too many debtors lose their debt."""
@@ -461,7 +467,7 @@ class QueueTree:
 
     def serve(self, entry: Entry) -> None:
         """Note that the flow of `entry` is served now: virtual time moves up to the tags along its path."""
-        node = entry.queue.node
+        node = entry.node
         while node is not None and node.parent is not None:
             node.parent.virtual = max(node.parent.virtual, node.tag)
             node = node.parent
@@ -576,4 +582,4 @@ def _before(one: Node, other: Node) -> bool:
 
 
 def _age(entry: Entry) -> tuple[tuple[int, float], int]:
-    return entry.queue.key, entry.seq
+    return entry.key, entry.seq

@@ -36,11 +36,11 @@ class Leaf:
 
     def push(self, entry: Entry) -> None:
         """Queue `entry`; each time it is queued is another visit."""
-        entry.queue.visit += 1
-        heapq.heappush(self._heap, (entry.queue.key, entry.seq, entry.queue.visit, entry))
+        entry.visit += 1
+        heapq.heappush(self._heap, (entry.key, entry.seq, entry.visit, entry))
         self.live += 1
         front = self._front
-        if front and (entry.queue.key, entry.seq) < (front[-1].queue.key, front[-1].seq):
+        if front and (entry.key, entry.seq) < (front[-1].key, front[-1].seq):
             front.clear()
         elif len(front) == self.live - 1 < FRONT:
             front.append(entry)
@@ -59,7 +59,7 @@ class Leaf:
 
     def rekeyed(self) -> None:
         """Sort the entries again, because their keys have changed."""
-        self._heap = [(item[3].queue.key, *item[1:]) for item in self._heap if _alive(item)]
+        self._heap = [(item[3].key, *item[1:]) for item in self._heap if _alive(item)]
         heapq.heapify(self._heap)
         self._front.clear()
 
@@ -104,7 +104,7 @@ class Leaf:
 
 def _alive(item: tuple[tuple[int, float], int, int, Entry]) -> bool:
     _, _, visit, entry = item
-    return entry.queue.visit == visit and entry.state is State.WAITING
+    return entry.visit == visit and entry.state is State.WAITING
 
 
 def fcfs(entry: Entry, now: float) -> float:  # noqa: ARG001
@@ -114,12 +114,12 @@ def fcfs(entry: Entry, now: float) -> float:  # noqa: ARG001
 
 def deadline(entry: Entry, now: float) -> float:  # noqa: ARG001
     """Returns a key for the earliest deadline first; requests without one come last, in order of arrival."""
-    return entry.queue.deadline_s
+    return entry.deadline_s
 
 
 def shortest_first(entry: Entry, now: float) -> float:
     """Returns a key for the least estimated work first, with ageing."""
-    return entry.charge.work + AGEING_WORK_PER_S * now
+    return entry.work + AGEING_WORK_PER_S * now
 
 
 ORDERINGS: dict[str, Callable[[Entry, float], float]] = {

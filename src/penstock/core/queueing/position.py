@@ -29,14 +29,14 @@ def ranked(entries: Iterable[Entry], bands: Sequence[Band]) -> Iterator[tuple[En
     """Yields entries that wait, each with its position (1 is the next) and the work before it in its own line."""
 
     def turn(entry: Entry) -> tuple[bool, tuple[int, float], int]:
-        return entry.seq not in bands[entry.request.band].bumped, entry.queue.key, entry.seq
+        return entry.seq not in bands[entry.band].bumped, entry.key, entry.seq
 
     asked: dict[Leaf, set[int]] = {}
     for entry in entries:
-        asked.setdefault(entry.node_of().leaves[entry.model], set()).add(entry.seq)
+        asked.setdefault(entry.node.leaves[entry.model], set()).add(entry.seq)
     for leaf, wanted in asked.items():
         ahead = 0.0
         for position, entry in enumerate(sorted(leaf.waiting(), key=turn), 1):
             if entry.seq in wanted:
                 yield entry, position, ahead
-            ahead += entry.charge.work
+            ahead += entry.work

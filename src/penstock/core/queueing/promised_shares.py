@@ -41,7 +41,7 @@ class PromisedShares:
         """
         if not self._promised:
             return
-        rank = entry.request.band
+        rank = entry.band
         own = self._queues.bands[rank]
         above = any(band.tree.root.sendable for band in self._queues.bands[:rank])
         counted = []
@@ -51,17 +51,17 @@ class PromisedShares:
                     counted.append((band, band.settings.min_share - 1.0))
             elif band.credit < 0 or (band.tree.root.sendable and (band.credit <= 0 or chosen in band.open)):
                 counted.append((band, band.settings.min_share))
-        entry.charge.counted_in, entry.charge.counted = counted, 0.0
-        self.settle(entry, entry.charge.work)
+        entry.counted_in, entry.counted = counted, 0.0
+        self.settle(entry, entry.work)
 
     def settle(self, entry: Entry, work: float) -> None:
         """Correct the count of an entry to its known or expected `work`."""
-        more = work - entry.charge.counted
-        if not more or entry.charge.counted_in is None:
+        more = work - entry.counted
+        if not more or entry.counted_in is None:
             return
-        entry.charge.counted = work
-        most = CREDIT_REQUESTS_MAX * max(entry.charge.work, work)
-        for band, part in entry.charge.counted_in:
+        entry.counted = work
+        most = CREDIT_REQUESTS_MAX * max(entry.work, work)
+        for band, part in entry.counted_in:
             before = band.credit
             band.credit = min(max(before + part * more, -most), most)
             if before <= 0 < band.credit and not band.tree.root.sendable:

@@ -53,18 +53,18 @@ class Queues:
 
     def push(self, entry: Entry) -> None:
         """Let `entry` wait. Its state, node, key and estimates are set."""
-        self.bands[entry.request.band].push(entry)
+        self.bands[entry.band].push(entry)
         self.waiting += 1
         self.bytes += entry.request.body_bytes
-        self.tokens += entry.estimate.prompt_tokens
+        self.tokens += entry.prompt_tokens
 
     def remove(self, entry: Entry, event: Event) -> None:
         """Take an entry out because of `event`."""
         entry.move(event)
-        self.bands[entry.request.band].remove(entry)
+        self.bands[entry.band].remove(entry)
         self.waiting -= 1
         self.bytes -= entry.request.body_bytes
-        self.tokens -= entry.estimate.prompt_tokens
+        self.tokens -= entry.prompt_tokens
 
     def find(self, seq: int) -> Entry | None:
         """Returns the waiting entry with that arrival number; None if none has it."""
@@ -76,8 +76,8 @@ class Queues:
 
         So a flow with little to wait for never waits for the sake of one that has much.
         """
-        root = self.bands[entry.request.band].tree.root
-        flow = top(entry.node_of())
+        root = self.bands[entry.band].tree.root
+        flow = top(entry.node)
         if flow.parent is None:
             return root.waiting, root.waiting
         return min(root.waiting, flow.waiting * root.active_weight / flow.weight), root.waiting
@@ -98,15 +98,15 @@ class Queues:
         bounds, victims = self._bounds, list[Entry]()
         requests = self.waiting - bounds.requests_max
         bytes_, tokens = self.bytes - bounds.bytes_max, self.tokens - bounds.tokens_max
-        for band in reversed(self.bands[entry.request.band + 1 :]):
+        for band in reversed(self.bands[entry.band + 1 :]):
             for young in islice(reversed(band.entries.values()), DISPLACED_MAX):
                 if max(requests, bytes_, tokens) <= 0:
                     return victims
-                if young.queue.visit == 1:
+                if young.visit == 1:
                     victims.append(young)
                     requests -= 1
                     bytes_ -= young.request.body_bytes
-                    tokens -= young.estimate.prompt_tokens
+                    tokens -= young.prompt_tokens
         return victims if max(requests, bytes_, tokens) <= 0 else None
 
     def forget(self, endpoint: Endpoint) -> None:

@@ -152,6 +152,7 @@ class Quotas:
 
     def _set(self, limits: Mapping[str, Limits]) -> None:
         self._accounts = {name: _Account(name, its) for name, its in limits.items() if its != Limits()}
+        self.any = bool(self._accounts)  #: whether anybody has limits; otherwise most callers ask no further
         self._found: dict[Accounts, tuple[list[_Account], list[_Account]]] = {}  # by `_held` and `_rated`
         self.capped = frozenset([name for name, its in limits.items() if its.running is not None])
 
@@ -162,8 +163,7 @@ class Quotas:
 
         If either is too much in any account, nothing is charged, and the limit that takes longest is returned.
         """
-        held = self._rated(accounts)
-        if not held:
+        if not self.any or not (held := self._rated(accounts)):
             return None
         waits = [
             LimitReached(limit, round(bucket.size), wait_s, account.own)
@@ -190,7 +190,7 @@ class Quotas:
 
     def settle(self, accounts: Accounts, *, reserved: int, used: int, now: float) -> None:
         """Replace the `reserved` tokens of an admitted request by those `used`, which may be more. Once per request."""
-        for account in self._rated(accounts):
+        for account in self._rated(accounts) if self.any else ():
             for bucket in account.token_buckets:
                 bucket.take(used - reserved, now)
 
@@ -219,20 +219,20 @@ class Quotas:
                 if entry.state is State.WAITING:
                     held.queued += 1
                     held.queued_bytes += entry.request.body_bytes
-                    held.queued_tokens += entry.estimate.prompt_tokens
+                    held.queued_tokens += entry.prompt_tokens
 
     # --- queued ---------------------------------------------------------------------------------------------
 
     def queued(self, accounts: Accounts, body_bytes: int, prompt_tokens: int) -> None:
         """Count a request that entered the queue against the limits of its accounts."""
-        for account in self._held(accounts):
+        for account in self._held(accounts) if self.any else ():
             account.queued += 1
             account.queued_bytes += body_bytes
             account.queued_tokens += prompt_tokens
 
     def unqueued(self, accounts: Accounts, body_bytes: int, prompt_tokens: int) -> None:
         """Count a request out that left the queue, wherever to."""
-        for account in self._held(accounts):
+        for account in self._held(accounts) if self.any else ():
             assert account.queued > 0
             assert account.queued_bytes >= body_bytes
             account.queued -= 1
@@ -297,8 +297,7 @@ class Quotas:
 
         `beyond`: it was sent elsewhere, so maybe beyond the limit.
         """
-        held = self._held(accounts)
-        if not held:
+        if not self.any or not (held := self._held(accounts)):
             return False
         assert beyond or not self.at_limit(accounts), "an account at its limit is sent nothing"
         for account in held:
@@ -308,7 +307,7 @@ class Quotas:
     def ended(self, accounts: Accounts) -> list[str]:
         """Count a request out that is no longer at an engine. Returns the accounts whose flows need no cap any more."""
         freed: list[str] = []
-        for account in self._held(accounts):
+        for account in self._held(accounts) if self.any else ():
             assert account.running > 0
             account.running -= 1
             # A limit may have fallen below the running requests.

@@ -24,7 +24,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node
 from penstock.core.queueing.ttft_evidence import TtftEvidence
 from penstock.core.util.bounded_map import BoundedMap
-from penstock.core.util.decaying import WINDOW_S, Decaying, DecayingRate
+from penstock.core.util.decaying import WINDOW_S, DecayingRate
 
 RATE_MIN = 1e-3  # of work per second; below, nothing was sent for minutes
 RATE_TRUSTED_S = 3.0  # of queueing; less holds too few dispatches
@@ -40,15 +40,16 @@ JITTER_S_MAX = 15.0  # a quarter of that: spread over it, those that were refuse
 class _Model:
     """The learned rates of one model."""
 
-    __slots__ = ("drain", "first_tokens", "refused_s", "scarce_until_s", "seconds", "work")
+    __slots__ = ("drain", "ended_s", "first_tokens", "refused_s", "scarce_until_s", "seconds", "work")
 
     def __init__(self) -> None:
         self.drain = DecayingRate()
         self.first_tokens = TtftEvidence()
         self.refused_s = 0.0  # the longest deadline that was refused for want of room,
         self.scarce_until_s = -math.inf  # and until when that is news
-        self.seconds = Decaying(WINDOW_S)  # how long leases lasted that ended recently
-        self.work = Decaying(WINDOW_S)  # that was in them
+        self.seconds = 0.0  # how long leases lasted that ended recently, fading; as of `ended_s`
+        self.work = 0.0  # that was in them, likewise
+        self.ended_s = -math.inf
 
 
 class WaitForecast:
@@ -66,9 +67,8 @@ class WaitForecast:
 
     def dispatched(self, entry: Entry, *, queued: bool, now: float) -> None:
         """Note that a request was sent. `queued`: others for the same model wait."""
-        model = entry.model
-        learned = self._of(model)
-        learned.first_tokens.sent(entry.route.uncached_tokens, now)
+        learned = self._of(entry.model)
+        learned.first_tokens.sent(entry.uncached_tokens, now)
         if not queued:
             if learned.drain.measured:
                 learned.drain = DecayingRate()
@@ -87,8 +87,10 @@ class WaitForecast:
     def lease_ended(self, entry: Entry, after_s: float, now: float) -> None:
         """Note that a request was at an endpoint for `after_s`."""
         learned = self._of(entry.model)
-        learned.seconds.add(after_s, now)
-        learned.work.add(self._size(entry), now)
+        fade = math.exp((learned.ended_s - now) / WINDOW_S)
+        learned.seconds = learned.seconds * fade + after_s
+        learned.work = learned.work * fade + (1.0 if self._by_request else entry.work)
+        learned.ended_s = now
 
     # --- deadlines ----------------------------------------------------------------------------------------------
 
@@ -101,18 +103,18 @@ class WaitForecast:
         learned = self._models.get(entry.model)
         if learned is None:
             return 0.0
-        if now < learned.scarce_until_s and entry.queue.deadline_s - entry.queue.waits_since_s <= learned.refused_s:
-            return learned.first_tokens.mostly_s(entry.route.uncached_tokens, now)
-        return learned.first_tokens.at_best_s(entry.route.uncached_tokens, now)
+        if now < learned.scarce_until_s and entry.deadline_s - entry.waits_since_s <= learned.refused_s:
+            return learned.first_tokens.mostly_s(entry.uncached_tokens, now)
+        return learned.first_tokens.at_best_s(entry.uncached_tokens, now)
 
     def soonest_s(self, entry: Entry, now: float) -> float:
         """Returns the least time that a first token recently needed; 0 while unknown."""
         learned = self._models.get(entry.model)
-        return learned.first_tokens.at_best_s(entry.route.uncached_tokens, now) if learned is not None else 0.0
+        return learned.first_tokens.at_best_s(entry.uncached_tokens, now) if learned is not None else 0.0
 
     def may_try(self, entry: Entry, now: float) -> bool:
         """True if the request is to be sent although it is forecast to be late, to learn."""
-        return self._of(entry.model).first_tokens.may_try(entry.route.uncached_tokens, now)
+        return self._of(entry.model).first_tokens.may_try(entry.uncached_tokens, now)
 
     def refused(self, model: str, within_s: float, now: float) -> None:
         """Record that a deadline `within_s` from arrival was refused because of the queue."""
@@ -124,13 +126,12 @@ class WaitForecast:
 
     def left(self, entry: Entry, now: float) -> None:
         """Note that a waiting request left without having been sent."""
-        node: Node | None = entry.queue.node
-        assert node is not None
+        node = entry.node
         size = self._size(entry)
         node.left, node.left_s = _fading(node, now) + size, now
         while node.parent is not None:
             node = node.parent
-        if node is not entry.queue.node:
+        if node is not entry.node:
             node.left, node.left_s = _fading(node, now) + size, now
 
     def ahead(self, requests: int, work: float) -> float:
@@ -160,8 +161,8 @@ class WaitForecast:
 
     def _ahead(self, entry: Entry, bands: list[Band], ahead: float | None, rate: float, now: float) -> float:
         """Returns the amount sent before it, at `rate` per second. Late enough, no request has left recently."""
-        flow = node = entry.node_of()
-        band, model = entry.request.band, entry.model
+        flow = node = entry.node
+        band, model = entry.band, entry.model
         own = self._size(entry) if entry.seq in bands[band].entries else 0.0
         if ahead is None:
             ahead = self._waiting(flow, model) - own
@@ -179,7 +180,7 @@ class WaitForecast:
         return sum(in_all[:band]) + max(0.0, min(turn, in_band))
 
     def _size(self, entry: Entry) -> float:
-        return 1.0 if self._by_request else entry.charge.work
+        return 1.0 if self._by_request else entry.work
 
     def _waiting(self, node: Node, model: str) -> float:
         return node.backlog.get(model, 0) if self._by_request else node.work.get(model, 0.0)
@@ -189,10 +190,8 @@ class WaitForecast:
         if learned is None:
             return None
         drain, by_slots = learned.drain.per_s(now), 0.0
-        ended_s = learned.seconds.at_s
-        seconds, work = learned.seconds.at(ended_s), learned.work.at(ended_s)
-        if seconds > 0 and work > 0 and slots > 0 and ended_s >= since_s:
-            by_slots = slots * work / seconds
+        if learned.seconds > 0 and learned.work > 0 and slots > 0 and learned.ended_s >= since_s:
+            by_slots = slots * learned.work / learned.seconds
         if drain > RATE_MIN and learned.drain.elapsed_s(now) >= RATE_TRUSTED_S:
             return max(drain, by_slots) if since_s > -math.inf else drain
         return by_slots or (drain if drain > RATE_MIN else None)

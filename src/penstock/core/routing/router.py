@@ -69,8 +69,8 @@ class Router:
     def look(self, entry: Entry, now: float) -> None:
         """Find out which endpoints hold how much of the prompt of `entry` now."""
         if self._policy.uses_prefix:
-            entry.route.located = located = self._located(entry, now)
-            entry.route.believe(located.most, entry.estimate.prompt_tokens)
+            entry.located = located = self._located(entry, now)
+            entry.believe(located.most, entry.prompt_tokens)
 
     def choose(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> Choice:
         """Returns one of the endpoints.
@@ -80,7 +80,7 @@ class Router:
         request, policy = entry.request, self._policy
         if policy.uses_prefix:
             located = self._located(entry, now)
-            entry.route.located = located
+            entry.located = located
             compared, self._compared, context = self._compared, None, None
             if compared is not None and compared[:3] == (entry, now, located):
                 _, _, _, sought, context = compared
@@ -88,26 +88,26 @@ class Router:
                 sought = self._sought(request, located, now)
             choice = self._chosen(entry, located, sought, endpoints, now, context=context)
             chosen = choice.endpoint
-            entry.route.believe(located.tokens(chosen.index), entry.estimate.prompt_tokens)
-            entry.route.source = located.said.get(chosen.index, Source.HISTORY) if located.said else Source.HISTORY
-            entry.route.twin_computing = False
+            entry.believe(located.tokens(chosen.index), entry.prompt_tokens)
+            entry.source = located.said.get(chosen.index, Source.HISTORY) if located.said else Source.HISTORY
+            entry.twin_computing = False
             prefix: tuple[Key, ...] = request.prefix
             if prefix:
-                entry.route.sought = sought if sought is not None and sought.endpoint == chosen.index else None
+                entry.sought = sought if sought is not None and sought.endpoint == chosen.index else None
                 if policy.weighs_load:
                     self._last_sent.sent(prefix, chosen.index)
                 if located.levels:
                     depth = located.depth(chosen.index)
-                    entry.route.twin_computing = bool(depth) and _being_computed(prefix[depth - 1], depth, chosen)
-                    entry.route.keys_since = self._history.since(chosen.index, prefix[depth - 1]) if depth else 0
+                    entry.twin_computing = bool(depth) and _being_computed(prefix[depth - 1], depth, chosen)
+                    entry.keys_since = self._history.since(chosen.index, prefix[depth - 1]) if depth else 0
                     self._hot.used(prefix[located.levels[-1][1] - 1], now)
                 self._history.store(chosen.index, prefix)
                 if self._queued:
                     self._half_sent(prefix)
         else:
-            if entry.route.cached_tokens:  # believed under another policy, before the settings changed
-                entry.route.located, entry.route.source, entry.route.twin_computing = NOWHERE, None, False
-                entry.route.believe(0, entry.estimate.prompt_tokens)
+            if entry.cached_tokens:  # believed under another policy, before the settings changed
+                entry.located, entry.source, entry.twin_computing = NOWHERE, None, False
+                entry.believe(0, entry.prompt_tokens)
             choice = self._chosen(entry, NOWHERE, None, endpoints, now)
         if request.session is not None and policy.uses_session:
             self._sessions.moved(request.model, request.session, choice.endpoint.name)
@@ -237,30 +237,30 @@ class Router:
 
     def waits(self, entry: Entry) -> None:
         """Note that the request of `entry` is queued."""
-        if (prefix := entry.request.prefix) and self._policy.uses_prefix:
+        if (prefix := entry.prefix) and self._policy.uses_prefix:
             middle = _middle(prefix)
             alike = self._queued.get(middle)
             if alike is None:
                 alike = self._queued[middle] = Alike(sent=self._history.holders(middle) != 0)
-            entry.route.alike = alike
+            entry.alike = alike
             alike.count += 1
             self.may_be_warm += alike.sent
-            if entry.route.blocks is not None or entry.route.looked_up is not None:
+            if entry.blocks is not None or entry.looked_up is not None:
                 self.told(entry)
 
     def left(self, entry: Entry) -> None:
         """Note that the request of `entry` is no longer queued."""
-        if (alike := entry.route.alike) is not None:
-            entry.route.alike = None
+        if (alike := entry.alike) is not None:
+            entry.alike = None
             alike.count -= 1
             self.may_be_warm -= alike.sent
             if not alike.count:
-                del self._queued[_middle(entry.request.prefix)]
+                del self._queued[_middle(entry.prefix)]
 
     def told(self, entry: Entry) -> None:
         """Note that a source better than our history knows of the prompt of `entry`, which is queued."""
-        if entry.route.alike is not None:
-            self._sent(entry.route.alike)
+        if entry.alike is not None:
+            self._sent(entry.alike)
 
     def _sent(self, alike: Alike) -> None:
         if not alike.sent:
@@ -275,7 +275,7 @@ class Router:
     def warm_keys(self, entry: Entry, endpoints: Sequence[Endpoint], now: float) -> int:
         """Returns how many keys of the prompt of `entry` one of `endpoints` holds, at most."""
         if self._by_history(entry, now):
-            return self._history.depth(entry.request.prefix, [e.index for e in endpoints])
+            return self._history.depth(entry.prefix, [e.index for e in endpoints])
         located = self._located(entry, now)
         return located.keys_in(max([located.tokens(e.index) for e in endpoints]))
 
@@ -287,7 +287,7 @@ class Router:
         What both prompts have in common does not count, and a much shorter prompt displaces too little to matter.
         `warm_keys`: how much of the other one they hold; nothing is returned unless it is less.
         """
-        prefix, others = entry.request.prefix, than.request.prefix
+        prefix, others = entry.prefix, than.request.prefix
         if len(prefix) <= warm_keys:
             return []
         if self._by_history(entry, now) and not self._history.holders(prefix[warm_keys]):
@@ -301,7 +301,7 @@ class Router:
     def _hold(self, entry: Entry, depth: int, endpoints: Sequence[Endpoint], now: float) -> list[Endpoint]:
         """Returns the endpoints that hold so many keys of a prompt."""
         if self._by_history(entry, now):
-            holders = self._history.holders(entry.request.prefix[depth - 1])
+            holders = self._history.holders(entry.prefix[depth - 1])
             return [e for e in endpoints if holders & self._history.bit(e.index)] if holders else []
         located = self._located(entry, now)
         tokens = located.tokens_at(depth)
@@ -358,7 +358,7 @@ class Router:
         self._compared = None
         self._last_sent.failed(request.prefix, endpoint.index)
         located = Located(self._history.bits)
-        located.measured(request, entry.estimate.prompt_tokens)
+        located.measured(request, entry.prompt_tokens)
         self._history.remove(endpoint.index, request.prefix[located.keys_in(lease.cached_tokens) :])
 
     # --- events of engines --------------------------------------------------------------------------------------
@@ -417,14 +417,14 @@ class Router:
             tokens = self._last_sent.expected(sought) - common
             if tokens > max(matched.values(), default=0):
                 matched = {**matched, sought.endpoint: tokens}
-        prompt_tokens = max(1, entry.estimate.prompt_tokens - common)
+        prompt_tokens = max(1, entry.prompt_tokens - common)
         if self._pool.adapted and self._weighs_adapters and (loads := self._adapter(request.model)):
             prompt_tokens += max(loads.values())
             matched = {index: matched.get(index, 0) + loads.get(index, 0) for index in {**matched, **loads}}
         return Context(
             request,
             prompt_tokens=prompt_tokens,
-            output_tokens=entry.estimate.output_tokens,
+            output_tokens=entry.output_tokens,
             now=now,
             matched=matched,
             home=self.home(request, now, whole=entry.whole),
@@ -488,13 +488,13 @@ class Router:
 
     def _located(self, entry: Entry, now: float) -> Located:
         request, sources = entry.request, self.sources
-        by_history = entry.route.blocks is None and entry.route.looked_up is None
+        by_history = entry.blocks is None and entry.looked_up is None
         if by_history:
             if not request.prefix:
                 return NOWHERE
             by_history = now >= sources.off_until_s and not self._doubted
-            if by_history and entry.route.located.version == self._history.version:
-                return entry.route.located  # as last looked at, and nothing has happened since
+            if by_history and entry.located.version == self._history.version:
+                return entry.located  # as last looked at, and nothing has happened since
         located = Located(self._history.bits)
         if by_history:
             located.version = self._history.version
@@ -504,14 +504,14 @@ class Router:
                 wrong = [e for e in self._pool if not sources.trusted(Source.HISTORY, e.index, now)]
                 doubted = dict.fromkeys((*[e.index for e in wrong], *self._doubted))
                 located.leave_out(sum(self._history.bit(index) for index in doubted))
-            located.measured(request, entry.estimate.prompt_tokens)
-        if entry.route.blocks is not None:
-            keys, block_tokens = entry.route.blocks
+            located.measured(request, entry.prompt_tokens)
+        if entry.blocks is not None:
+            keys, block_tokens = entry.blocks
             held = self._exact.match(keys)
             told = {e.index: held.get(e.index, 0) * block_tokens for e in self._pool if self._exact.knows(e.index)}
             self._say(Source.KV_EVENTS, told, request, located, now)
-        if entry.route.looked_up is not None:
-            source, by_name = entry.route.looked_up
+        if entry.looked_up is not None:
+            source, by_name = entry.looked_up
             told = {e.index: by_name.get(e.name, 0) for e in self._pool}
             self._say(source, told, request, located, now)
         return located
@@ -519,10 +519,7 @@ class Router:
     def _by_history(self, entry: Entry, now: float) -> bool:
         """True if our history is all that is known of a prompt, and trusted about all endpoints."""
         return (
-            entry.route.blocks is None
-            and entry.route.looked_up is None
-            and now >= self.sources.off_until_s
-            and not self._doubted
+            entry.blocks is None and entry.looked_up is None and now >= self.sources.off_until_s and not self._doubted
         )
 
     def _say(self, source: Source, told: Mapping[int, int], request: Request, located: Located, now: float) -> None:

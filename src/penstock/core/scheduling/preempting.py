@@ -47,7 +47,7 @@ def make_way(state: SchedulerState, now: float, actions: list[Action]) -> None:
         before = len(actions)
         sending.send_open(state, now, actions)
         sent = [state.entries[a.request_id] for a in actions[before:] if isinstance(a, Dispatch)]
-        if not sent or min([entry.request.band for entry in sent]) >= victim.request.band:
+        if not sent or min([entry.band for entry in sent]) >= victim.band:
             return
 
 
@@ -91,9 +91,9 @@ def _youngest(
     for endpoint in endpoints:
         for lease in endpoint.ledger.leases.values():
             entry = state.leases[lease.serial]
-            if entry.request.band not in beneath or not _preemptible(state, entry, lease):
+            if entry.band not in beneath or not _preemptible(state, entry, lease):
                 continue
-            if best is None or (entry.request.band, lease.began_s) > (best[0].request.band, best[1].began_s):
+            if best is None or (entry.band, lease.began_s) > (best[0].request.band, best[1].began_s):
                 best = entry, lease, endpoint
     return best
 
@@ -102,7 +102,7 @@ def _preemptible(state: SchedulerState, entry: Entry, lease: Lease) -> bool:
     """True if a running request may go back to the queue: its client has seen nothing of the answer."""
     if entry.state is not State.RUNNING or lease.passed_on or lease.pending or lease.first_token_s is not None:
         return False
-    if entry.retry.preemptions >= state.settings.admission.preemptions_max or entry.request.pinned is not None:
+    if entry.retry.preemptions >= state.settings.admission.preemptions_max or entry.pinned is not None:
         return False
     return returning.may_wait(state, entry)
 

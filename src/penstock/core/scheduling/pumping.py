@@ -11,7 +11,8 @@ from penstock.core.values.actions import Action
 def pumped(state: SchedulerState, now: float) -> list[Action]:
     """Dispatch whatever can be dispatched. Returns the result."""
     actions: list[Action] = []
-    hand_out(state, now, actions)
+    if state.queues.waiting:
+        hand_out(state, now, actions)
     return actions
 
 

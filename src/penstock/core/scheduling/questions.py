@@ -172,10 +172,10 @@ class Questions:
         found = [state.entries.get(request_id) for request_id in request_ids]
         waiting: list[Entry] = [entry for entry in found if entry is not None and entry.state is State.WAITING]
         return {
-            entry.request.id: QueuePosition(
+            entry.id: QueuePosition(
                 position,
                 state.estimated_wait_s(entry, now, ahead=state.forecast.ahead(position - 1, ahead)),
-                now - entry.queue.waits_since_s,
+                now - entry.waits_since_s,
             )
             for entry, position, ahead in ranked(waiting, state.queues.bands)
         }
@@ -245,8 +245,8 @@ class Questions:
 
     def tokens_under_way(self) -> int:
         """Returns the tokens of running streams so far, with their estimated prompts. Costs per running request."""
-        begun = [entry for entry in self._state.leases.values() if entry.charge.output_seen]
-        return sum([entry.estimate.prompt_tokens + entry.charge.output_seen for entry in begun])
+        begun = [entry for entry in self._state.leases.values() if entry.output_seen]
+        return sum([entry.prompt_tokens + entry.output_seen for entry in begun])
 
 
 def _load(endpoint: Endpoint, now: float) -> float:

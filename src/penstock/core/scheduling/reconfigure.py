@@ -76,10 +76,10 @@ def _rearrange(state: SchedulerState, old: SchedulerSettings) -> None:
             band.replant()  # its tree has another unit from now on
     adopted: dict[Band, list[Entry]] = {}
     for entry in entries:
-        band = before[entry.request.band]
+        band = before[entry.band]
         heir = heirs.get(band, band)
         _reckon(state, entry, heir.rank, recounts=band in recounted, reorders=band in reordered)
-        if entry.request.band != heir.rank:
+        if entry.band != heir.rank:
             entry.became(replace(entry.request, band=heir.rank))
         state.allow(entry, heir)
         if heir is not band:
@@ -105,16 +105,16 @@ def _reckon(state: SchedulerState, entry: Entry, rank: int, *, recounts: bool, r
     if entry.state is State.WAITING:
         state.affinity.reconfigured(entry)
         if reorders:
-            key = state.order_keys[rank](entry, entry.queue.waits_since_s)
-            entry.queue.ordered((entry.request.priority, key))
+            key = state.order_keys[rank](entry, entry.waits_since_s)
+            entry.key = (entry.request.priority, key)
 
 
 def _move(state: SchedulerState, entry: Entry, band: Band) -> None:
     """Move an entry to another tree, with everything known of its flow. One that waits has yet to be pushed there."""
-    before = top(entry.node_of())
+    before = top(entry.node)
     state.place(entry, band)
-    state.under_share.moved(before, top(entry.node_of()))
+    state.under_share.moved(before, top(entry.node))
     if entry.state is State.WAITING:
-        entry.queue.uprooted()
+        entry.visit -= 1
     else:
-        band.tree.lent(entry.node_of())
+        band.tree.lent(entry.node)

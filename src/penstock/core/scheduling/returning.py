@@ -97,7 +97,7 @@ def requeue(
 
     `failure`: a cause if it was recalled. After an engine's queue or a stale connection the same endpoint may be next.
     """
-    state.charges.refund(state.queues.bands[entry.request.band].tree, entry)
+    state.charges.refund(state.queues.bands[entry.band].tree, entry)
     state.promised.settle(entry, 0.0)
     state.recorder.requeued(entry, failure, endpoint.name if endpoint is not None else "", now)
     if endpoint is not None and failure not in (Cause.ENGINE_QUEUE, Cause.PREEMPTED, Failure.STALE):
@@ -109,25 +109,25 @@ def requeue(
         retry.excluded[endpoint.name] = now + avoid_s
     over = state.draining and state.queue_until_s is None
     elsewhere: list[Endpoint] = []
-    waits = state.settings.queue_enabled and entry.request.pinned is None
+    waits = state.settings.queue_enabled and entry.pinned is None
     if not waits and not over and state.pauses.sends(entry.model):
         elsewhere = [e for e in sending.usable(state, entry, now) if not entry.excludes(e.name, now)]
         if state.quotas.at_limit(entry.accounts):
             elsewhere = []
-    if not waits and not over and not elsewhere and not (state.pauses.halted and entry.request.pinned is None):
+    if not waits and not over and not elsewhere and not (state.pauses.halted and entry.pinned is None):
         assert isinstance(failure, Failure), "a request that can't wait is recalled only if it can go elsewhere"
         waiting.fail(state, entry, failure, now, actions)  # it can't wait, so this failure is its end
         return
     entry.move(Event.REQUEUED)
-    actions.append(Requeue(entry.request.id, failure))
-    left_s = entry.queue.wait_s_max - entry.queue.waited_s
+    actions.append(Requeue(entry.id, failure))
+    left_s = entry.wait_s_max - entry.waited_s
     if elsewhere:
         actions.append(sending.dispatch(state, entry, elsewhere, now))
     elif over or left_s <= 0:
         entry.move(Event.EVICTED)
         reason = Reason.DRAINING if over else Reason.QUEUE_TIMEOUT
         waiting.end(state, entry, None, now, reason)
-        actions.append(Evict(entry.request.id, reason, waiting.come_back_after_s(state, entry, reason, now)))
+        actions.append(Evict(entry.id, reason, waiting.come_back_after_s(state, entry, reason, now)))
     else:
         state.router.look(entry, now)
         state.under_share.returned(entry, now)
@@ -144,7 +144,7 @@ def may_retry(state: SchedulerState, entry: Entry, failure: Failure, endpoint: E
         failure in (Failure.KEY_REFUSED, Failure.NOT_AN_ENGINE) and state.pool.telling
     ):
         return False
-    if entry.request.pinned is not None and failure is not Failure.STALE:
+    if entry.pinned is not None and failure is not Failure.STALE:
         return False
     if failure in retry.REQUEST_REFUSED and (endpoint is None or not _may_fit(state, entry, failure, endpoint, now)):
         return False
@@ -176,7 +176,7 @@ def evict_unknown(state: SchedulerState, now: float, actions: list[Action]) -> N
     """Evict queued requests for models that no endpoint serves, as is known now."""
     for band in state.queues.bands:
         unknown = {model for model in band.tree.models() if state.pool.knows(model, now) is False}
-        for entry in [e for e in band.entries.values() if e.request.model in unknown] if unknown else ():
+        for entry in [e for e in band.entries.values() if e.model in unknown] if unknown else ():
             waiting.evict(state, entry, Reason.MODEL_NOT_FOUND, now, actions)
 
 
@@ -254,9 +254,9 @@ def may_wait(state: SchedulerState, entry: Entry) -> bool:
     """Whether a request can be queued again without being refused."""
     if not state.settings.queue_enabled or state.draining or state.pauses.halted:
         return False
-    if not entry.whole or entry.queue.deadline_s < math.inf:
+    if not entry.whole or entry.deadline_s < math.inf:
         return False
-    return entry.queue.wait_s_max == math.inf or entry.queue.waited_s < WAITED_SHARE_MAX * entry.queue.wait_s_max
+    return entry.wait_s_max == math.inf or entry.waited_s < WAITED_SHARE_MAX * entry.wait_s_max
 
 
 def _served_elsewhere(state: SchedulerState, entry: Entry, now: float) -> bool:
@@ -264,7 +264,7 @@ def _served_elsewhere(state: SchedulerState, entry: Entry, now: float) -> bool:
     request = entry.request
     if entry.retry.recalls >= RECALLS_MAX or not entry.whole or request.pinned is not None or request.home is not None:
         return False
-    if entry.queue.wait_s_max <= entry.queue.waited_s or not sending.in_time(state, entry, now):
+    if entry.wait_s_max <= entry.waited_s or not sending.in_time(state, entry, now):
         return False
     others = [
         e for e in sending.usable(state, entry, now) if e.liveness.stuck_s is None and not entry.excludes(e.name, now)

@@ -71,7 +71,7 @@ def send_all(state: SchedulerState, now: float, actions: list[Action]) -> None:
 def alone(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
     """Returns the endpoints open to a newcomer while nothing is queued; empty: it has to join the queue."""
     endpoints = state.pump.alone(entry, now)
-    if not endpoints or not in_time(state, entry, now):
+    if not endpoints or (entry.deadline_s != math.inf and not in_time(state, entry, now)):
         return []
     if state.watcher is not None:
         state.watcher.sends_alone(entry, endpoints, now)
@@ -80,9 +80,9 @@ def alone(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
 
 def in_time(state: SchedulerState, entry: Entry, now: float) -> bool:
     """True if the first token may come before the request's deadline, or if it is sent to measure that."""
-    if entry.queue.deadline_s == math.inf:
+    if entry.deadline_s == math.inf:
         return True
-    left_s = entry.queue.deadline_s - now
+    left_s = entry.deadline_s - now
     if left_s <= 0.0:
         return False
     forecast = state.forecast
@@ -97,8 +97,8 @@ def in_time(state: SchedulerState, entry: Entry, now: float) -> bool:
 
 def dispatch_alone(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now: float) -> Dispatch:
     """Send a request as if it had joined the queue and left it in the same moment. Returns its dispatch."""
-    entry.queue.passed_through()
-    state.queues.bands[entry.request.band].tree.serve_at_once(entry.node_of())
+    entry.visit += 1
+    state.queues.bands[entry.band].tree.serve_at_once(entry.node)
     state.under_share.sent(entry, now)
     state.promised.sent(entry)
     return dispatch(state, entry, endpoints, now)
@@ -108,7 +108,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     """Pop the request and take a lease at one of `endpoints`, in one step. Returns its dispatch."""
     if state.watcher is not None:
         state.watcher.sends(entry, endpoints, now)
-    request, node, route = entry.request, entry.node_of(), entry.route
+    request, node = entry.request, entry.node
     band = state.queues.bands[request.band]
     tree = band.tree
     choice = state.router.choose(entry, endpoints, now)
@@ -132,15 +132,15 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
         epoch=chosen.ledger.epoch,
         request_id=request.id,
         now=now,
-        prompt_tokens=route.uncached_tokens,
-        output_tokens=1 if divides else entry.estimate.output_tokens,
+        prompt_tokens=entry.uncached_tokens,
+        output_tokens=1 if divides else entry.output_tokens,
         streamed=divides or request.streamed,  # its single token ends a prefill, so that is seen
-        cached_tokens=route.cached_tokens,
-        source=route.source,
-        keys_since=route.keys_since,
-        sought=route.sought,
+        cached_tokens=entry.cached_tokens,
+        source=entry.source,
+        keys_since=entry.keys_since,
+        sought=entry.sought,
         prefix=request.prefix,
-        twin_computing=route.twin_computing,
+        twin_computing=entry.twin_computing,
     )
     assert not state.settings.queue_enabled or len(chosen.ledger.leases) < chosen.slots
     decode, decode_lease = None, None
@@ -162,17 +162,16 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     rank = None
     if state.settings.engine_priority:
         rank = request.band * BAND_RANKS + min(node.waiting + node.in_flight, BAND_RANKS - 1)
-    estimate = entry.estimate
     made = Dispatch(
         request.id,
         chosen.name,
         lease.serial,
-        entry.queue.waited_s,
+        entry.waited_s,
         rank,
         decode,
         decode_lease,
-        estimate.prompt_tokens,
-        estimate.output_tokens,
+        entry.prompt_tokens,
+        entry.output_tokens,
         max(0.0, lease.prefill_end_s - now),
     )
     if state.watcher is not None:
@@ -182,7 +181,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
 
 def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float) -> None:
     """Book a running lease that another scheduler granted, as `dispatch` would have, even beyond the slots."""
-    request, tree = entry.request, state.queues.bands[entry.request.band].tree
+    request, tree = entry.request, state.queues.bands[entry.band].tree
     endpoint = state.pool.get(underway.endpoint)
     if endpoint is not None:
         state.router.took_over(entry, endpoint)
@@ -195,12 +194,12 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
         epoch=NO_EPOCH if endpoint is None else endpoint.ledger.epoch,
         request_id=request.id,
         now=now - underway.running_s,
-        prompt_tokens=1 if underway.handed_over else entry.route.uncached_tokens,
-        output_tokens=1 if divides else entry.estimate.output_tokens,
+        prompt_tokens=1 if underway.handed_over else entry.uncached_tokens,
+        output_tokens=1 if divides else entry.output_tokens,
         streamed=divides or request.streamed,
-        transferred_tokens=entry.estimate.prompt_tokens - 1 if underway.handed_over else 0,
+        transferred_tokens=entry.prompt_tokens - 1 if underway.handed_over else 0,
     )
-    tree.lent(entry.node_of())
+    tree.lent(entry.node)
     state.charges.dispatched(tree, entry)
     if state.quotas.started(entry.accounts, beyond=True):
         state.capped.cap(entry)
@@ -221,7 +220,7 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
         if state.look_s == math.inf and endpoint.liveness.warm and len(state.pool) > 1:
             state.look_s = now + CHECK_S
     if streams:
-        entry.charge.seen(max(1, underway.output_tokens))
+        entry.seen(max(1, underway.output_tokens))
         state.charges.progressed(tree, entry)
 
 
@@ -239,11 +238,11 @@ def reroute(state: SchedulerState, entry: Entry, before: Endpoint | None, after:
         now=old.dispatched_s,
         prompt_tokens=old.prompt_tokens + old.cached_tokens,
         output_tokens=old.output_tokens,
-        streamed=entry.request.streamed,
+        streamed=entry.streamed,
     )
     if old.passed_on:
         lease.reached_client()
-    entry.sent(lease)
+    entry.lease = lease
     after.ledger.take_on(lease, now, begun=None)
     lease.detoured()
     after.dispatches_total += 1
@@ -254,9 +253,9 @@ def reroute(state: SchedulerState, entry: Entry, before: Endpoint | None, after:
 
 def _hold(state: SchedulerState, entry: Entry, lease: Lease, band: Band) -> None:
     """Keep the lease of a request of `band` until it ends."""
-    entry.sent(lease)
+    entry.lease = lease
     state.leases[lease.serial] = entry
-    if band.settings.preemptible and not entry.request.streamed:
+    if band.settings.preemptible and not entry.streamed:
         state.preemption.held[lease.serial] = entry.model
 
 
@@ -271,7 +270,7 @@ def leave_queue(state: SchedulerState, entry: Entry, band: Band, chosen: Endpoin
     state.under_share.sent(entry, now)
     state.promised.sent(entry, chosen)
     if state.under_share.is_over_share(entry, now):
-        state.stagger.sent(entry.route.uncached_tokens / chosen.ledger.speed.rate)
+        state.stagger.sent(entry.uncached_tokens / chosen.ledger.speed.rate)
 
 
 def usable(state: SchedulerState, entry: Entry, now: float) -> list[Endpoint]:
@@ -314,11 +313,11 @@ def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool 
     del state.leases[lease.serial]
     if state.preemption.held:
         state.preemption.held.pop(lease.serial, None)
-    entry.sent(None)
+    entry.lease = None
     if state.pending.leases and (answering := state.pending.drop(entry, now)) is not None:
         state.queues.touch(answering)
     state.recorder.released(entry)
-    state.queues.bands[entry.request.band].tree.returned(entry.node_of())
+    state.queues.bands[entry.band].tree.returned(entry.node)
     for account in state.quotas.ended(entry.accounts):
         state.capped.uncap(account)
     state.under_share.ended(entry, now)

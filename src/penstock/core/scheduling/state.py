@@ -167,11 +167,11 @@ class SchedulerState:
 
     def look(self, entry: Entry, now: float) -> bool:
         """Look again which endpoints cache a queued prompt. Returns True if more of it is cached than before."""
-        before = entry.route.cached_tokens
+        before = entry.cached_tokens
         self.router.look(entry, now)
-        if entry.route.cached_tokens != before:
-            self.queues.bands[entry.request.band].resized(entry)
-        return entry.route.cached_tokens > before
+        if entry.cached_tokens != before:
+            self.queues.bands[entry.band].resized(entry)
+        return entry.cached_tokens > before
 
     def look_again(self, endpoint: Endpoint, when: float) -> None:
         """Look at `endpoint` again at `when` at the latest; infinity: no need to. Its one timer may fire earlier."""
@@ -181,21 +181,24 @@ class SchedulerState:
     def place(self, entry: Entry, band: Band) -> None:
         """Find the flow of `entry` in a band's tree, and charge the tree its charge so far."""
         request = entry.request
-        path, weights = (request.flow, request.weights) if self.charges.policy(band.rank).uses_flows else ((), ())
-        node = band.tree.node(path, weights)
-        entry.queue.placed(node)
-        if entry.charge.charged:
-            band.tree.charge(node, entry.charge.charged)
+        if self.charges.policy(band.rank).uses_flows:
+            node = band.tree.node(request.flow, request.weights)
+        else:
+            node = band.tree.root
+        entry.node = node
+        if entry.charged:
+            band.tree.charge(node, entry.charged)
 
     def allow(self, entry: Entry, band: Band) -> None:
         """Let a request in `band` wait as long as it may, as the endpoints for its model are now."""
         empty_s = self.settings.empty_wait_s_max
         if empty_s is not None and not self.pool.alive(entry.model):
             self._may_be_empty = True
-            entry.queue.emptied(is_empty=True)
-            entry.queue.allow(max(entry.queue.wait_s_max, empty_s))
+            entry.pool_empty = True
+            entry.wait_s_max = max(entry.wait_s_max, empty_s)
         else:
-            entry.queue.allow(max(entry.queue.wait_s_max, self._wait_s_max(band)))
+            own_s = band.settings.wait_s_max
+            entry.wait_s_max = max(entry.wait_s_max, self.settings.wait_s_max if own_s is None else own_s)
 
     def works(self, model: str, now: float) -> bool:
         """True if requests for the model are admitted and sent, and an endpoint takes them, if only after a moment."""
@@ -229,12 +232,12 @@ class SchedulerState:
         for band in self.queues.bands if looks else ():
             usual_s = self._wait_s_max(band)
             for entry in band.entries.values():
-                is_empty, wait = entry.model in empty, entry.queue
-                if wait.is_empty is not is_empty:
-                    wait.emptied(is_empty=is_empty)
+                is_empty = entry.model in empty
+                if entry.pool_empty is not is_empty:
+                    entry.pool_empty = is_empty
                     more_s = empty_s if is_empty else usual_s
-                    wait.allow(min(now - wait.waits_since_s + more_s, empty_s + usual_s))
-                    self.timers.set_earlier(entry.seq, wait.waits_since_s + wait.wait_s_max)
+                    entry.wait_s_max = min(now - entry.waits_since_s + more_s, empty_s + usual_s)
+                    self.timers.set_earlier(entry.seq, entry.waits_since_s + entry.wait_s_max)
 
     def estimated_wait_s(
         self, entry: Entry, now: float, *, ahead: float | None = None, refusing: bool = False

@@ -53,7 +53,7 @@ def refuse(
     after_s = None if limit is None else limit.retry_after_s
     most = RETRY_AFTER_S_MAX if after_s is None else DAY_S  # an estimate is uncertain, a limit's reset is known
     wait_s = retry_after_s(after_s, state.draw(), most) if reason not in NO_RETRY_AFTER else None
-    return Reject(entry.request.id, reason, wait_s, limit=limit, elsewhere=elsewhere)
+    return Reject(entry.id, reason, wait_s, limit=limit, elsewhere=elsewhere)
 
 
 def reject(
@@ -76,7 +76,7 @@ def reject(
     state.recorder.refused(entry, limit)
     state.recorder.ended(entry, reason, None, now)
     forget(state, entry)
-    actions.append(Reject(entry.request.id, reason, after_s, limit=limit))
+    actions.append(Reject(entry.id, reason, after_s, limit=limit))
 
 
 def evict(
@@ -87,7 +87,7 @@ def evict(
     unqueue(state, entry, Event.EVICTED, now)
     state.forecast.left(entry, now)
     end(state, entry, None, now, reason)
-    actions.append(Evict(entry.request.id, reason, after_s, elsewhere))
+    actions.append(Evict(entry.id, reason, after_s, elsewhere))
 
 
 def fail(state: SchedulerState, entry: Entry, failure: Failure, now: float, actions: list[Action]) -> None:
@@ -98,17 +98,17 @@ def fail(state: SchedulerState, entry: Entry, failure: Failure, now: float, acti
     if failure in retry.REQUEST_REFUSED:  # the engine's refusal is the answer, and cost nothing
         entry.move(Event.FINISHED)
         end(state, entry, Usage(0, 0), now)
-        actions.append(Fail(entry.request.id, reason, None))
+        actions.append(Fail(entry.id, reason, None))
         return
     began = entry.state is State.STREAMING or failure is Failure.BROKEN  # a first token is reported only of streams
     entry.move(Event.FAILED)
     end(state, entry, entry.presumed_usage() if began else None, now, reason)
-    actions.append(Fail(entry.request.id, reason, come_back_after_s(state, entry, reason, now)))
+    actions.append(Fail(entry.id, reason, come_back_after_s(state, entry, reason, now)))
 
 
 def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
     """Settle and forget an admitted request. `usage=None` refunds the whole charge."""
-    used, tree = 0, state.queues.bands[entry.request.band].tree
+    used, tree = 0, state.queues.bands[entry.band].tree
     state.promised.settle(entry, 0.0 if usage is None else usage.work)
     if usage is None:
         state.charges.refund(tree, entry)
@@ -124,16 +124,16 @@ def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, re
 
 def forget(state: SchedulerState, entry: Entry) -> None:
     """Drop everything held of a request, including its place in the tree."""
-    del state.entries[entry.request.id]
-    state.queues.bands[entry.request.band].tree.release(entry.node_of())
+    del state.entries[entry.id]
+    state.queues.bands[entry.band].tree.release(entry.node)
 
 
 def unqueue(state: SchedulerState, entry: Entry, event: Event, now: float) -> None:
     """Take a queued request out of the queue and all counts, because of `event`."""
     state.queues.remove(entry, event)
     state.router.left(entry)
-    entry.queue.left(now)
-    state.quotas.unqueued(entry.accounts, entry.request.body_bytes, entry.estimate.prompt_tokens)
+    entry.waited_s += now - entry.queued_since_s
+    state.quotas.unqueued(entry.accounts, entry.request.body_bytes, entry.prompt_tokens)
     state.timers.cancel(entry.seq)
     if entry.affinity.may_wait:
         state.affinity.left(entry)
@@ -144,8 +144,8 @@ def come_back_after_s(state: SchedulerState, entry: Entry, reason: Reason, now: 
     if reason in NO_RETRY_AFTER:
         return None
     wait_s = state.estimated_wait_s(entry, now)
-    if entry.request.pinned is not None:  # the queue's forecast does not cover one endpoint's slots
-        endpoint = state.pool.get(entry.request.pinned)
+    if entry.pinned is not None:  # the queue's forecast does not cover one endpoint's slots
+        endpoint = state.pool.get(entry.pinned)
         frees_s = None if endpoint is None else endpoint.frees_s(now)
         wait_s = max(wait_s or 0.0, frees_s or 0.0) or None
     if held_s := state.pool.held_s(entry.request, now):
@@ -167,19 +167,19 @@ def appraise(state: SchedulerState, entry: Entry, now: float, *, came_s: float) 
     entry.expect(estimate, whole=whole)
     state.router.look(entry, now)
     state.affinity.arrived(entry, now)
-    entry.charge.expect(entry.route.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens)
+    entry.work = entry.uncached_tokens + WORK_PER_OUTPUT_TOKEN * estimate.output_tokens
     band = state.queues.bands[request.band]
     own_s = math.inf if request.deadline_s is None else request.deadline_s
     band_s = band.settings.deadline_s
-    entry.queue.meet(own_s if band_s is None else min(own_s, came_s + band_s))
-    entry.queue.ordered((request.priority, state.order_keys[request.band](entry, came_s)))
+    entry.deadline_s = own_s if band_s is None else min(own_s, came_s + band_s)
+    entry.key = (request.priority, state.order_keys[request.band](entry, came_s))
     state.allow(entry, band)
     state.place(entry, band)
 
 
 def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list[Action]) -> None:
     """Let a request wait that found nothing open, or reject it if it may not or if waiting would not help."""
-    band = state.queues.bands[entry.request.band]
+    band = state.queues.bands[entry.band]
     reason = too_long(state, entry, band, now)
     if (limit := state.quotas.over_queued(entry.accounts)) is not None:
         reason = Reason.TENANT_LIMIT
@@ -195,13 +195,13 @@ def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list
 
 def too_long(state: SchedulerState, entry: Entry, band: Band, now: float) -> Reason | None:
     """Returns why a request should not wait as long as forecast; None: it may."""
-    if entry.queue.deadline_s == math.inf and band.settings.shed_target_s is None:
+    if entry.deadline_s == math.inf and band.settings.shed_target_s is None:
         return None
     wait_s = state.estimated_wait_s(entry, now, refusing=True)
     first_token_s = state.forecast.first_token_s(entry, now)
-    if wait_s is not None and now + wait_s + first_token_s > entry.queue.deadline_s:
-        if now + wait_s + state.forecast.soonest_s(entry, now) > entry.queue.deadline_s:
-            state.forecast.refused(entry.model, entry.queue.deadline_s - now, now)
+    if wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
+        if now + wait_s + state.forecast.soonest_s(entry, now) > entry.deadline_s:
+            state.forecast.refused(entry.model, entry.deadline_s - now, now)
         return Reason.DEADLINE_INFEASIBLE
     return Reason.OVERLOAD if codel.refuses(band.settings, entry, wait_s, now) else None
 
@@ -216,14 +216,14 @@ def make_room(state: SchedulerState, entry: Entry, now: float, actions: list[Act
 
 def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
     """Put `entry` into its flow's queue and all counts."""
-    entry.queue.entered(now)
-    band = state.queues.bands[entry.request.band]
+    entry.queued_since_s = now
+    band = state.queues.bands[entry.band]
     if entry.model not in band.tree.root.backlog and state.pump.holds(entry.model, band):
         band.tree.held.add(entry.model)
     state.queues.push(entry)
     state.router.waits(entry)
     codel.entered(band.settings, entry, now)
-    state.quotas.queued(entry.accounts, entry.request.body_bytes, entry.estimate.prompt_tokens)
+    state.quotas.queued(entry.accounts, entry.request.body_bytes, entry.prompt_tokens)
     if state.quotas.at_limit(entry.accounts):
         state.capped.cap(entry)
 
@@ -243,17 +243,17 @@ def arm(state: SchedulerState, entry: Entry, now: float) -> None:
 
 def may_wait_until_s(entry: Entry) -> float:
     """Returns when `max_wait` ends a request's wait."""
-    return entry.queue.waits_since_s + entry.queue.wait_s_max
+    return entry.waits_since_s + entry.wait_s_max
 
 
 def shed_s(state: SchedulerState, entry: Entry) -> float:
     """Returns when a request is shed if its queue is still too long; infinity: never."""
-    return codel.due_s(state.queues.bands[entry.request.band].settings, entry)
+    return codel.due_s(state.queues.bands[entry.band].settings, entry)
 
 
 def helps_until_s(state: SchedulerState, entry: Entry, now: float) -> float:
     """Returns the last moment at which sending may meet a request's deadline; infinity: it has none."""
-    due_s = entry.queue.deadline_s
+    due_s = entry.deadline_s
     return due_s - state.forecast.soonest_s(entry, now) if due_s != math.inf else due_s
 
 

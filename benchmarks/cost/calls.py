@@ -1,0 +1,128 @@
+"""How far does one request walk? Python calls, files and changes of file inside `penstock`, for a chat answered by a
+stream of three tokens and for one answered whole.
+
+The gateway runs in this process with its defaults, before two engines of `engine.py`; a thread sends requests, each on
+a new connection, and the shortest of 21 ways is printed: the others have work of the observer or of timers in between.
+`--record` writes the figures, with each function's calls, to `calls.json`, which a test compares
+(`tests/gateway/test_cost.py`). For plain Python only: compiled functions are not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import http.client
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+RECORDED = HERE / "calls.json"
+WARM_UP, COUNTED = 12, 21
+_BODY = {"model": "bench-model", "max_tokens": 3, "messages": [{"role": "user", "content": "Say three words."}]}
+
+trail: list[tuple[str, str]] = []
+counts = False
+
+
+def _profile(frame: FrameType, kind: str, _: object) -> None:
+    if counts and kind == "call":
+        file = frame.f_code.co_filename
+        at = file.rfind("/penstock/")
+        if at >= 0:
+            trail.append((file[at + 10 :], frame.f_code.co_qualname))
+
+
+def _ask(port: int, stream: bool) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    headers = {"content-type": "application/json", "x-tenant-id": "team"}
+    connection.request("POST", "/v1/chat/completions", json.dumps({**_BODY, "stream": stream}), headers)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    assert answer.status == 200, answer.status
+
+
+def _once(port: int, stream: bool) -> list[tuple[str, str]]:
+    """Returns the functions that were entered for one request, in order."""
+    global counts, trail  # noqa: PLW0603  # the profiler of another thread fills it
+    trail = []
+    counts = True
+    _ask(port, stream)
+    time.sleep(0.005)  # until the answer's end is settled
+    counts = False
+    return trail
+
+
+def _figures(walked: list[tuple[str, str]]) -> dict[str, Any]:
+    changes = sum(before[0] != after[0] for before, after in itertools.pairwise(walked))
+    functions = collections.Counter(f"{file}:{function}" for file, function in walked)
+    files = len({file for file, _ in walked})
+    return {"calls": len(walked), "files": files, "changes": changes, "functions": dict(sorted(functions.items()))}
+
+
+def measured(port: int) -> dict[str, Any]:
+    """Returns the figures of a `stream` and of a `whole` answer."""
+    for _ in range(300):
+        try:
+            _ask(port, stream=True)
+            break
+        except (OSError, AssertionError):
+            time.sleep(0.1)
+    time.sleep(2.0)  # until the endpoints' first readings are in
+    for _ in range(WARM_UP):
+        _ask(port, stream=True)
+        _ask(port, stream=False)
+    found = {}
+    for name, stream in (("stream", True), ("whole", False)):
+        walks = sorted([_once(port, stream) for _ in range(COUNTED)], key=len)
+        found[name] = _figures(walks[0])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("?")[0])
+    parser.add_argument("--json", action="store_true", help="all figures, with each function's calls")
+    parser.add_argument("--record", action="store_true", help=f"write them to {RECORDED.name}")
+    told = parser.parse_args()
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    port, *ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    script = str(HERE / "engine.py")
+    engines = [subprocess.Popen([sys.executable, script, str(p), "--chunks", "3", "--gap-ms", "2"]) for p in ports]
+
+    def drive() -> None:
+        code = 1
+        try:
+            found = measured(port)
+            if told.record:
+                RECORDED.write_text(json.dumps(found, indent=1) + "\n")
+            short = {name: {k: v for k, v in its.items() if k != "functions"} for name, its in found.items()}
+            print(json.dumps(found if told.json else short), flush=True)
+            code = 0
+        finally:
+            for engine in engines:
+                engine.kill()
+            os._exit(code)
+
+    threading.Thread(target=drive, daemon=True).start()
+    sys.argv = ["penstock", "serve", "--listen", f"127.0.0.1:{port}"]
+    for each_port in ports:
+        sys.argv += ["--endpoint", f"http://127.0.0.1:{each_port}"]
+    from penstock.cli.main import main as penstock  # noqa: PLC0415  # only counted from here on
+
+    sys.setprofile(_profile)
+    penstock()
+
+
+if __name__ == "__main__":
+    main()
