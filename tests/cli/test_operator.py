@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli import main as cli
-from penstock.cli import views
+from penstock.cli.top import views
 from tests.gateway.admin.test_admin_state import crowded, let_go
 from tests.gateway.conftest import World
 

@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.cli import views
-from penstock.cli.top import live
+from penstock.cli.top import live, views
 from penstock.cli.top.keyboard import read
 from penstock.cli.top.wishes import KEYS, ORDERS, Wishes
 from tests.gateway.admin.test_admin_state import crowded, let_go

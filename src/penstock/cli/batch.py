@@ -18,7 +18,7 @@ from rich.text import Text
 
 from penstock.cli.admin_client import URL_DEFAULT, GatewayError
 from penstock.cli.batch_client import BatchClient
-from penstock.cli.views import plain
+from penstock.cli.top.views import plain
 
 POLL_S = 1.0
 ENDED = ("completed", "failed", "expired", "cancelled")

@@ -15,8 +15,9 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from penstock.cli import admin_client, views
+from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient
+from penstock.cli.top import views
 from penstock.config import values
 from penstock.config.load import ConfigError, from_mapping
 from penstock.config.problems import Refused

@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli import admin_client, views
+from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient, GatewayError
+from penstock.cli.top import views
 from penstock.cli.top.keyboard import Keyboard
 from penstock.cli.top.live import live
 from penstock.config.reloading import Change

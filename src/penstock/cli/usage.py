@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli import admin_client, views
+from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient
+from penstock.cli.top import views
 
 WIDE = 240  # columns of a table that goes to a file or a pipe
 _ALWAYS = ("requests", "answered", "prompt_tokens", "completion_tokens")

@@ -6,8 +6,9 @@ import argparse
 
 from rich.console import Console
 
-from penstock.cli import admin_client, views
+from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient, GatewayError
+from penstock.cli.top import views
 
 _VERBS = {
     "show": "show the leader, since when, and by which election",

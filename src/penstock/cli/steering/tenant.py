@@ -6,8 +6,9 @@ import argparse
 from typing import Any
 from urllib.parse import quote
 
-from penstock.cli import admin_client, views
+from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient, GatewayError
+from penstock.cli.top import views
 from penstock.config.sections.tenancy import OwnLimits
 
 _LIST = "/admin/tenants"

@@ -14,8 +14,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from penstock.cli import views
 from penstock.cli.admin_client import GatewayError
+from penstock.cli.top import views
 from penstock.cli.top.keyboard import Keyboard
 from penstock.cli.top.wishes import KEYS, State, Wishes
 
