@@ -7,5 +7,6 @@ back of the answer, `mending.py` reads a refusal. `direct.py` is the journey of 
 of one that needs two. `ties.py` finds the session, prefix and earlier answer that tie a request to an endpoint,
 `target.py` is an endpoint as senders know it, `headers.py` lists the headers that pass,
 `heartbeat.py` tells waiting clients their position, `stored_answers.py` finds answers that engines keep,
-`model_profiles.py` holds the settings of models by name, `slices.py` reads large bodies without holding up others.
+`model_profiles.py` holds the settings of models by name, `background.py` follows a response that the engine goes on
+with after its first answer.
 """

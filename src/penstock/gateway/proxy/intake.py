@@ -33,6 +33,7 @@ from penstock.gateway.openai.fields import Read
 from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.routes import PathKind, Route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
+from penstock.gateway.openai.slices import Slices
 from penstock.gateway.openai.splice import Spliced
 from penstock.gateway.proxy.arrival import Arrival, Fallback, Means
 from penstock.gateway.proxy.direct import DirectJourney
@@ -40,7 +41,6 @@ from penstock.gateway.proxy.disagg import sequential
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.model_profiles import PLAIN, profiles
 from penstock.gateway.proxy.refusals import Refusals
-from penstock.gateway.proxy.slices import Slices
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities, Keeping
 from penstock.http.inflate import TAKEN as PACKINGS

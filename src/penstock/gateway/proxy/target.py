@@ -62,12 +62,12 @@ class Target:
         self.moved = False  # an answer made progress since `took_movement`
 
     def answered(self, path: str) -> None:
-        """Note a good answer on a path."""
+        """Note a good answer on a `path`."""
         if len(self.served) < PATHS_MAX:
             self.served.add(path)
 
     def refuses_fields(self, fields: frozenset[str], now: float) -> None:
-        """Note fields of ours that it refused, and answered well without."""
+        """Note `fields` of ours that it refused, and answered well without."""
         self.refuses |= fields
         self._refuses_until_s = now + REFUSES_S
 
