@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.endpoints.judges import (
     FEW,
+    IN_USE,
     SETTLES_S,
     Evidence,
     Judge,
@@ -151,7 +152,11 @@ class FoundLimit(ConcurrencyLimit):
         self._queued, self._fits = 0, 0.0
         if it.ran > 1.1 * self._plateau + 1.0:
             self._hold_until_s, self._plateau = -math.inf, math.inf
-        if not it.full or it.inside <= self._before or now < max(self._hold_until_s, self._grown_s + it.round_s):
+        if (
+            not it.full
+            or it.inside <= max(self._before, IN_USE * self.slots - 1)
+            or now < max(self._hold_until_s, self._grown_s + it.round_s)
+        ):
             return
         if self._before and self._top < self._grown_at + self.judge.more * (self.slots - self._before):
             self.judge.denied()
@@ -195,7 +200,11 @@ class FoundLimit(ConcurrencyLimit):
     def on_page(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
         self._page.doubt(ledger, now)
         self._choose(ledger, now)
-        self._weigh(self.judge.read(ledger, self.slots, now, wanted=wanted), now)
+        self._weigh(self.judge.read(ledger, self._tested(ledger), now, wanted=wanted), now)
+
+    def _tested(self, ledger: Ledger) -> int:
+        """The limit as far as it was ever used: in slow start it runs ahead."""
+        return self.slots if self._step else min(self.slots, max(FEW, ledger.sent_there))
 
     def look_due(self, now: float) -> bool:
         return now >= self._look_s
@@ -204,7 +213,7 @@ class FoundLimit(ConcurrencyLimit):
         self._look_s = now + min(max(2.0 * ledger.speed.step_s, LOOK_S_MIN), LOOK_S_MAX)
         self.work.look(ledger, now)
         self._choose(ledger, now)
-        self._weigh(self.judge.look(ledger, self.work, self.slots, now, wanted=wanted), now)
+        self._weigh(self.judge.look(ledger, self.work, self._tested(ledger), now, wanted=wanted), now)
 
     def looks_s(self, ledger: Ledger, now: float) -> float:
         if self._queued or ledger.running() > self.work.running:
