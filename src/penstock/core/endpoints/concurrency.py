@@ -24,10 +24,10 @@ from penstock.core.endpoints.judges import (
     SETTLES_S,
     Evidence,
     Judge,
+    OwnWork,
     PageJudge,
     StreamsJudge,
     WholeJudge,
-    Work,
 )
 from penstock.core.endpoints.lease import Lease
 
@@ -100,7 +100,7 @@ class FoundLimit(ConcurrencyLimit):
         """`ran`: the reported number of running requests."""
         super().__init__(slots)
         self._first = slots
-        self.work = Work(ran)
+        self.work = OwnWork(ran)
         self._page, self._whole = PageJudge(), WholeJudge()
         self._judges: tuple[Judge, ...] = (self._page, StreamsJudge(), self._whole)
         self.judge: Judge = self._whole

@@ -49,7 +49,7 @@ class Evidence(msgspec.Struct, frozen=True, gc=False):
     round_s: float  #: until a higher limit shows
 
 
-class Work:
+class OwnWork:
     """How many of our requests run at once, as their first tokens and ends show."""
 
     __slots__ = (
@@ -116,7 +116,7 @@ class Judge:
         """Evaluate a reading of the page that moved. `wanted`: requests wait that would be sent here."""
         return None
 
-    def look(self, ledger: Ledger, work: Work, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
+    def look(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
         """Evaluate our own requests. `wanted`: as for `read`."""
         return None
 
@@ -210,7 +210,7 @@ class StreamsJudge(Judge):
             self._streamed_s = now
         return now < self._streamed_s + STREAMED_KEPT_S
 
-    def look(self, ledger: Ledger, work: Work, slots: int, now: float, *, wanted: bool) -> Evidence | None:
+    def look(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, wanted: bool) -> Evidence | None:
         if ledger.abandoned(now):
             return None  # they take the places of those that seem to wait
         others = ledger.page.others_running(now)
@@ -272,7 +272,7 @@ class WholeJudge(Judge):
         self._since_s = now
         self._forget()
 
-    def look(self, ledger: Ledger, work: Work, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
+    def look(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
         if self._answers < max(WHOLE_MIN, self._beside / max(1, self._answers)):
             return None
         beside, per_token_s = self._beside / self._answers, self._seconds / self._tokens
