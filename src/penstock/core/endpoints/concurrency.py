@@ -189,6 +189,7 @@ class FoundLimit(ConcurrencyLimit):
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def proven(self) -> float:
+        """Returns the most that ran at once lately: nobody among so many waits for a server."""
         return max(FEW, self.work.best)
 
     def on_ended(self, begun: int, now: float) -> None:
@@ -198,6 +199,7 @@ class FoundLimit(ConcurrencyLimit):
         self._whole.answered(lease, tokens, now)
 
     def on_page(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
+        """Let the page be doubted, choose the judge, and weigh what it makes of the reading."""
         self._page.doubt(ledger, now)
         self._choose(ledger, now)
         self._weigh(self.judge.read(ledger, self._tested(ledger), now, wanted=wanted), now)

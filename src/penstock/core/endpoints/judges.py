@@ -11,8 +11,6 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from penstock.core.endpoints.lease import Lease
 
 if TYPE_CHECKING:
@@ -37,16 +35,21 @@ WHOLE_MIN = 12  # whole answers that a look needs, and as many as are there: the
 WHOLE_RAN = 0.67  # of the fastest time per token: slower by lengths, or by a larger batch
 
 
-class Evidence(msgspec.Struct, frozen=True, gc=False):
+class Evidence:
     """One piece of evidence."""
 
-    inside: float  #: requests that were let in, others' too
-    ran: float  #: of these, those that run
-    queue: float  #: requests that wait for a server
-    fits: float  #: with a queue: how many the engine has room for
-    full: bool  #: requests wait here, the limit is in use, and all that were let in run or are on their way
-    looks: int  #: in a row that a queue takes to be one
-    round_s: float  #: until a higher limit shows
+    __slots__ = ("fits", "full", "inside", "looks", "queue", "ran", "round_s")
+
+    def __init__(
+        self, *, inside: float, ran: float, queue: float, fits: float, full: bool, looks: int, round_s: float
+    ) -> None:
+        self.inside = inside  #: requests that were let in, others' too
+        self.ran = ran  #: of these, those that run
+        self.queue = queue  #: requests that wait for a server
+        self.fits = fits  #: with a queue: how many the engine has room for
+        self.full = full  #: requests wait here, the limit is in use, and all that were let in run or are on their way
+        self.looks = looks  #: in a row that a queue takes to be one
+        self.round_s = round_s  #: until a higher limit shows
 
 
 class OwnWork:
@@ -82,7 +85,7 @@ class OwnWork:
         self._peak = max(self._peak, begun + len(ends))
 
     def look(self, ledger: Ledger, now: float) -> None:
-        """Count."""
+        """Count requests at work since the last look, ends per second, and requests on their way."""
         self._window_s = WINDOW_STEPS * ledger.speed.step_at_least_s
         self.running = ledger.running()
         self.ran, self._peak = max(self._peak, self.running), self.running
@@ -150,6 +153,7 @@ class PageJudge(Judge):
         self._hides = self._behind = 0  # readings in a row that showed late streams as running, and too few running
 
     def sees(self, ledger: Ledger, now: float) -> bool:
+        """True while the page counts, moves, and no doubt is left."""
         return not (self.silent or self.late) and ledger.page.credible(now) and not ledger.page.mute
 
     @property
@@ -157,6 +161,7 @@ class PageJudge(Judge):
         return 0.0 if self.honest else 0.1  # what was sent may still be on its way
 
     def denied(self) -> None:
+        """Doubt the page, unless it has ever shown a queue."""
         self.silent = not self.honest
 
     def doubt(self, ledger: Ledger, now: float) -> None:
@@ -176,6 +181,7 @@ class PageJudge(Judge):
             self.denied()
 
     def read(self, ledger: Ledger, slots: int, now: float, *, wanted: bool) -> Evidence | None:
+        """Compare what waits and runs on the page with the requests that had been sent when it was asked for."""
         page, base = ledger.page, ledger.page.base
         if base is None or now - base.asked_s > READING_S_MAX:
             return None
@@ -206,11 +212,13 @@ class StreamsJudge(Judge):
         self._streamed_s = -math.inf
 
     def sees(self, ledger: Ledger, now: float) -> bool:
+        """True while enough of our requests stream, and some seconds longer."""
         if ledger.shows:
             self._streamed_s = now
         return now < self._streamed_s + STREAMED_KEPT_S
 
     def look(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, wanted: bool) -> Evidence | None:
+        """Count the streams that are late, and those that run; nothing while abandoned requests hold servers."""
         if ledger.abandoned(now):
             return None  # they take the places of those that seem to wait
         others = ledger.page.others_running(now)
@@ -233,6 +241,7 @@ class StreamsJudge(Judge):
         )
 
     def looks_s(self, ledger: Ledger, now: float) -> float:
+        """Returns when the first stream without a first token will be late."""
         if not ledger.prefill.leases:
             return math.inf
         first = next(iter(ledger.prefill.leases.values()))
@@ -257,6 +266,7 @@ class WholeJudge(Judge):
         self._seconds = 0.0
 
     def sees(self, ledger: Ledger, now: float) -> bool:  # noqa: ARG002
+        """Always: whole answers are the last resort."""
         return True
 
     def answered(self, lease: Lease, tokens: int, now: float) -> None:
