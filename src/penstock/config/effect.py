@@ -13,6 +13,7 @@ from penstock.config.model import BandSection, Settings
 from penstock.config.sections.clients import ANY_ORIGIN, EppSection
 from penstock.config.sections.roles import role_warnings
 from penstock.config.sections.section import Section
+from penstock.core.endpoints.roles import Role, role_of
 from penstock.core.queueing.fairness import POLICIES as FAIRNESS
 
 _OF_THE_QUEUE = ("max_requests", "max_tokens", "heartbeat_after")
@@ -43,6 +44,7 @@ def effect_warnings(settings: Settings) -> list[str]:
         *_fairness(settings),
         *_rest(settings),
         *_waits(settings),
+        *_through_a_proxy(settings),
     ]
 
 
@@ -157,6 +159,19 @@ def _picker(epp: EppSection) -> Iterator[str]:
         )
     elif epp.listen.startswith(":"):
         yield f"epp.listen: {epp.listen} is only on 127.0.0.1, because proxies need no proof: {proof}, or name a host"
+
+
+def _through_a_proxy(settings: Settings) -> Iterator[str]:
+    if settings.epp.listen is None:
+        return
+    if not settings.client_address.proxies and not settings.identity.require_key:
+        yield (
+            "epp.listen: callers without a key or a name are one flow, that of their proxy's address: name the proxy in "
+            "`client_address.proxies`"
+        )
+    divided = {Role.PREFILL, Role.DECODE} & {role_of(endpoint.labels) for endpoint in settings.endpoints}
+    if divided:
+        yield "epp.listen: requests through a proxy are not divided: their endpoints compute prompt and answer alike"
 
 
 def _waits(settings: Settings) -> Iterator[str]:

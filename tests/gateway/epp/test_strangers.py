@@ -14,7 +14,7 @@ import grpc
 import pytest
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
-from penstock.config.effect import open_warnings
+from penstock.config.effect import effect_warnings, open_warnings
 from penstock.config.load import ConfigError, from_mapping
 from penstock.gateway.epp import server
 from penstock.gateway.epp import stream as streams
@@ -96,6 +96,18 @@ def test_with_a_proof_the_port_is_on_every_interface() -> None:
     assert list(open_warnings(settings)) == []
     assert settings.epp.address == ("::", 9002)
     assert settings.epp.gives_keys
+
+
+def test_what_a_proxy_changes_is_said_at_start() -> None:
+    plain: dict[str, Any] = {"epp": {"listen": "127.0.0.1:9002"}}
+    (one_flow,) = effect_warnings(from_mapping(plain))
+    assert "are one flow, that of their proxy's address: name the proxy in `client_address.proxies`" in one_flow
+    named = {**plain, "client_address": {"proxies": ["127.0.0.1"]}}
+    assert effect_warnings(from_mapping(named)) == []
+    roles = [{"url": f"http://{role}:8000", "labels": {"role": role}} for role in ("prefill", "decode")]
+    assert effect_warnings(from_mapping({**named, "endpoints": roles})) == [
+        "epp.listen: requests through a proxy are not divided: their endpoints compute prompt and answer alike"
+    ]
 
 
 def test_a_secret_that_is_easily_guessed_and_an_authority_without_tls_are_refused(tmp_path: Path) -> None:
