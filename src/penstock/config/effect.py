@@ -166,7 +166,7 @@ def _through_a_proxy(settings: Settings) -> Iterator[str]:
         return
     if not settings.client_address.proxies and not settings.identity.require_key:
         yield (
-            "epp.listen: callers without a key or a name are one flow, that of their proxy's address: name the proxy in "
+            "epp.listen: callers without a key or name are one flow, that of their proxy's address: name the proxy in "
             "`client_address.proxies`"
         )
     divided = {Role.PREFILL, Role.DECODE} & {role_of(endpoint.labels) for endpoint in settings.endpoints}
