@@ -9,8 +9,10 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.core.values.catalogue import Reason
+from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.observation import Observation
+from penstock.gateway.telemetry.llm_d import LlmD
+from penstock.gateway.telemetry.series import Histogram
 from tests.gateway.conftest import CHAT, World, chat, fault
 
 # name: (type, labels), docs/design.md#metrics
@@ -284,6 +286,49 @@ async def test_llm_ds_names_are_there_with_their_labels_and_count_what_happens(w
     await world.until(lambda: world.picture().endpoints[0].state == "down")
     assert await world.metric("llm_d_epp_flow_control_pool_saturation") == 1
     assert await world.metric("llm_d_epp_ready_endpoints") == 0
+
+
+async def test_llm_ds_fairness_id_is_the_flow(world: World) -> None:
+    await world.engine(step_s=0.01)
+    settings: dict[str, Any] = {"metrics": {"aliases": ["llm_d"]}, "tenants": [{"name": "blue", "keys": []}]}
+    await world.gateway(slots=1, **settings)
+    running = await world.streaming(tokens=500)
+    await running.begun()
+    for name in ("red", "blue"):
+        header = {"x-llm-d-inference-fairness-id": name}
+        for _ in range(2):
+            world.soon(world.chat_with(header))
+    low = world.soon(world.chat_with({"x-gateway-inference-fairness-id": "red", "x-penstock-band": "batch"}))
+    unnamed = world.soon(world.chat())
+    await world.until(lambda: world.picture().waiting == 6)
+    size = "llm_d_epp_flow_control_queue_size"
+    assert await world.metric(size, fairness_id="red", priority="0", model_name="sim") == 2
+    assert await world.metric(size, fairness_id="red", priority="-1", model_name="sim") == 1
+    assert await world.metric(size, fairness_id="blue") == 2
+    assert await world.metric(size, fairness_id="default-flow") == 1
+    assert await world.metric(size) == 6
+    running.hang_up()
+    assert {(await low).status, (await unnamed).status} == {200}
+    await world.idle()
+    total = "llm_d_epp_request_total"
+    assert await world.metric(total, fairness_id="red", priority="0", model_name="sim") == 2
+    assert await world.metric(total, fairness_id="red", priority="-1") == 1
+    assert await world.metric("inference_objective_request_total", fairness_id="blue") == 2
+    assert await world.metric(total, fairness_id="default-flow", priority="0") == 2
+    assert await world.metric(size) == 0
+    assert (await world.chat_with({"x-llm-d-inference-fairness-id": "red"}, model="other")).status == 404
+    assert await world.metric("llm_d_epp_request_error_total", error_code="NotFound", fairness_id="red") == 1
+
+
+def test_names_that_callers_invent_are_bounded() -> None:
+    histogram = Histogram("any", "Any.", bounds=(1.0,))
+    counts = LlmD(lambda: pytest.fail("no snapshot"), (histogram, histogram, histogram, histogram))
+    for number in range(502):
+        counts.ended(f"flow-{number}", "sim", "normal", Outcome.COMPLETED, None)
+    counts.ended("client:127.0.0.1", "sim", "normal", Outcome.COMPLETED, None)
+    flows = {labels[0]: count for labels, [count] in counts.requests.values()}
+    assert (flows["flow-499"], flows["other"], flows["default-flow"]) == (1, 2, 1)
+    assert len(flows) == 502
 
 
 async def test_the_routers_rejections_are_all_that_ended_with_429(world: World) -> None:

@@ -191,6 +191,7 @@ class Shares:
             share_of_all=min(max(meter.got / all_got, 0.0), 1.0) if all_got > 0 else 0.0,
             is_alone=not others_wait and (total <= 0 or meter.got >= ALONE_SHARE * total),
             fair_share=min(fair_unit * weight, 1.0) if meter.entries else None,
+            models=Counter([entry.model for entry in meter.entries.values()]),
         )
 
     def _fair_units(self, others: list[Meter]) -> list[float]:

@@ -20,6 +20,7 @@ class FlowSnapshot(msgspec.Struct, frozen=True):
     share_of_all: float  #: of the service all bands got over the last minute
     is_alone: bool  #: no other flow in its band waits or got service, so shares are meaningless
     fair_share: float | None  #: by weight; None: none of its requests waits, so it gets all it asks for
+    models: dict[str, int] = {}  #: how many requests wait for each
 
 
 class TenantSnapshot(msgspec.Struct, frozen=True):

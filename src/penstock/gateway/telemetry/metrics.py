@@ -105,8 +105,8 @@ class Metrics:
         self._aliases, self._stack = RouterAliases(snapshot, self), ProductionStack(snapshot)
         self._with_aliases = self._with_stack = self._with_llm_d = False
         of_answers = (self.queue_wait, self._request_time, self._ttft, self._pace)
-        self._llm_d = LlmD(snapshot, self._requests, of_answers)
-        self.counted.append(self._stack)
+        self._llm_d = LlmD(snapshot, of_answers)
+        self.counted.extend((self._stack, self._llm_d.requests))
         for reason in Reason:
             if reason not in AFTER_ADMISSION:
                 self._rejections.labels(reason)
@@ -232,6 +232,8 @@ class Metrics:
         """A request that never reached the scheduler. `tenant`, `key` and its `user`: if known by then."""
         self._requests.labels(OTHER, "", Outcome.REJECTED, reason).inc()
         self._rejections.labels(reason).inc()
+        if self._with_llm_d:
+            self._llm_d.ended(tenant, OTHER, "", Outcome.REJECTED, reason)
         if reason in self._alias_rejections:
             self._alias_rejections[reason].inc()
         self._tenants.ended(label, Outcome.REJECTED, reason)
@@ -242,6 +244,8 @@ class Metrics:
     def passed(self, model: str, caller: Caller, endpoint: str, outcome: Outcome, reason: Reason | None) -> None:
         """A request that needed no turn ended."""
         self._requests.labels(self.model_label(model), "", outcome, reason or "").inc()
+        if self._with_llm_d:
+            self._llm_d.ended(caller.tenant, self.model_label(model), "", outcome, reason)
         self._tenants.ended(caller.tenant_label, outcome, reason)
         self.failures.note(caller.tenant, endpoint, outcome, reason)
         if outcome is Outcome.REJECTED:
@@ -262,6 +266,8 @@ class Metrics:
         else:
             self._not_answered(journey, outcome, reason)
         caller, was_queued = journey.caller, outcome is not Outcome.REJECTED
+        if self._with_llm_d:
+            self._llm_d.ended(caller.tenant, self.model_label(journey.request.model), journey.band, outcome, reason)
         self._tenants.ended(caller.tenant_label, outcome, reason, waited_s=waited_s if was_queued else None)
         self.failures.note(caller.tenant, journey.endpoint, outcome, reason, journey.limit)
         if journey.first_s is not None and journey.request.streamed:
