@@ -36,9 +36,10 @@ SUBJECTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
          "uncached_tokens"),
     ),
     "its lease": ({"scheduling"}, ("lease",)),
+    "the record of its wait for an endpoint": ({"queueing", "routing"}, ("affinity",)),
     "what it is": (
         {"queueing"},
-        ("account", "accounts", "affinity", "backfilled", "band", "id", "model", "only", "pinned", "prefix",
+        ("account", "accounts", "backfilled", "band", "id", "model", "only", "pinned", "prefix",
          "prices", "request", "retry", "seq", "state", "streamed", "tenant"),
     ),
 }  # fmt: skip

@@ -25,7 +25,7 @@ from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.entry import NO_AFFINITY, NO_RETRY, Entry
+from penstock.core.queueing.entry import MAY_WAIT, NO_AFFINITY, NO_RETRY, Entry
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
@@ -497,7 +497,8 @@ class CheckedScheduler(Scheduler):
     def _check_shared_records(self) -> None:
         """The shared default record is unchanged."""
         assert not NO_AFFINITY.may_wait
-        assert (NO_AFFINITY.preferred, NO_AFFINITY.until_s, NO_AFFINITY.weighed_s) == ((), -math.inf, -math.inf)
+        for shared in (NO_AFFINITY, MAY_WAIT):
+            assert (shared.preferred, shared.until_s, shared.weighed_s) == ((), -math.inf, -math.inf)
         assert (NO_RETRY.attempts, NO_RETRY.recalls, NO_RETRY.refusals, NO_RETRY.excluded) == (0, 0, 0, {})
 
     def _check_leases(self) -> None:

@@ -71,6 +71,22 @@ def test_when_its_wait_is_over_scores_are_compared_again() -> None:
     assert entry.affinity.until_s > until_s
 
 
+def test_a_slot_that_does_not_free_is_not_waited_for_without_end() -> None:
+    made = scheduler(settings(), a=1, b=1)
+    home, _ = talk_at(made)
+    made.arrived(prompt("second", *TALK, 1), now=4.0)
+    entry = made.inspect().entries["second"]
+    first_s = entry.affinity.until_s - 4.0
+    now, gone = 4.0, list[tuple[str, str]]()
+    while not gone and now < 1_000.0:
+        due_s = made.next_deadline()
+        assert due_s is not None
+        now = max(due_s, now + 0.01)
+        gone = sent(made.expire(now=now))
+    assert gone == [("second", "b" if home == "a" else "a")], "to the endpoint that idles beside the warm one"
+    assert now <= 4.0 + 2.0 * first_s + 0.01
+
+
 def test_what_was_reckoned_holds_for_a_moment_and_then_it_is_looked_at_again() -> None:
     made = scheduler(settings(), a=1, b=1)
     talk_at(made)

@@ -47,6 +47,12 @@ class ReservedSlots:
         self._freed: BoundedMap[str, DecayingRate] = BoundedMap(MODELS_MAX)
         self._counts: dict[str, tuple[int, int, float]] = {}  # how many, computed for so many slots, good until
         self._weight = Decaying(WEIGHT_FADES_S)
+        self.may_count = share is not None  #: False: no slot is reserved, because no request needed one yet
+
+    def reconfigured(self, share: float | None) -> None:
+        """Reserve this `share` of the slots from now on; None: as measured."""
+        self.share = share
+        self.may_count = self.may_count or share is not None
 
     def weight_seen(self, weight: float, now: float) -> None:
         """Note that flows of so much `weight` are active. One that came recently counts as about to come again."""
@@ -59,6 +65,7 @@ class ReservedSlots:
     def arrived(self, model: str, now: float) -> None:
         """Note that a request of an under-share flow for `model` came while others waited."""
         self._arrivals.renewed_or(model, DecayingRate).note(now)
+        self.may_count = True
 
     def freed(self, model: str, now: float) -> None:
         """Note that a lease of `model` ended."""

@@ -141,7 +141,7 @@ class UnderShare:
 
         The flow's recent demand counts, because a flood holds few slots if prompts or memory are scarce.
         """
-        if not self._reserved.under_share_come(entry.model, now):
+        if not self._reserved.may_count or not self._reserved.under_share_come(entry.model, now):
             return False
         node = top(entry.node)
         return node.parent is None or not self.asked_under_share(node, now)
@@ -202,8 +202,7 @@ class UnderShare:
 
     def only_reserved_left(self, model: str, band: Band, endpoints: list[Endpoint], now: float) -> bool:
         """True if the slots that are left for a model are reserved for flows under their share."""
-        reserved = self.reserved_slots(model, now)
-        if reserved <= 0:
+        if not self._reserved.may_count or (reserved := self.reserved_slots(model, now)) <= 0:
             return False
         if self._pool.uniform and not self._backfill.reserved:
             free = band.free_slots

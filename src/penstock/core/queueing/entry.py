@@ -38,7 +38,7 @@ class Alike:
 class AffinityRecord:
     """A request's wait for an endpoint that it prefers, beside others that have room."""
 
-    __slots__ = ("behind", "locate_until_s", "may_wait", "preferred", "since_s", "until_s", "weighed_s")
+    __slots__ = ("behind", "latest_s", "locate_until_s", "may_wait", "preferred", "since_s", "until_s", "weighed_s")
 
     def __init__(self, locate_until_s: float = -math.inf, *, may_wait: bool = True) -> None:
         self.may_wait = may_wait  #: it may be let wait for an endpoint it prefers
@@ -47,6 +47,7 @@ class AffinityRecord:
         self.since_s = math.inf  #: when that wait began
         self.behind = 0  #: requests that waited for it before
         self.until_s = -math.inf  #: when that wait ends, by score
+        self.latest_s = math.inf  #: and when it ends at the latest, whatever the score says then
         self.weighed_s = -math.inf  #: when scores were last compared
 
 
@@ -65,6 +66,7 @@ class RetryRecord:
 
 # The shared empty records: never written.
 NO_AFFINITY: Final = AffinityRecord(may_wait=False)
+MAY_WAIT: Final = AffinityRecord()  #: of a request that may be let wait by its score, and for nothing else
 NO_RETRY: Final = RetryRecord()
 
 
@@ -213,7 +215,7 @@ class Entry:
 
     def own_affinity(self, locate_until_s: float = -math.inf) -> AffinityRecord:
         """Returns the record of its wait for an endpoint it prefers, made now if it had none."""
-        if self.affinity is NO_AFFINITY:
+        if self.affinity is NO_AFFINITY or self.affinity is MAY_WAIT:
             self.affinity = AffinityRecord(locate_until_s)
         return self.affinity
 

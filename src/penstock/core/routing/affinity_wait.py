@@ -1,8 +1,9 @@
 """Does a request wait for an endpoint that is closed, although another one is open? (docs/decisions/0090)
 
 By default one score decides (`Router.better`): the seconds to the first token at each endpoint, open or not. If a
-closed endpoint has the least, the request waits for as long as that holds: it keeps its place and others pass it, but
-no flow gets more than K requests ahead of it (`core/dispatch/backfill.py`); then it goes at once.
+closed endpoint has the least, the request waits for as long as that holds, but not twice as long as it was worth at
+first: a slot that was to free and did not is not waited for without end. It keeps its place and others pass it, but no
+flow gets more than K requests ahead of it (`core/dispatch/backfill.py`); then it goes at once.
 
 `routing.affinity_wait`, if set, replaces the score by delay scheduling (Zaharia et al., 2010): a request waits at most
 so long for the endpoints that its policy prefers. An open endpoint that is passed over is *spared*, and that ends after
@@ -16,12 +17,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.entry import MAY_WAIT, NO_AFFINITY, AffinityRecord, Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.routing.router import Router
 from penstock.core.values.settings import PASSED_MAX
 
 SCORE_HOLDS_S = 0.05  # a score is not computed again for so long: some engine steps
+EXTENDED = 2.0  # times the wait that was worth it at first: of 1,807 waits before a full pool none took as long
 WAITING_MAX = 4 * PASSED_MAX  # each turn of the pump passes all of them, at about half a microsecond each
 
 
@@ -46,9 +48,11 @@ class AffinityWait:
 
     def arrived(self, entry: Entry, now: float) -> None:
         """Give a request that may wait for an endpoint a record of its own; most may not."""
-        request = entry.request
-        if self._any_may_wait() or request.home is not None or request.locate_s > 0:
+        request, router = entry.request, self._router
+        if request.home is not None or request.locate_s > 0:
             entry.own_affinity(now + request.locate_s)
+        elif router.weighs_wait or router.prefers or router.strict:
+            entry.affinity = MAY_WAIT
 
     def plain(self, entry: Entry) -> bool:
         """True if nothing but scores may let the request wait: then that is known before it is queued."""
@@ -57,8 +61,8 @@ class AffinityWait:
 
     def reconfigured(self, entry: Entry) -> None:
         """Let a queued request wait from now on, or no longer: the policy may be another."""
-        if self._any_may_wait():
-            entry.own_affinity()
+        if self._any_may_wait() and entry.affinity is NO_AFFINITY:
+            entry.affinity = MAY_WAIT
         if not (self._router.prefers or self._router.weighs_wait) and entry.affinity.may_wait:
             self.left(entry)
 
@@ -66,6 +70,8 @@ class AffinityWait:
         """Return the endpoints, of those with room, that a request may go to now; empty while it waits."""
         if not fitting:
             return fitting
+        if entry.affinity is MAY_WAIT and self._router.holds_all(entry, fitting):
+            return fitting  # any endpoint that it could wait for is open to it
         if (only := self.only(entry, now)) is not None:
             return [only] if only in fitting else []
         if now < entry.affinity.locate_until_s:
@@ -103,21 +109,27 @@ class AffinityWait:
             ahead = {e: min(affinity.behind, ahead[e] - 1) for e in affinity.preferred if e in ahead}
         elif self._waiting >= WAITING_MAX:
             return
-        affinity.weighed_s = now
         homes, for_s = self._router.better(entry, instead, ahead, self._queues.backlog(entry), now)
         homes = [e for e in homes if ahead.get(e, 0) < PASSED_MAX]
-        if not waits and homes:
-            self._begin(entry, homes, now)
-            affinity.until_s = now + for_s
+        if waits:
+            affinity.weighed_s = now
+            if not homes:
+                affinity.until_s = now
+            elif now >= affinity.until_s:
+                affinity.until_s = min(now + for_s, affinity.latest_s)
+        elif homes:
+            affinity = self._begin(entry, homes, now)
+            affinity.weighed_s = now
+            affinity.until_s, affinity.latest_s = now + for_s, now + EXTENDED * for_s
             affinity.behind = min([self._ahead.get(home, 0) for home in homes])
             for home in homes:
                 self._ahead[home] = self._ahead.get(home, 0) + 1
-        elif waits and (not homes or now >= affinity.until_s):
-            affinity.until_s = now + for_s if homes else now
 
-    def _begin(self, entry: Entry, preferred: Sequence[Endpoint], now: float) -> None:
-        entry.affinity.preferred, entry.affinity.since_s = tuple(preferred), now
+    def _begin(self, entry: Entry, preferred: Sequence[Endpoint], now: float) -> AffinityRecord:
+        affinity = entry.own_affinity()
+        affinity.preferred, affinity.since_s = tuple(preferred), now
         self._waiting += 1
+        return affinity
 
     def surely_waits(self, entry: Entry, endpoints: list[Endpoint], now: float) -> bool:
         """True if a waiting request goes to none of `endpoints`. Cheap, so asked first."""
@@ -138,7 +150,7 @@ class AffinityWait:
     def let_go(self, entry: Entry) -> None:
         """End the wait of `entry` for good, because others would get too far ahead of it."""
         self.left(entry)
-        entry.affinity.may_wait = False
+        entry.own_affinity().may_wait = False
 
     def only(self, entry: Entry, now: float) -> Endpoint | None:
         """Return the one endpoint that a request may go to, for as long as that is alive; None: any."""
@@ -166,10 +178,10 @@ class AffinityWait:
 
     def left(self, entry: Entry) -> None:
         """End the wait of `entry`: it left the queue, or may wait again."""
-        affinity = entry.affinity
-        preferred, affinity.preferred, affinity.until_s = affinity.preferred, (), -math.inf
+        affinity, preferred = entry.affinity, entry.affinity.preferred
         if not preferred:
             return
+        affinity.preferred, affinity.until_s = (), -math.inf
         self._waiting -= 1
         for endpoint in preferred:
             if self._ahead.get(endpoint, 0) > 1:
@@ -186,7 +198,7 @@ class AffinityWait:
     def told(self, entry: Entry) -> None:
         """End the wait for a look-up: its answer is known, and may change what the request prefers."""
         if entry.affinity.may_wait:
-            entry.affinity.locate_until_s = 0.0
+            entry.own_affinity().locate_until_s = 0.0
             self.left(entry)
 
 

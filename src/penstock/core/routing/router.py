@@ -216,6 +216,10 @@ class Router:
             return self._affordable(entry, homes, context.alive(), now), for_s
         return homes, for_s
 
+    def holds_all(self, entry: Entry, endpoints: Sequence[Endpoint]) -> bool:
+        """True if no endpoint in service that could serve a request is missing among `endpoints`."""
+        return self.weighs_wait and not self.strict and len(endpoints) >= self._pool.serving(entry.model)
+
     def _waitable(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
         """Whether it is well, and may compute a request's prompt."""
         request, roles = entry.request, self._pool.roles

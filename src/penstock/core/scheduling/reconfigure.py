@@ -41,7 +41,7 @@ def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float)
     before, state.settings = state.settings, settings
     state.router.reconfigured(settings.routing, settings.router)
     _rearrange(state, before)
-    state.reserved.share = state.reserved_share()
+    state.reserved.reconfigured(state.reserved_share())
     state.quotas.reconfigured(settings.tenants, state.entries.values(), now)
     state.pool.reconfigured(settings.health, stale_after_s=settings.stale_after_s, named_models=settings.named_models)
     state.candidates.settings = settings.admission
