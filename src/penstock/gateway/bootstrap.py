@@ -78,7 +78,7 @@ class Parts:
         """Call on a running event loop. `read` gives the settings again, for a reload; without it they stay."""
         self.scheduler = scheduler = Scheduler(settings_map.scheduler_settings(settings), random=Random())
         self.driver = driver = Driver(scheduler, now=clock.now)
-        self.metrics = metrics = Metrics(snapshot=lambda: scheduler.snapshot(now=driver.now()))
+        self.metrics = metrics = Metrics(snapshot=lambda: scheduler.snapshot(requests=False, now=driver.now()))
         self.catalog = catalog = Catalog()
         self.endpoints = endpoints = EndpointRegistry(driver=driver, metrics=metrics, catalog=catalog)
         self.discovery = Discovery((), endpoints)

@@ -165,6 +165,9 @@ class RequestRows(msgspec.Struct, frozen=True):
     ended: list[RequestRow]
 
 
+NO_ROWS = RequestRows([], [], [])
+
+
 class Snapshot(msgspec.Struct, frozen=True):
     """The whole scheduler at one moment."""
 

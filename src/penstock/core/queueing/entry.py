@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from penstock.core.values.lifecycle import TRANSITIONS, Event, State, after
+from penstock.core.values.lifecycle import FOLLOWING, Event, State, after
 from penstock.core.values.located import NOWHERE, Located, Sought, Source
 from penstock.core.values.request import Estimate, Request, Usage
 
@@ -201,7 +201,7 @@ class Entry:
 
     def move(self, event: Event) -> None:
         """Move to the state after `event`. Raises if the table of states knows no such step."""
-        self.state = TRANSITIONS.get((self.state, event)) or after(self.state, event)
+        self.state = FOLLOWING[self.state].get(event) or after(self.state, event)
 
     def became(self, request: Request) -> None:
         """Replace the `request` by another form: of another band, or without unneeded parts."""

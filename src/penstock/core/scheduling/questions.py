@@ -10,6 +10,7 @@ from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.explain.endpoints_wanted import ModelLoad, loads_now
 from penstock.core.explain.explanation import Explanation
 from penstock.core.explain.snapshot import (
+    NO_ROWS,
     Snapshot,
     band_now,
     bounds_now,
@@ -205,8 +206,8 @@ class Questions:
         """Returns the load and capacity of each model, for an autoscaler's rule."""
         return loads_now(self._state.queues.bands, self._state.pool, self._state.shares)
 
-    def snapshot(self, *, now: float) -> Snapshot:
-        """Returns the whole picture of this moment."""
+    def snapshot(self, *, requests: bool = True, now: float) -> Snapshot:
+        """Returns the picture of this moment; `requests`: with rows of single ones, which are most of its cost."""
         state = self._state
         queues, causes = state.queues, state.wait_causes
         names = [band.settings.name for band in queues.bands]
@@ -236,7 +237,7 @@ class Questions:
             models_more=models_more,
             flows=flows,
             flows_more=flows_more,
-            requests=requests_now(queues.bands, state.leases, state.recorder, now),
+            requests=requests_now(queues.bands, state.leases, state.recorder, now) if requests else NO_ROWS,
             sources=state.router.sources.snapshot(now),
             paused_tenants=sorted(state.quotas.paused_names()),
             bounds=bounds_now(queues, state.settings.bounds) if state.settings.queue_enabled else [],

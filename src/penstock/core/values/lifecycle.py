@@ -72,6 +72,11 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.STREAMING, Event.CANCELLED): State.FAILED,
 }
 
+#: The same, by the state that is left.
+FOLLOWING: dict[State, dict[Event, State]] = {
+    state: {event: then for (before, event), then in TRANSITIONS.items() if before is state} for state in State
+}
+
 TERMINAL = frozenset({State.REJECTED, State.EVICTED, State.FAILED, State.COMPLETED})
 
 

@@ -119,7 +119,8 @@ class Watch:
             exchange.end()
 
     def tick(self) -> None:
-        snapshot, now = self._snapshot(), self._driver.now()
+        now = self._driver.now()
+        snapshot = self._driver.scheduler.snapshot(requests=bool(self._listeners), now=now)
         self._history.add(snapshot, self._facts.failures, now, self._driver.scheduler.tokens_under_way())
         self._by_tenant.add(snapshot, self._history.latest()["tokens_per_s"], now)
         self._note_changes(snapshot, now)

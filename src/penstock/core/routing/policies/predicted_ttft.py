@@ -73,7 +73,9 @@ class PredictedTtft(RoutingPolicy):
         if context.matched and (near := self._near(endpoints, scores, context)):
             endpoints, scores = [endpoints[at] for at in near], [scores[at] for at in near]
         dearest = min(scores) * (1.0 + PLAY) + PLAY_S
-        return least_loaded([e for e, cost in zip(endpoints, scores, strict=True) if cost <= dearest], context.now)
+        if max(scores) > dearest:
+            endpoints = [endpoints[at] for at, cost in enumerate(scores) if cost <= dearest]
+        return least_loaded(endpoints, context.now)
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         if not context.matched:
