@@ -110,6 +110,9 @@ def failures(rows: list[Row]) -> None:
             Failure.MODEL_GONE,
             Failure.TOO_LONG,
             Failure.MODALITY,
+            Failure.NO_PATH,
+            Failure.NO_TOOLS,
+            Failure.NO_FEATURE,
             Failure.BROKEN,
         )
     ]

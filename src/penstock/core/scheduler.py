@@ -28,7 +28,6 @@ from penstock.core.dispatch import fit
 from penstock.core.dispatch.disaggregation import whole_usage
 from penstock.core.dispatch.under_share import DEMAND_WINDOW_S
 from penstock.core.endpoints.health import Presence
-from penstock.core.endpoints.liveness import Liveness
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
 from penstock.core.queueing.fair_tree import Node
@@ -78,7 +77,7 @@ class Scheduler(Questions):
         if limit is not None:
             return [waiting.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]
         if state.pool.differ and request.pinned is None:
-            for name in fit.unfit(state.pool, entry):
+            for name in fit.unfit(state.pool, entry, now):
                 entry.own_retry().excluded[name] = math.inf
         state.entries[request.id] = entry
         entry.move(Event.ADMITTED)
@@ -232,10 +231,10 @@ class Scheduler(Questions):
         if answering:
             endpoint = answers
         if endpoint is not None and entry.request.carried:
-            endpoint.failure, endpoint.failed_s = failure, now
+            returning.reported(state, endpoint, failure, now)
         elif endpoint is not None:
-            if failure is Failure.MODALITY and len(kinds := fit.kinds_of(entry.model, contents_of(entry.request))) == 1:
-                endpoint.refused_kinds |= kinds
+            if lacking := fit.lacking(entry.request, failure):
+                endpoint.refused(lacking, now)
                 state.pool.changed()
             returning.blame(state, endpoint, entry.model, failure, now, retry_after_s=retry_after_s)
         actions: list[Action] = []
@@ -325,8 +324,7 @@ class Scheduler(Questions):
         state = self._state
         endpoint = state.pool[name]
         if up and not endpoint.health.up:
-            endpoint.liveness = Liveness()
-            endpoint.refused_kinds = frozenset()
+            endpoint.replaced()
             endpoint.proof.returned()
         elif up and not endpoint.proof.chance(now) and not state.queues.waiting:
             state.router.answers(endpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec.structs import replace
@@ -19,6 +19,8 @@ from penstock.core.endpoints.roles import bootstrap_port_of, role_of
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import AdmissionSettings, EndpointLimits, EndpointSpec, HealthSettings, part
 
+LACKS_S = 600.0  # an engine's refusal of a kind of requests: a fault of ours costs one more refusal, seen by nobody
+LACKS_MAX = 1_000  # a few kinds for each of some hundred models
 NEAR_LIMIT = 0.75  # of its slots or memory in use; below that, waiting requests do not wait for a reading
 
 
@@ -34,7 +36,7 @@ class Endpoint:
         self.tells_models = True
         self.contexts: dict[str, int] = {}  # context length by model, if reported
         self.adapters = AdapterMemory()
-        self.refused_kinds: frozenset[tuple[str, str]] = frozenset()  # by model, of pictures, sounds and videos
+        self._lacks: dict[tuple[str, str], float] = {}  # kinds of requests that it refused, by model: until when
         self.silent = False  # it leaves questions of ours unanswered, which is shown and decides nothing
         self.labels = spec.labels
         self.price = spec.price
@@ -89,6 +91,26 @@ class Endpoint:
         self.limits: EndpointLimits | None = None if limits == EndpointLimits() else limits
         self._usual: AdmissionSettings | None = None  # the source of its current settings
         self._own = AdmissionSettings()
+
+    @property
+    def lacks_any(self) -> bool:
+        """Whether it refused requests for a kind that it may not take."""
+        return bool(self._lacks)
+
+    def lacks(self, kinds: Iterable[tuple[str, str]], now: float) -> bool:
+        """True if it refused a request of one of these `kinds`, each with its model, in the last minutes."""
+        return bool(self._lacks) and any(now < self._lacks.get(kind, now) for kind in kinds)
+
+    def refused(self, kinds: Iterable[tuple[str, str]], now: float) -> None:
+        """Note that it refused a request for one of these `kinds`; the first `LACKS_MAX` are kept."""
+        for kind in kinds:
+            if len(self._lacks) < LACKS_MAX or kind in self._lacks:
+                self._lacks[kind] = now + LACKS_S
+
+    def replaced(self) -> None:
+        """Forget what the process there did: another one runs now."""
+        self.liveness = Liveness()
+        self._lacks.clear()
 
     def admission(self, usual: AdmissionSettings) -> AdmissionSettings:
         """Returns the limits of admission as they are here: its own, and `usual` for those that it does not set."""
@@ -164,7 +186,7 @@ class Endpoint:
         if ledger.observe(reading):
             self.health.returned(now, slots=self.slots)
             self.proof.returned()
-            self.liveness = Liveness()
+            self.replaced()
         if ledger.page.base is before:
             return False
         slots = self.slots

@@ -221,7 +221,7 @@ class Pool:
         self.priced = len({e.price for e in self}) > 1
         self.adapted = any(e.adapters.listed for e in self)
         first = next(iter(self), None)
-        self.differ = first is not None and any(e.refused_kinds or e.contexts != first.contexts for e in self)
+        self.differ = first is not None and any(e.lacks_any or e.contexts != first.contexts for e in self)
         self._weigh()
         self.uniform = len({e.models if e.tells_models else "any" for e in self}) <= 1
         for endpoint in self:

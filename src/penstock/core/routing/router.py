@@ -159,7 +159,7 @@ class Router:
         """Returns the endpoints that a request may wait for, of those alive. Changes nothing."""
         located = self._located(entry, now) if self._policy.uses_prefix else NOWHERE
         context = self._context(entry, located, self._sought(entry.request, located, now), now)
-        preferred = self._policy.preferred(context)
+        preferred = [e for e in self._policy.preferred(context) if not entry.excludes(e.name, now)]
         return (
             self._affordable(entry, preferred, context.alive(), now) if self._pool.priced and preferred else preferred
         )
@@ -221,9 +221,9 @@ class Router:
         return self.weighs_wait and not self.strict and len(endpoints) >= self._pool.serving(entry.model)
 
     def _waitable(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
-        """Whether it is well, and may compute a request's prompt."""
+        """Whether it is well, and may compute a request's prompt, which it did not refuse."""
         request, roles = entry.request, self._pool.roles
-        if self.alive(endpoint.name, request, now) is not endpoint:
+        if self.alive(endpoint.name, request, now) is not endpoint or entry.excludes(endpoint.name, now):
             return False
         return not roles.any or roles.computes(endpoint, request.model, whole=entry.whole)
 

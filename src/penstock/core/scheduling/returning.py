@@ -69,6 +69,15 @@ def blame(
     state.health_changed(now)
 
 
+def reported(state: SchedulerState, endpoint: Endpoint, failure: Failure, now: float) -> None:
+    """Note what a proxy reports as a `failure`: it judges no endpoint, and a refused request shows that it answers."""
+    if failure in retry.REQUEST_REFUSED:
+        endpoint.liveness.moves(now)
+        well(state, endpoint, now, refused=True)
+    else:
+        endpoint.failure, endpoint.failed_s = failure, now
+
+
 def seen_through(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Close an endpoint that refuses everything at once, if others serve all of its models."""
     if state.pool.replaces(endpoint):
@@ -165,9 +174,11 @@ def others_serve(state: SchedulerState, entry: Entry, endpoint: Endpoint | None,
 
 def _may_fit(state: SchedulerState, entry: Entry, failure: Failure, refused_by: Endpoint, now: float) -> bool:
     """True if another endpoint in service may accept what this one refused."""
+    if state.affinity.only(entry, now) is not None:
+        return False
     for e in state.pool:
         serves = e is not refused_by and e.in_service and e.serves(entry.model)
-        if serves and not entry.excludes(e.name, now) and fit.may_take(e, entry, failure, refused_by):
+        if serves and not entry.excludes(e.name, now) and fit.may_take(e, entry, failure, refused_by, now):
             return True
     return False
 

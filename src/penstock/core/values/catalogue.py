@@ -277,6 +277,9 @@ class Failure(StrEnum):
     MODEL_GONE = "model_gone", "the endpoint does not have the model"
     TOO_LONG = "too_long", "the request is too long for the endpoint"  # another one may have a larger context
     MODALITY = "modality", "the endpoint takes no such pictures, sounds or videos"
+    NO_PATH = "no_path", "the endpoint does not have the path"
+    NO_TOOLS = "no_tools", "the endpoint was started without calls of tools"
+    NO_FEATURE = "no_feature", "the endpoint was started without what the request needs"
     BROKEN = "broken", "the stream broke"  # after the first byte: lost, silent for too long, or an error in the stream
 
 

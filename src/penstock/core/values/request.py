@@ -31,6 +31,8 @@ WORK_PER_OUTPUT_TOKEN = 2.0  # work, independent of charges: completion tokens h
 
 SERVICE_S = 60.0  # memory of reported service of flows: long enough for some long answers
 
+TOOLS = "tools"  # of `Request.needs`: calls of tools, for which engines need a parser
+
 Key = Hashable  # of a block of a prompt: compared and looked up, never counted with
 
 
@@ -83,6 +85,7 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     prefix_grows: bool = False  #: its later keys stand for several chunks each, as in `PREFIX_ENDS`
     time_per_output_token_s_max: float | None = None  #: endpoints that are slower now are used if no others are open
     only: tuple[str, ...] = ()  #: the endpoints that it may go to; empty: all
+    needs: tuple[str, ...] = ()  #: what some engines lack: its path, and `TOOLS` if it has tools
     others: tuple[str, ...] = ()  #: models that may serve it instead: it waits for its own only if none of these works
     carried: bool = False  #: a proxy carries its bytes: a failure that it reports judges no endpoint, the probe does
 

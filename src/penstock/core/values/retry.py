@@ -5,8 +5,9 @@ lost connection or an engine's error spends one of the request's attempts and on
 requests sent in the last ten seconds, or in flight if more, and ten in any case (`docs/decisions/0041`), so a broken
 pool does not get triple load. An endpoint that does not have the model (any more), refuses the gateway's key or is no
 engine costs no engine any work, and spends nothing either: the request is bounded by going to each endpoint but once.
-After the first byte there are no retries. A request that is too long for an endpoint, or of an unsupported kind, spends
-an attempt and no budget; it goes only to endpoints that it may fit (`core/dispatch/fit.py`). A stale connection is as a
+After the first byte there are no retries. A request that is too long for an endpoint, of an unsupported kind, or that
+needs what the engine was started without, spends an attempt and no budget; it goes only to endpoints that it may fit
+(`core/dispatch/fit.py`). A stale connection is as a
 rule one that a healthy engine closed while it was idle, often with hundreds of others, so the same endpoint may be
 asked again at once, for none of the budget; but the engine may have executed the request, so it costs an attempt.
 """
@@ -19,7 +20,8 @@ WINDOW_S = 10  # as in Finagle and Linkerd: long enough for a meaningful share, 
 RETRIES_MIN = 10  # in a window, for any share: a gateway with a request per second still gets past a dead engine
 
 
-REQUEST_REFUSED = frozenset({Failure.TOO_LONG, Failure.MODALITY})  # by an endpoint; final if no other accepts it
+#: By an endpoint; final if no other accepts it.
+REQUEST_REFUSED = frozenset({Failure.TOO_LONG, Failure.MODALITY, Failure.NO_PATH, Failure.NO_TOOLS, Failure.NO_FEATURE})
 FIRST_BYTE_TIMEOUTS_MAX = 2  # tried once more, then 504
 
 

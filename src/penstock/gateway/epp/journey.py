@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.core.dispatch import fit
 from penstock.core.values.actions import Dispatch, Requeue
 from penstock.core.values.catalogue import Failure, Outcome
 from penstock.core.values.request import Request, Usage
-from penstock.core.values.retry import final_reason
+from penstock.core.values.retry import REQUEST_REFUSED, final_reason
 from penstock.gateway.epp import unseen
 from penstock.gateway.epp.pick import Pick
 from penstock.gateway.openai import errors
@@ -86,17 +87,21 @@ class PickedJourney(QueuedJourney):
         self._driver.tell(self._driver.scheduler.rerouted(self._lease, endpoint, now=self._driver.now()))
 
     def may_mend(self, status: int) -> bool:
-        return mending.may_refuse_ours(self, status)
+        return mending.may_mend(self, status)
 
     def mended(self, status: int, body: bytearray) -> bool:
-        """It can't be sent again; what its refusal names is left out of the next request."""
+        """It can't be sent again; its proxy's next request goes without what the refusal names, or elsewhere."""
         if mending.may_refuse_ours(self, status) and (fields := mending.named_fields(self, body)):
             mending.leave_out(self, self.target, fields, self._driver.now())
-        return False
+            return False
+        return mending.asked_elsewhere(self, status, body)
 
     def failed(self, failure: Failure, detail: str) -> None:
         self._failure = failure
-        self._reports(failure)
+        if failure in REQUEST_REFUSED:
+            self._reporter.refused(self.endpoint, fit.lacking(self.request, failure), self._driver.now())
+        else:
+            self._reports(failure)
         super().failed(failure, detail)
 
     def _reports(self, failure: Failure) -> None:
@@ -112,6 +117,10 @@ class PickedJourney(QueuedJourney):
             self._lease = None
             self.hang_up()
             self.no_answer()
+        if self.is_unfit and self.engine_error([]):
+            self._leave(Outcome.COMPLETED, None)
+            self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
+            return
         reason = final_reason(self._failure or Failure.RESET)
         extra = [(b"x-penstock-reason", reason.encode())]
         if self._committed:
@@ -154,7 +163,7 @@ class PickedJourney(QueuedJourney):
 def _allowed(pick: Pick, request: Request, means: Means) -> tuple[str, ...]:
     """Returns the endpoints that the request may go to, without those that fail for its proxy; empty: all."""
     now = means.driver.now()
-    avoided = pick.reporter.avoided(now)
+    avoided = pick.reporter.avoided(request, now)
     if not avoided:
         return pick.only
     kept = tuple([name for name in pick.only or means.targets if name not in avoided])

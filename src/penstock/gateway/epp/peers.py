@@ -8,10 +8,15 @@ An endpoint that is the only one for a model is kept.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from penstock.core.dispatch import fit
+from penstock.core.dispatch.fit import Kind
+from penstock.core.endpoints.endpoint import LACKS_S
 from penstock.core.endpoints.health import Health
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.catalogue import Failure
-from penstock.core.values.retry import REQUEST_REFUSED
+from penstock.core.values.request import Request
 from penstock.core.values.settings import HealthSettings
 
 PEERS_MAX = 1_000  # connections with failures; a fleet of Envoys has some hundreds
@@ -24,11 +29,10 @@ class ProxyView:
     def __init__(self, settings: HealthSettings) -> None:
         self._settings = settings
         self._health: dict[str, Health] = {}  # of endpoints that failed since they last answered well
+        self._lacks: dict[tuple[str, Kind], float] = {}  # what they refused to it: until when
 
     def failed(self, endpoint: str, failure: Failure, now: float, *, retry_after_s: float = 0.0) -> None:
         """Note a failure of one of its requests."""
-        if failure in REQUEST_REFUSED:
-            return
         health = self._health.get(endpoint)
         if health is None:
             if len(self._health) >= ENDPOINTS_MAX:  # most of them are gone by now
@@ -43,11 +47,20 @@ class ProxyView:
         """Note a good answer."""
         self._health.pop(endpoint, None)
 
-    def avoided(self, now: float) -> list[str]:
-        """Returns the endpoints that get none of its requests now."""
-        if not self._health:
-            return []
-        return [name for name, health in self._health.items() if health.ejected(now) or health.held(now)]
+    def refused(self, endpoint: str, kinds: Iterable[Kind], now: float) -> None:
+        """Note that an endpoint does not take requests of these kinds."""
+        if len(self._lacks) >= ENDPOINTS_MAX:
+            self._lacks.clear()
+        for kind in kinds:
+            self._lacks[endpoint, kind] = now + LACKS_S
+
+    def avoided(self, request: Request, now: float) -> list[str]:
+        """Returns the endpoints that do not get its request now."""
+        names = [name for name, health in self._health.items() if health.ejected(now) or health.held(now)]
+        if self._lacks:
+            kinds = fit.kinds_of(request)
+            names += [name for (name, kind), until in self._lacks.items() if now < until and kind in kinds]
+        return names
 
 
 class ProxyViews:

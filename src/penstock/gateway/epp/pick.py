@@ -11,7 +11,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from penstock.core.dispatch.fit import Kind
 from penstock.core.values.catalogue import Failure
+from penstock.core.values.request import Request
 from penstock.gateway.proxy.relay import Relay
 from penstock.http.client.call import Call, Payload, Sink
 from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamErrorKind
@@ -26,7 +28,8 @@ class Reporter(Protocol):
 
     def failed(self, endpoint: str, failure: Failure, now: float, *, retry_after_s: float = 0.0) -> None: ...
     def well(self, endpoint: str) -> None: ...
-    def avoided(self, now: float) -> list[str]: ...
+    def refused(self, endpoint: str, kinds: Sequence[Kind], now: float) -> None: ...
+    def avoided(self, request: Request, now: float) -> list[str]: ...
 
 
 class Picks(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.core.values.catalogue import Failure, Outcome, Reason
 from penstock.core.values.retry import final_reason
-from penstock.gateway.openai import errors
+from penstock.gateway.openai import errors, unfit
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.relay import Relay
@@ -87,6 +87,24 @@ class DirectJourney(Relay):
 
     def succeeded(self, status: int) -> None:  # noqa: ARG002
         self._metrics.passed(self.model, self._caller, self._endpoint, Outcome.COMPLETED, None)
+
+    def may_mend(self, status: int) -> bool:
+        return status in unfit.NO_SUCH_PATH and self.pinned is None and self._attempts < self._attempts_max
+
+    def mended(self, status: int, body: bytearray) -> bool:
+        """Ask another endpoint, if this one does not have the path."""
+        if unfit.refuses(status, body, has_media=False) is not Failure.NO_PATH or self._engine().lacks(
+            self.model, body
+        ):
+            return False
+        others = [*self._without, self._endpoint]
+        if self._driver.scheduler.least_loaded(self.model, but=others, now=self._driver.now()) is None:
+            return False
+        self._without = others
+        self._attempts += 1
+        self._metrics.retried(self._caller, self._endpoint, Failure.NO_PATH)
+        self.begin()
+        return True
 
     def _sends_again(self, failure: Failure) -> bool:
         """Retry if a stale connection lost the request, within its attempts."""

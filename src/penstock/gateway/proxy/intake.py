@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
-from penstock.core.values.request import Request
+from penstock.core.values.request import TOOLS, Request
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.splits import Split
 from penstock.gateway.endpoints.unnamed import Unnamed
@@ -29,7 +29,7 @@ from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import BadBody
 from penstock.gateway.openai.dialects import Asked
 from penstock.gateway.openai.errors import Api
-from penstock.gateway.openai.fields import Read
+from penstock.gateway.openai.fields import NOTHING, Peek, Read
 from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.routes import PathKind, Route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
 
 logger = logging.getLogger(__name__)
+
+NO_TOOLS_BYTES = len("null")  # or an empty list
 
 
 class Reached(Protocol):
@@ -380,6 +382,7 @@ class Intake:
             home=home,
             divisible=not divides or sequential.divisible(exchange.target_path, arrival.body),
             falls_back=fallback is not None and not fallback.patient,
+            needs=_needs(exchange.target_path, peek),
             others=() if fallback is None else fallback.others,
             instead_of=fallback.asked if fallback is not None and fallback.asked != arrival.named else "",
         )
@@ -432,6 +435,12 @@ def _pinned(query: str) -> str | None:
     if len(named) != 1:
         raise BadBody("The query names several endpoints (`id`); one is allowed.", "id")
     return named[0]
+
+
+def _needs(path: str, peek: Peek) -> tuple[str, ...]:
+    """What some engines lack: the path, and calls of tools."""
+    text = peek.text
+    return (path,) if text is None or text.tools is NOTHING or len(text.tools) <= NO_TOOLS_BYTES else (path, TOOLS)
 
 
 def _broken(exchange: Exchange, failure: Exception) -> None:

@@ -381,6 +381,11 @@ class QueuedJourney(Relay):
         return self._target
 
     @property
+    def suspected(self) -> bool:
+        """True if the answer may not be an engine's."""
+        return self._suspect
+
+    @property
     def has_others(self) -> bool:
         """True if there are other endpoints."""
         return len(self._targets) > 1

@@ -60,14 +60,7 @@ def mended(journey: QueuedJourney, status: int, body: bytearray) -> bool:
             journey.left_out = fields
             journey.ask(target, journey.endpoint, journey.rank, journey.body, counts=True)
             return True
-    if _may_fit_elsewhere(journey, status):
-        held = journey.request.contents
-        has_media = held is not None and held.pictures + held.sounds + held.videos > 0
-        if (failure := unfit.refuses(status, body, has_media=has_media)) is not None:
-            journey.is_unfit = True
-            journey.failed(failure, f"status {status}")
-            return True
-    return False
+    return asked_elsewhere(journey, status, body)
 
 
 def named_fields(journey: QueuedJourney, error: bytes | bytearray) -> frozenset[str]:
@@ -82,9 +75,24 @@ def may_refuse_ours(journey: QueuedJourney, status: int) -> bool:
 
 
 def _may_fit_elsewhere(journey: QueuedJourney, status: int) -> bool:
+    """True if a refusal of this status may be about what another endpoint takes."""
     if status not in unfit.STATUSES or journey.request.pinned is not None or journey.division is not None:
         return False
     return journey.has_others
+
+
+def asked_elsewhere(journey: QueuedJourney, status: int, body: bytearray) -> bool:
+    """Report that a request does not fit there, if that is why it was refused. Returns True if it was."""
+    if not _may_fit_elsewhere(journey, status) or journey.suspected or journey.target.engine.lacks(journey.model, body):
+        return False
+    held = journey.request.contents
+    has_media = held is not None and held.pictures + held.sounds + held.videos > 0
+    failure = unfit.refuses(status, body, has_media=has_media)
+    if failure is None:
+        return False
+    journey.is_unfit = True
+    journey.failed(failure, f"status {status}")
+    return True
 
 
 def note_fields(journey: QueuedJourney, target: Target, now: float) -> None:
