@@ -289,6 +289,13 @@ def test_a_request_moves_at_most_twice_and_a_pinned_one_never() -> None:
     assert shop.moved.count(waits) == 1
 
 
+def test_a_request_that_a_proxy_carries_does_not_move() -> None:
+    shop = Shop()
+    carried = shop.ask_at("a", carried=True)
+    shop.go_on(60.0, "b")
+    assert carried not in shop.moved
+
+
 def test_a_request_whose_client_has_a_part_of_the_answer_does_not_move() -> None:
     shop = Shop()
     streams(shop)

@@ -50,6 +50,11 @@ def test_the_youngest_batch_request_gives_its_slot_to_a_person() -> None:
     assert sent(actions) == [("p", "e")]
 
 
+def test_what_a_proxy_carries_is_preempted_too() -> None:
+    made, _ = full(carried=True)
+    assert requeued(made.arrived(request("p", band=PEOPLE), now=10.0)) == [("b3", "preempted")]
+
+
 def test_a_preempted_request_returns_to_its_place_and_is_charged_for_nothing() -> None:
     made, leases = full()
     made.arrived(request("later", band=BATCH), now=9.0)

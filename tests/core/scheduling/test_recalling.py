@@ -111,10 +111,11 @@ def test_nothing_comes_back_if_the_page_shows_no_queue_or_the_engine_continues_a
     assert not engine.recalled
 
 
-def test_what_has_a_deadline_stays_where_it_is() -> None:
-    """In the queue it might be refused for it."""
+@pytest.mark.parametrize("kind", [{"deadline_s": 1000.0}, {"carried": True}])
+def test_what_has_a_deadline_or_is_carried_by_a_proxy_stays_where_it_is(kind: dict[str, Any]) -> None:
+    """In the queue it might be refused for it, and a proxy does not send it again."""
     engine = Engine()
-    engine.ask(100, deadline_s=1000.0)
+    engine.ask(100, **kind)
     engine.run(10.0)
     assert len(engine.running) == SIZE
     assert not engine.recalled

@@ -249,7 +249,7 @@ def surplus(state: SchedulerState, endpoint: Endpoint, now: float, actions: list
     """
     for lease in endpoint.ledger.limit.surplus(endpoint.ledger):
         entry = state.leases[lease.serial]
-        if entry.retry.recalls < RECALLS_MAX and may_wait(state, entry):
+        if entry.retry.recalls < RECALLS_MAX and not entry.request.carried and may_wait(state, entry):
             recall(state, entry, lease, now)
             entry.own_retry().recalls += 1
             requeue(state, entry, now, actions, failure=Cause.ENGINE_QUEUE, endpoint=endpoint)
@@ -274,6 +274,8 @@ def _served_elsewhere(state: SchedulerState, entry: Entry, now: float) -> bool:
     """Whether another endpoint may serve a request in time."""
     request = entry.request
     if entry.retry.recalls >= RECALLS_MAX or not entry.whole or request.pinned is not None or request.home is not None:
+        return False
+    if request.carried:
         return False
     if entry.wait_s_max <= entry.waited_s or not sending.in_time(state, entry, now):
         return False

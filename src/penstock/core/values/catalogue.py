@@ -200,7 +200,7 @@ class Reason(StrEnum):
     DISPLACED = (
         "displaced",
         429,
-        "the queue is full and a request of a higher band took the place",
+        "a request of a higher band took the place",
         "Nothing, if bands are as they are meant.",
     )
     CANCELLED = "cancelled", 499, "the client hung up before the request was sent"

@@ -87,7 +87,9 @@ class Request(msgspec.Struct, array_like=True, frozen=True, gc=False):
     only: tuple[str, ...] = ()  #: the endpoints that it may go to; empty: all
     needs: tuple[str, ...] = ()  #: what some engines lack: its path, and `TOOLS` if it has tools
     others: tuple[str, ...] = ()  #: models that may serve it instead: it waits for its own only if none of these works
-    carried: bool = False  #: a proxy carries its bytes: a failure that it reports judges no endpoint, the probe does
+    carried: bool = (
+        False  #: a proxy sends it, once: failures that it reports judge no endpoint, and a recall is its end
+    )
 
     @property
     def accounts(self) -> tuple[str, ...]:

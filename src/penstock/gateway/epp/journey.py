@@ -1,6 +1,7 @@
 """The journey of a request that a proxy sends: as every other one's, except that it is sent once.
 
-A proxy can't take a request back, so a failure is final here, and no lease is recalled. What the proxy reports of an
+A proxy can't send a request again after its turn. So a failure is final here, and so is preemption: it is answered 429,
+which clients retry, and the proxy gives its engine up. No other lease is recalled. What the proxy reports of an
 endpoint counts for its own requests only (`peers.py`); the endpoint is probed at once. It may send the request on by
 itself, to a fallback that we named: then the lease moves to the endpoint that answers. What we can't do through a
 proxy is left out: heartbeats before the answer, and a prompt computed elsewhere.
@@ -12,7 +13,7 @@ import msgspec
 
 from penstock.core.dispatch import fit
 from penstock.core.values.actions import Dispatch, Requeue
-from penstock.core.values.catalogue import Failure, Outcome
+from penstock.core.values.catalogue import Cause, Failure, Outcome, Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.retry import REQUEST_REFUSED, final_reason
 from penstock.gateway.epp import unseen
@@ -55,8 +56,6 @@ class PickedJourney(QueuedJourney):
     def dispatched(self, action: Dispatch, /) -> None:
         super().dispatched(action)
         self._arrival = None  # no other model can be asked
-        if self._lease == action.lease:  # it can't be called back any more
-            self._driver.tell(self._driver.scheduler.passed_on(action.lease, now=self._driver.now()))
 
     def fallbacks(self, count: int) -> list[Upstream]:
         """Returns up to `count` endpoints that could serve the request as it is now, with the same head and body."""
@@ -111,9 +110,14 @@ class PickedJourney(QueuedJourney):
         if self.target.unreachable is not None:
             self.target.unreachable()
 
-    def requeued(self, action: Requeue, /) -> None:  # noqa: ARG002
-        """It failed, and the scheduler would send it again: through a proxy it is over."""
-        if self._lease is not None:  # its endpoint is gone
+    def first_byte(self) -> None:
+        super().first_byte()
+        if self._unseen and self._lease is not None:  # the head has passed, and nothing can be said instead of it
+            self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=self._driver.now()))
+
+    def requeued(self, action: Requeue, /) -> None:
+        """It failed or was preempted, and the scheduler would send it again: through a proxy it is over."""
+        if self._lease is not None:  # it was preempted, or its endpoint is gone
             self._lease = None
             self.hang_up()
             self.no_answer()
@@ -121,14 +125,15 @@ class PickedJourney(QueuedJourney):
             self._leave(Outcome.COMPLETED, None)
             self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
             return
-        reason = final_reason(self._failure or Failure.RESET)
+        preempted = action.cause == Cause.PREEMPTED
+        reason = Reason.DISPLACED if preempted else final_reason(self._failure or Failure.RESET)
         extra = [(b"x-penstock-reason", reason.encode())]
         if self._committed:
             self.break_off(self.api, reason)
         elif not self.engine_error(extra):
             message = errors.key_refused(self.endpoint) if self._refuses_key else reason.message
             self.refuse(self.api, reason, message, param=None, retry_after_s=1.0 if reason.retryable else None)
-        self._leave(Outcome.FAILED, reason)
+        self._leave(Outcome.EVICTED if preempted else Outcome.FAILED, reason)
         self._driver.tell(self._driver.scheduler.cancelled(self.request.id, now=self._driver.now()))
 
     def sampled(self, data: bytes) -> None:
