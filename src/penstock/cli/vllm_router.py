@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import penstock
-from penstock.config.load import ConfigError, Settings, load_router, require_endpoints
-from penstock.config.production_stack.document import RouterFlags, router
+from penstock.config.load import ConfigError, Settings, require_endpoints
+from penstock.config.production_stack.document import RouterFlags, load_router, router
 from penstock.config.production_stack.flags import FLAGS, SWITCH, Fate
 from penstock.config.production_stack.text import write
 

@@ -13,12 +13,9 @@ from collections.abc import Mapping
 from pydantic import SecretStr, ValidationError
 
 from penstock.config.checks import cross_checks
-from penstock.config.explain import explain
-from penstock.config.layers import Flags, Merged, merge, merge_texts
+from penstock.config.layers import Flags, Merged, merge
 from penstock.config.model import EndpointSection, Settings
 from penstock.config.problems import ConfigError, Filled, Location, Problem, write_path
-from penstock.config.production_stack.document import RouterFlags
-from penstock.config.production_stack.text import write
 from penstock.config.sections.share import OWN
 from penstock.config.source import parse
 
@@ -32,7 +29,6 @@ __all__ = [
     "endpoints_from_text",
     "from_mapping",
     "load",
-    "load_router",
     "require_endpoints",
     "shared_hash",
     "summary",
@@ -43,27 +39,12 @@ HASH_CHARACTERS = 12  # enough to distinguish configurations, short enough for a
 
 def load(path: str | None, env: Mapping[str, str], flags: Flags | None = None) -> Settings:
     """Returns the settings from every source. Raises `ConfigError` with all problems."""
-    return _build(merge(path, env, flags or Flags()))
-
-
-def load_router(router: RouterFlags, env: Mapping[str, str]) -> Settings:
-    """Returns the settings of production-stack's flags above the environment above its defaults. Raises `ConfigError`
-    with all problems, the flags' own first.
-    """
-    problems = list(router.problems)
-    settings = None
-    try:
-        settings = _build(merge_texts(write(router.usual), write(router.said), router.origins, env))
-    except ConfigError as error:
-        problems += error.problems
-    if problems or settings is None:
-        raise ConfigError(problems)
-    return settings
+    return built(merge(path, env, flags or Flags()))
 
 
 def from_mapping(document: Mapping[str, object]) -> Settings:
     """Returns the settings that a file with this content would give. Raises `ConfigError` with all problems."""
-    return _build(Merged(document=dict(document)))
+    return built(Merged(document=dict(document)))
 
 
 def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple[EndpointSection, ...]:
@@ -91,7 +72,7 @@ def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple
         raise ConfigError(elsewhere)
     unresolved = {(*above, *location) for location in found.unresolved}
     merged = Merged(document={"endpoints": entries}, problems=found.problems, unresolved=unresolved)
-    return _build(merged).endpoints
+    return built(merged).endpoints
 
 
 def _is_filled(value: object) -> bool:
@@ -143,12 +124,15 @@ def _hashed_secret(value: object) -> str:
     return hashlib.sha256(value.get_secret_value().encode()).hexdigest()
 
 
-def _build(merged: Merged) -> Settings:
+def built(merged: Merged) -> Settings:
+    """Returns the settings of these layers. Raises `ConfigError` with all problems."""
     found: list[tuple[Location, Problem]] = []
     settings = None
     try:
         settings = Settings.model_validate(merged.document)
     except ValidationError as error:
+        from penstock.config.explain import explain  # noqa: PLC0415 - no start needs it
+
         found += explain(error, merged.document)
     found += cross_checks(merged.document)
     problems = merged.problems + [

@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING
 
 import penstock
 from penstock import clock
-from penstock.batch.api.dispatch import GatewayPort
-from penstock.batch.api.wiring import BatchService, batch_service, store_thread
-from penstock.batch.store.thread import StoreThread
-from penstock.batch.values import MadeKey
 from penstock.config.model import Settings
 from penstock.core.scheduler import Scheduler
 from penstock.gateway import settings_map
@@ -45,7 +41,6 @@ from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
-from penstock.gateway.keys.book import KeyBook
 from penstock.gateway.keys.key_verbs import KeyVerbs
 from penstock.gateway.proxy.app import App
 from penstock.gateway.proxy.driver import Driver
@@ -55,13 +50,17 @@ from penstock.gateway.queueing import queueing
 from penstock.gateway.reload import Reload
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
-from penstock.gateway.usage.book import UsageBook
 from penstock.gateway.usage.report import UsageReport
 from penstock.http.server.server import Handler, HttpServer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # parts that few gateways have: each is imported where it is built
+    from penstock.batch.api.wiring import BatchService
+    from penstock.batch.store.thread import StoreThread
+    from penstock.batch.values import MadeKey
     from penstock.gateway.cluster.cluster import GatewayCluster
     from penstock.gateway.epp.server import PickerServer  # needs an extra
+    from penstock.gateway.keys.book import KeyBook
+    from penstock.gateway.usage.book import UsageBook
 
 
 class Parts:
@@ -95,10 +94,15 @@ class Parts:
         self.affinities = affinities = Affinities(_prefix_seed(settings))
         heartbeats = Heartbeats(driver)
         if settings.batch.has_store:
+            from penstock.batch.api.wiring import store_thread  # noqa: PLC0415 - many gateways store nothing
+            from penstock.gateway.usage.book import UsageBook  # noqa: PLC0415
+
             self.store = store_thread(settings.batch)
             self.usage = UsageBook(self.store, metrics.usage, clock.wall)
             metrics.add_sources([self.usage])
         if self.store is not None and settings.identity.made_keys:
+            from penstock.gateway.keys.book import KeyBook  # noqa: PLC0415
+
             self.book = KeyBook(self.store, self._keys_made)
         self.reporting = Reporting(metrics.dropped_lines)
         several = settings.share.enabled or settings_map.workers(settings) > 1
@@ -116,6 +120,9 @@ class Parts:
             cors=None if several else Cors(),
         )
         if self.store is not None and settings.batch.enabled:
+            from penstock.batch.api.dispatch import GatewayPort  # noqa: PLC0415
+            from penstock.batch.api.wiring import batch_service  # noqa: PLC0415
+
             port = GatewayPort(
                 submit=app.submit,
                 driver=driver,

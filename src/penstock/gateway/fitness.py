@@ -12,7 +12,6 @@ import errno
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from penstock.batch.store.sqlite import unusable
 from penstock.config.load import ConfigError, Problem, require_endpoints
 from penstock.config.model import Settings
 from penstock.gateway.certificate import Certificate
@@ -54,6 +53,8 @@ def at_operators(settings: Settings) -> str:
 def _data_folder(settings: Settings) -> None:
     if settings.batch.data is None or settings.batch.store != "sqlite":
         return
+    from penstock.batch.store.sqlite import unusable  # noqa: PLC0415 - many gateways store nothing
+
     if (why := unusable(Path(settings.batch.data))) is not None:
         raise ConfigError([Problem("batch.data", why)])
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from penstock.config.load import ConfigError, Problem, config_hash
 from penstock.config.model import Settings
-from penstock.config.reloading import Change, changes, needing_restart
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from penstock.config.reloading import Change
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ RESTARTS = "needs a restart"
 class Done(msgspec.Struct, frozen=True):
     """The result of a reload."""
 
-    changed: list[Change]
+    changed: Sequence[Change]
     hash: str
 
 
@@ -142,6 +144,8 @@ class Reload:
 
     def _prepare(self, old: Settings) -> tuple[Settings, Done]:
         """Read, check and compare, beside the loop: it takes a while with many tenants. Raises ConfigError."""
+        from penstock.config.reloading import changes, needing_restart  # noqa: PLC0415 - no start needs it
+
         new = self._read()
         refused = needing_restart(old, new)
         if refused:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.load import ConfigError, Settings, load, load_router
-from penstock.config.production_stack.document import RouterFlags, router
+from penstock.config.load import ConfigError, Settings, load
+from penstock.config.production_stack.document import RouterFlags, load_router, router
 from penstock.config.production_stack.text import write
 
 HERE = Path(__file__).parent

@@ -11,12 +11,14 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock.config.model import DEFAULT_BANDS
-from penstock.config.problems import Location, Problem, listing, show
+from penstock.config.layers import merge_texts
+from penstock.config.load import built
+from penstock.config.model import DEFAULT_BANDS, Settings
+from penstock.config.problems import ConfigError, Location, Problem, listing, show
 from penstock.config.production_stack.command_line import Given, Words, read
 from penstock.config.production_stack.files import Provider, dynamic_config, providers
 from penstock.config.production_stack.flags import BY_NAME, DIVIDED, LOG_LEVELS, PREFER, ROUTING, SESSIONS, Fate
-from penstock.config.production_stack.text import FromEnvironment
+from penstock.config.production_stack.text import FromEnvironment, write
 
 ENGINE_KEY = "VLLM_API_KEY"
 TENANT = "vllm"  # of clients with that key
@@ -51,6 +53,21 @@ def router(words: Sequence[str], env: Mapping[str, str]) -> RouterFlags:
     made = RouterFlags(own=line.own, problems=list(line.problems))
     _Making(made, _with_file(made, line), env).make()
     return made
+
+
+def load_router(flags: RouterFlags, env: Mapping[str, str]) -> Settings:
+    """Returns the settings of production-stack's flags above the environment above its defaults. Raises `ConfigError`
+    with all problems, the flags' own first.
+    """
+    problems = list(flags.problems)
+    settings = None
+    try:
+        settings = built(merge_texts(write(flags.usual), write(flags.said), flags.origins, env))
+    except ConfigError as error:
+        problems += error.problems
+    if problems or settings is None:
+        raise ConfigError(problems)
+    return settings
 
 
 def _with_file(made: RouterFlags, line: Words) -> dict[str, Given]:

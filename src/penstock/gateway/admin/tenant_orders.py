@@ -7,15 +7,18 @@ gets the result, so it knows no difference; operators see both. Nothing is store
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.batch.values import MadeKey
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import OwnLimits
 from penstock.core.values.settings import Limits
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.identity.own_limits import all_limits, made_limits
+
+if TYPE_CHECKING:
+    from penstock.batch.values import MadeKey
 
 ORDERED_MAX = 1_000  # tenants with orders
 PAUSED = "paused"

@@ -19,7 +19,8 @@ from penstock.engines.openai import OPENAI
 from penstock.engines.recognise import ENGINES
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.factory import target_at, trust, upstream_timeouts
-from penstock.gateway.kv_cache.locator import BlockCut, Locator, locator
+from penstock.gateway.kv_cache.choice import locator
+from penstock.gateway.kv_cache.locator import BlockCut, Locator
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry.metrics import Metrics

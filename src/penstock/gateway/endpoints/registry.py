@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -28,10 +28,13 @@ from penstock.engines.base import Model
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.factory import EndpointFactory, trust
 from penstock.gateway.endpoints.observer import Observer
-from penstock.gateway.kv_cache.locator import Locator, locator, tells
+from penstock.gateway.kv_cache.choice import locator, tells
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from penstock.gateway.kv_cache.locator import Locator
 
 logger = logging.getLogger(__name__)
 

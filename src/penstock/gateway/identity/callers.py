@@ -20,9 +20,9 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from penstock import clock
-from penstock.batch.values import MadeKey
 from penstock.config import values
 from penstock.config.model import Settings
 from penstock.config.sections import tenancy
@@ -37,6 +37,9 @@ from penstock.gateway.identity.rights import Rights, read, rights_of
 from penstock.gateway.identity.tokens.accepted import AcceptedTokens
 from penstock.gateway.identity.unnamed import PREFIX as CLIENT_PREFIX
 from penstock.gateway.identity.unnamed import UnnamedCallers
+
+if TYPE_CHECKING:
+    from penstock.batch.values import MadeKey
 
 KEY_PREFIX = "pk-"
 KEY_BYTES = 32

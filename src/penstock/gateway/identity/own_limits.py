@@ -7,13 +7,16 @@ tenant's, so that it can be held without holding the others.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from penstock.batch.values import MadeKey
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS, OwnLimits, TenantKey, TenantLimits
 from penstock.core.queueing.quotas import own_account, whose
 from penstock.core.values.settings import Limits
 from penstock.gateway.identity.rights import core_limits, read
+
+if TYPE_CHECKING:
+    from penstock.batch.values import MadeKey
 
 
 def all_limits(settings: Settings) -> dict[str, Limits]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 import msgspec
@@ -21,8 +22,10 @@ from penstock.config.sections.tenancy import NAMES_WITHOUT_KEYS, TenantKey
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
 from penstock.gateway.identity import rights
 from penstock.gateway.identity.callers import HASH_PREFIX, key_hash, new_key
-from penstock.gateway.keys.book import KeyBook
 from penstock.http.server.server import Exchange
+
+if TYPE_CHECKING:
+    from penstock.gateway.keys.book import KeyBook
 
 LIST = "/admin/keys"
 SHOWN_MAX = 1_000

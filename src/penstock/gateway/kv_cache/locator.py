@@ -19,11 +19,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Action
 from penstock.core.values.located import Source
 from penstock.engines.kv_blocks import Changes, prompt_keys
-from penstock.gateway.kv_cache.lmcache import Controller, Coordinator, LmCache, Service
+from penstock.gateway.kv_cache.lmcache import LmCache
 from penstock.gateway.kv_cache.tokenize_request import LATE_S, Question, question
 from penstock.gateway.kv_cache.tokenizer import Tokenizer
 from penstock.gateway.proxy.driver import Decides, Driver
@@ -32,7 +31,7 @@ from penstock.gateway.proxy.target import Target
 if TYPE_CHECKING:
     import zmq.asyncio
 
-    from penstock.config.model import EndpointSection, Settings
+    from penstock.config.model import EndpointSection
     from penstock.gateway.kv_cache.kv_source import KvSource  # needs an extra
 
 logger = logging.getLogger(__name__)
@@ -244,39 +243,3 @@ class Locator:
             keys = prompt_keys(tokens, size, adapter=search.model if adapted else "", salt=search.asked.salt)
         driver = self._driver
         driver.tell(driver.scheduler.located(request_id, keys, size, now=driver.now()))
-
-
-def locator(
-    settings: Settings,
-    driver: Driver[Locates],
-    names_of: Callable[[str], Collection[str]],
-    tell: Callable[[str, Changes], None] = lambda _endpoint, _changes: None,
-) -> Locator | None:
-    """The source of cached prefixes. None if our own history suffices for the settings' policy."""
-    routing = settings.routing
-    if routing.locality == "history":  # and no source is used with a policy that ignores it
-        return None
-    lmcache = None
-    if routing.locality == "lmcache":
-        named = routing.lmcache
-        services: list[Service] = [Coordinator(named.coordinator)] if named.coordinator else []
-        services += [Controller(named.controller)] if named.controller else []
-        lmcache = LmCache(services)
-    return Locator(driver, lmcache=lmcache, names_of=names_of, tell=tell)
-
-
-def tells(driver: Driver[Scheduler]) -> Callable[[str, Changes], None]:
-    """Returns a callback that passes an endpoint's changes to the scheduler's index."""
-
-    def tell(name: str, changes: Changes) -> None:
-        scheduler, now = driver.scheduler, driver.now()
-        if changes.lost:
-            driver.tell(scheduler.kv_lost(name, now=now))
-        elif changes.cleared:
-            driver.tell(scheduler.kv_cleared(name, now=now))
-        if changes.removed:
-            driver.tell(scheduler.kv_removed(name, [*changes.removed], now=now))
-        if changes.stored:
-            driver.tell(scheduler.kv_stored(name, [*changes.stored], now=now))
-
-    return tell

@@ -23,7 +23,6 @@ from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.own_limits import own_flow
 from penstock.gateway.identity.rights import Rights
-from penstock.gateway.kv_cache.locator import Locator
 from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import BadBody
@@ -48,6 +47,7 @@ from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, Unk
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
+    from penstock.gateway.kv_cache.locator import Locator
     from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
 
 logger = logging.getLogger(__name__)

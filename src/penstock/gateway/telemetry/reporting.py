@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.model import Settings
 from penstock.config.sections.operation import Tracing
-from penstock.gateway.telemetry.access_log import AccessLog
 from penstock.gateway.telemetry.line_log import LineLog
-from penstock.gateway.telemetry.routing_log import RoutingLog
 
 if TYPE_CHECKING:
     from penstock.gateway.proxy.journey import OnEnd, OnSent
@@ -32,9 +30,15 @@ class Reporting:
 
     def follow(self, settings: Settings) -> None:
         """Report later requests by these settings."""
-        log, lines = settings.log, self._lines
-        self.on_end = AccessLog(lines).ended if log.access and _is_logged("penstock.access") else None
-        self.on_sent = RoutingLog(lines).sent if log.routing and _is_logged("penstock.routing") else None
+        self.on_end = self.on_sent = None
+        if settings.log.access and _is_logged("penstock.access"):
+            from penstock.gateway.telemetry.access_log import AccessLog  # noqa: PLC0415 - off by default
+
+            self.on_end = AccessLog(self._lines).ended
+        if settings.log.routing and _is_logged("penstock.routing"):
+            from penstock.gateway.telemetry.routing_log import RoutingLog  # noqa: PLC0415 - off by default
+
+            self.on_sent = RoutingLog(self._lines).sent
         if settings.tracing == self._tracing:
             return
         self._tracing = settings.tracing

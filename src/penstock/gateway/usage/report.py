@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -24,9 +24,11 @@ from penstock.config.model import Settings
 from penstock.config.problems import Refused
 from penstock.config.sections.operation import ANY_MODEL, TokenPrices
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
-from penstock.gateway.usage.book import UsageBook
 from penstock.gateway.usage.ledger import HOUR_S
 from penstock.http.server.server import Exchange
+
+if TYPE_CHECKING:
+    from penstock.gateway.usage.book import UsageBook
 
 PATH = "/admin/usage"
 DAY_S = 86_400

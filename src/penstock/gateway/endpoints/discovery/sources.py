@@ -1,4 +1,4 @@
-"""Which sources of endpoints do the settings name?"""
+"""Which sources of endpoints do the settings name? Only the code of these is imported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ from penstock.config.model import Settings
 from penstock.config.problems import ConfigError, Problem
 from penstock.config.sections.discovery import SourceSection
 from penstock.gateway.endpoints.discovery.base import Discovery, EndpointSource, SourceError
-from penstock.gateway.endpoints.discovery.dns import DnsSource
-from penstock.gateway.endpoints.discovery.file import FileSource
-from penstock.gateway.endpoints.discovery.kubernetes import KubernetesSource
-from penstock.gateway.endpoints.discovery.kubernetes_access import Access
-from penstock.gateway.endpoints.discovery.kubernetes_pool import PoolSource
 from penstock.gateway.endpoints.pool_rules import RuleBook
 
 
@@ -59,9 +54,17 @@ def sources(settings: Sequence[SourceSection], env: Mapping[str, str], rules: Ru
 
 def _source(entry: SourceSection, index: int, env: Mapping[str, str], rules: RuleBook) -> EndpointSource:
     if entry.dns is not None:
+        from penstock.gateway.endpoints.discovery.dns import DnsSource  # noqa: PLC0415
+
         return DnsSource(entry.dns)
     if entry.file is not None:
+        from penstock.gateway.endpoints.discovery.file import FileSource  # noqa: PLC0415
+
         return FileSource(entry.file)
+    from penstock.gateway.endpoints.discovery.kubernetes import KubernetesSource  # noqa: PLC0415
+    from penstock.gateway.endpoints.discovery.kubernetes_access import Access  # noqa: PLC0415
+    from penstock.gateway.endpoints.discovery.kubernetes_pool import PoolSource  # noqa: PLC0415
+
     assert entry.kubernetes is not None, "the settings are checked for exactly one"
     try:
         access = Access(entry.kubernetes, env)
