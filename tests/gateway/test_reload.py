@@ -431,6 +431,7 @@ EVERYTHING: list[dict[str, Any]] = [
             "client_idle": 300,
             "client_body": 5,
             "client_body_total": 7,
+            "background": 8,
             "client_write": 6,
         },
         "limits": {"max_body": 1000, "max_header": 1001, "max_connections": 1002, "max_connections_per_address": 900},

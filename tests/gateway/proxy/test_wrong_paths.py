@@ -97,7 +97,7 @@ async def test_the_root_names_the_gateway_and_its_main_paths(world: World) -> No
     assert (await client.head()).status == 200
     client.hang_up()
     posted = await world.ask(path="/", body=chat())
-    assert message(posted, 405, "method_not_allowed") == "This path takes GET, HEAD, not POST."
+    assert message(posted, 405, "method_not_allowed") == "This path takes GET, HEAD, OPTIONS, not POST."
     assert posted.header("allow") == "GET, HEAD"
 
 
