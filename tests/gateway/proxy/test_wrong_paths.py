@@ -98,7 +98,7 @@ async def test_the_root_names_the_gateway_and_its_main_paths(world: World) -> No
     client.hang_up()
     posted = await world.ask(path="/", body=chat())
     assert message(posted, 405, "method_not_allowed") == "This path takes GET, HEAD, OPTIONS, not POST."
-    assert posted.header("allow") == "GET, HEAD"
+    assert posted.header("allow") == "GET, HEAD, OPTIONS"
 
 
 @pytest.mark.parametrize(
