@@ -25,9 +25,9 @@ from penstock.gateway.openai.answers.opening import Opening
 from penstock.gateway.openai.answers.stream_end import ended_well
 from penstock.gateway.openai.body import BadBody
 from penstock.gateway.openai.dialects import Asked
-from penstock.gateway.openai.fields import Read
 from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.multipart import BadForm, Form
+from penstock.gateway.openai.peek import Read
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.http.client.call import Call
 from penstock.http.client.connection import UpstreamConnection

@@ -620,12 +620,15 @@ def kept(gate: Gateway) -> dict[str, object]:
         "_dynamic",
         "_dynamic_users",
         "_trusted_peers",
+        "_era",
         "tokens",
         "_unnamed",
         "objectives",
         "own_accounts",
     )
-    found |= plain("unnamed", callers._unnamed, "seen", "_names", "_places") | {"unnamed": callers._unnamed.seen.limit}
+    found |= plain("unnamed", callers._unnamed, "seen", "_names", "_places", "_changed") | {
+        "unnamed": callers._unnamed.seen.limit
+    }
     found |= {"own accounts": (callers.own_accounts._known, callers.own_accounts._divided)}
     found |= {"objectives": (callers.objectives._bands, callers.objectives._numbers)}
     verifier = callers.tokens._verifier

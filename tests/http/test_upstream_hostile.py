@@ -117,6 +117,7 @@ async def test_no_request_is_written_to_a_connection_that_was_closed_while_idle(
         await ask(upstream)
         with socket.socket(fileno=os.dup(engine.peers[0].writer.get_extra_info("socket").fileno())) as raw:
             raw.shutdown(socket.SHUT_WR)
+        upstream.time = lambda: asyncio.get_running_loop().time() + 1.0  # it has been idle for a second
         assert (await ask(upstream, "POST", "/", [], b"body")).body == b"ok"
         assert [len(peer.requests) for peer in engine.peers] == [1, 1]
 

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.core.values.request import Contents
 from penstock.gateway.openai.body import BadBody, read, read_large
-from penstock.gateway.openai.fields import Read
 from penstock.gateway.openai.forms import read_form
+from penstock.gateway.openai.peek import Read
 from tests.gateway.conftest import run
 
 RANDOM = random.Random(7)

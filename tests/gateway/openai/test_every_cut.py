@@ -10,6 +10,7 @@ import pytest
 from penstock.gateway.openai.body import BadBody, read, read_large
 from penstock.gateway.openai.splice import Spliced
 from tests.gateway.conftest import run
+from tests.gateway.openai.peeked import told
 
 BYTES = 140_000  # two of the usual steps
 LONG_BYTES = {
@@ -60,7 +61,7 @@ def test_whatever_a_step_cuts_the_same_is_read(name: str) -> None:
         small, large = read(body, pooled=False), run(read_large(body, pooled=False))
         assert isinstance(large.body, Spliced)
         assert large.contents == small.contents
-        assert msgspec.structs.replace(large.peek, text=None) == msgspec.structs.replace(small.peek, text=None)
+        assert told(large.peek) == told(small.peek)
         fields = {field: bytes(value) for field, value in _decode(body).items()}
         assert dict(large.body.values(large.body.names())) == fields
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 import pytest
 
 from penstock.gateway.openai.body import BadBody, peek, read_large
-from penstock.gateway.openai.fields import Fields, Peek, Plain, Text
+from penstock.gateway.openai.fields import Fields, Plain, Text
+from penstock.gateway.openai.peek import Peek
 from tests.gateway.conftest import run
+from tests.gateway.openai.peeked import told
 
 SET_BY_ALL = [name for name in Plain.__struct_fields__ if name not in Text.__struct_fields__]
 VALUES = [
@@ -18,15 +19,11 @@ VALUES = [
 ]  # fmt: skip
 
 
-def _told(found: Peek) -> dict[str, object]:
-    return {name: getattr(found, name) for name in Peek.__struct_fields__ if name != "text"}
-
-
 def _either_way(body: bytes) -> tuple[object, object]:
     ways: list[object] = []
     for way in (peek, lambda raw: run(read_large(raw, pooled=False)).peek):
         try:
-            ways.append(_told(way(body)))
+            ways.append(told(way(body)))
         except BadBody as problem:
             ways.append((str(problem), problem.param))
     return ways[0], ways[1]
@@ -49,8 +46,8 @@ def test_the_short_way_is_the_one_that_most_bodies_go() -> None:
     found = peek(json.dumps(body).encode())
     assert type(found.text) is Plain
     assert found.stream_options == {"include_usage": True}
-    assert msgspec.structs.replace(found, text=None) == Peek(
-        "m", True, output_tokens_max=5, stream_options={"include_usage": True}, user="u"
+    assert told(found) == told(
+        Peek("m", stream=True, output_tokens_max=5, stream_options={"include_usage": True}, user="u")
     )
 
 

@@ -273,8 +273,10 @@ class RelayedApp:
         self._operators = operators  # None: they have no address of their own
 
     def begin(self, exchange: SocketExchange) -> int | None:
-        value = exchange.lookup.pop(PEER_HEADER, b"")
+        value = exchange.lookup.get(PEER_HEADER, b"")
+        exchange.lookup = {name: value for name, value in exchange.lookup.items() if name != PEER_HEADER}
         exchange.headers = [header for header in exchange.headers if header[0].lower() != PEER_HEADER]
+        exchange.head = None  # the connection is not the client's
         address, _, port = value.decode("latin-1").rpartition(" ")
         address, _, brought = address.partition(" ")
         exchange.peer, exchange.brought = (address, int(port) if port.isdecimal() else 0), bool(brought)

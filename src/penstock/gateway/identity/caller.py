@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Final
 
 from penstock.core.queueing.fair_tree import PART_PREFIX
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.name_quota import NameQuota
 from penstock.gateway.identity.rights import Rights
+from penstock.gateway.openai.routes import Route
 
 PART_OF = PART_PREFIX + "{}"  # the label of a shared part: no name from outside begins with a space
 
 
-class Caller(msgspec.Struct, frozen=True, gc=False):
+class Caller:
     """The client of a request and its rights."""
 
-    tenant: str  #: the flow it belongs to
-    user: str  #: within the tenant; "" if none is named
-    has_key: bool  #: known by one of Penstock's keys, which must not go upstream
-    weight: float
-    band: int  #: the rank granted, 0 is the highest
-    band_lowered: bool  #: it asked for a higher one
-    tenant_label: str  #: for metrics: a configured name, or `other`
-    deadline_s: float | None  #: to the first token, from arrival on
-    priority: int  #: the body's own, lower first, within its flow
-    part: str = ""  #: the part that it shares with others, each with its own flow inside; "": it has its own part
-    weight_inside: float = 1.0  #: within that part
-    rights: Rights | None = None  #: its key's bounds; None: none but its tenant's
-    time_per_output_token_s: float | None = None  #: endpoints that are slower now are its second choice
-    key: str = ""  #: the name of its key; "": it has none of ours
-    band_unknown: str = ""  #: it asked for a band by a name that none has, and for no other
+    __slots__ = (
+        "band", "band_lowered", "band_unknown", "deadline_s", "has_key", "key", "part", "priority", "rights",
+        "tenant", "tenant_label", "time_per_output_token_s", "user", "weight", "weight_inside",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        tenant: str,
+        user: str,
+        has_key: bool,
+        weight: float,
+        band: int,
+        band_lowered: bool,
+        tenant_label: str,
+        deadline_s: float | None,
+        priority: int,
+        part: str = "",
+        weight_inside: float = 1.0,
+        rights: Rights | None = None,
+        time_per_output_token_s: float | None = None,
+        key: str = "",
+        band_unknown: str = "",
+    ) -> None:
+        self.tenant: Final = tenant  #: the flow it belongs to
+        self.user: Final = user  #: within the tenant; "" if none is named
+        self.has_key: Final = has_key  #: known by one of Penstock's keys, which must not go upstream
+        self.weight: Final = weight
+        self.band: Final = band  #: the rank granted, 0 is the highest
+        self.band_lowered: Final = band_lowered  #: it asked for a higher one
+        self.tenant_label: Final = tenant_label  #: for metrics: a configured name, or `other`
+        self.deadline_s: Final = deadline_s  #: to the first token, from arrival on
+        self.priority: Final = priority  #: the body's own, lower first, within its flow
+        self.part: Final = part  #: that it shares with others, each with its own flow inside; "": its own part
+        self.weight_inside: Final = weight_inside  #: within that part
+        self.rights: Final = rights  #: its key's bounds; None: none but its tenant's
+        self.time_per_output_token_s: Final = time_per_output_token_s  #: slower endpoints are second choice
+        self.key: Final = key  #: the name of its key; "": it has none of ours
+        self.band_unknown: Final = band_unknown  #: it asked for a band by a name that none has, and for no other
 
     @property
     def account(self) -> str:
@@ -66,42 +91,106 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
         return tuple(flow), tuple(weights)
 
 
-class Claims(msgspec.Struct, frozen=True, gc=False):
+class Claims:
     """The claims of an identity provider's token."""
 
-    tenant: str
-    user: str  #: "" if it has none
-    band: str  #: likewise
+    __slots__ = ("band", "tenant", "user")
+
+    def __init__(
+        self,
+        tenant: str,
+        user: str,
+        band: str,
+    ) -> None:
+        self.tenant: Final = tenant
+        self.user: Final = user  #: "" if it has none
+        self.band: Final = band  #: likewise
 
 
-class Unauthorized(msgspec.Struct, frozen=True):
+class Unauthorized:
     """The client is refused."""
 
-    message: str
-    reason: Reason = Reason.UNAUTHORIZED
+    __slots__ = ("message", "reason")
+
+    def __init__(
+        self,
+        message: str,
+        reason: Reason = Reason.UNAUTHORIZED,
+    ) -> None:
+        self.message: Final = message
+        self.reason: Final = reason
 
 
-class TenantProfile(msgspec.Struct, frozen=True):
+class TenantProfile:
     """A tenant of the settings, or the default for all others."""
 
-    name: str
-    weight: float
-    band_max: int
-    has_keys: bool
-    users: NameQuota
-    label: str
-    capped: bool = False  #: its highest band is its own setting
-    part: str = ""  #: as in `Caller`
-    weight_inside: float = 1.0  #: likewise
+    __slots__ = ("band_max", "capped", "has_keys", "label", "name", "part", "users", "weight", "weight_inside")
+
+    def __init__(
+        self,
+        name: str,
+        weight: float,
+        band_max: int,
+        *,
+        has_keys: bool,
+        users: NameQuota,
+        label: str,
+        capped: bool = False,
+        part: str = "",
+        weight_inside: float = 1.0,
+    ) -> None:
+        self.name: Final = name
+        self.weight: Final = weight
+        self.band_max: Final = band_max
+        self.has_keys: Final = has_keys
+        self.users: Final = users
+        self.label: Final = label
+        self.capped: Final = capped  #: its highest band is its own setting
+        self.part: Final = part  #: as in `Caller`
+        self.weight_inside: Final = weight_inside  #: likewise
 
 
-class Key(msgspec.Struct, frozen=True):
+class Key:
     """A key that is known here."""
 
-    digest: bytes
-    owner: TenantProfile
-    user: str  #: the default user
-    rights: Rights | None = None  #: its bounds
-    expires_at: float | None = None  #: Unix time; None: never
-    claims: Claims | None = None  #: the claims of a token that was valid when checked
-    name: str = ""  #: in lists and in the ledger of use
+    __slots__ = ("claims", "digest", "expires_at", "name", "owner", "rights", "user")
+
+    def __init__(
+        self,
+        digest: bytes,
+        owner: TenantProfile,
+        user: str,
+        *,
+        rights: Rights | None = None,
+        expires_at: float | None = None,
+        claims: Claims | None = None,
+        name: str = "",
+    ) -> None:
+        self.digest: Final = digest
+        self.owner: Final = owner
+        self.user: Final = user  #: the default user
+        self.rights: Final = rights  #: its bounds
+        self.expires_at: Final = expires_at  #: Unix time; None: never
+        self.claims: Final = claims  #: the claims of a token that was valid when checked
+        self.name: Final = name  #: in lists and in the ledger of use
+
+
+class Sender:
+    """The sender of all requests with one head over one connection, as far as it is known."""
+
+    __slots__ = (
+        "caller", "client", "era", "key", "model_band", "path", "priority", "route", "service_tier", "until_s", "user",
+    )  # fmt: skip
+
+    def __init__(self, key: Key | None, route: Route, *, path: str = "", client: str = "") -> None:
+        self.key: Final = key  #: None: it has none of ours
+        self.route: Final = route
+        self.path: Final = path  #: of its requests, below the gateway's own
+        self.client: Final = client  #: its address
+        self.era = -1  #: of `Callers`, in which this is known
+        self.until_s = 0.0  #: known until then, on the clock of requests
+        self.caller: Caller | None = None  #: of the last request, by the following fields
+        self.user: object = None
+        self.service_tier: object = None
+        self.priority: object = None
+        self.model_band: int | None = None

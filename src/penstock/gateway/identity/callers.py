@@ -28,7 +28,7 @@ from penstock.config.model import Settings
 from penstock.config.sections import tenancy
 from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant, TenantLimits
 from penstock.core.values.catalogue import Reason
-from penstock.gateway.identity.caller import Caller, Claims, Key, TenantProfile, Unauthorized
+from penstock.gateway.identity.caller import Caller, Claims, Key, Sender, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
 from penstock.gateway.identity.objectives import Objectives
 from penstock.gateway.identity.origins import within
@@ -63,6 +63,7 @@ _TWICE = "The header `{}` is given more than once."
 _KEY_REQUIRED = "You didn't provide an API key. The gateway needs one: `Authorization: Bearer KEY`."
 _MILLISECONDS = re.compile(rb"\d{1,12}(\.\d{1,9})?")
 _PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
+KNOWN_S = 10.0  # how long a sender is known: a name's last time may be that much older, of the minute that counts it
 
 Header = Callable[[bytes], bytes | None]  # the first value of a header, by its name in lower case
 
@@ -73,17 +74,19 @@ class Callers:
     def __init__(self, wall: Callable[[], float] = clock.wall, tokens: AcceptedTokens | None = None) -> None:
         self._wall = wall
         self.tokens = tokens or AcceptedTokens()
-        self.objectives = Objectives()
+        self._era = 0  # advances with all that may change what was found out about a sender
+        self.objectives = Objectives(self._advance)
         self._tenants: dict[str, TenantProfile] = {}
         self._dynamic = NameQuotas(1)
         self._dynamic_users = NameQuotas(1)  # of all tenants that are not listed, together
-        self._unnamed = UnnamedCallers()
+        self._unnamed = UnnamedCallers(self._advance)
         self._makes_keys = False
         self._made: Sequence[MadeKey] | None = None  # None: not read yet
         self.own_accounts = OwnAccounts()  #: of keys and models with limits
 
     def follow(self, settings: Settings) -> None:
         """Go by these settings from now on. Names that count as themselves go on doing so."""
+        self._advance()
         identity = settings.identity
         self._dynamic.limit = self._dynamic_users.limit = identity.max_dynamic
         self._unnamed.follow(settings)
@@ -131,6 +134,10 @@ class Callers:
             if (owner := self._tenants.get(row.tenant)) is not None
         ]
         self._keys = {**{key.digest: key for key in made}, **self._listed}
+        self._advance()
+
+    def _advance(self) -> None:
+        self._era += 1
 
     def key(self, header: Header, repeats: Callable[[bytes], bool] | None) -> Key | Unauthorized | None:
         """Returns the known key in a head, if any, or a refusal.
@@ -164,6 +171,65 @@ class Callers:
         if self._require_key:
             return Unauthorized(_KEY_REQUIRED)
         return None  # a foreign key is passed on upstream
+
+    def know(self, sender: Sender, now: float) -> None:
+        """Let `sender` be known for a while, unless something changes that it depends on."""
+        sender.era, sender.until_s = self._era, now + KNOWN_S
+
+    def knows(self, sender: Sender, header: Header, now: float) -> bool:
+        """Whether `sender` is known still. A token is looked up each time: its verifier knows how long it is good."""
+        key = sender.key
+        if not self._knows(sender, key, now):
+            return False
+        if key is None or key.claims is None:
+            return True
+        again = self.key(header, None)
+        return isinstance(again, Key) and again.claims is key.claims
+
+    def _knows(self, sender: Sender, key: Key | None, now: float) -> bool:
+        """Whether nothing has changed since, nor its key expired."""
+        if sender.era != self._era or now >= sender.until_s:
+            return False
+        return key is None or key.expires_at is None or self._wall() < key.expires_at
+
+    def caller(
+        self,
+        sender: Sender,
+        header: Header,
+        peer: str,
+        *,
+        user: object,
+        service_tier: object,
+        priority: object,
+        model_band: int | None,
+        client: str,
+        now: float,
+    ) -> Caller | Unauthorized:
+        """Returns what `identify` does; while `sender` is known, the caller of its last request with these fields."""
+        if (
+            sender.caller is not None
+            and self._knows(sender, sender.key, now)
+            and sender.user == user
+            and sender.service_tier == service_tier
+            and sender.priority is priority  # `True` is none, 1 is one
+            and sender.model_band == model_band
+        ):
+            return sender.caller
+        caller = self.identify(
+            sender.key,
+            header,
+            peer,
+            user=user,
+            service_tier=service_tier,
+            priority=priority,
+            model_band=model_band,
+            client=client,
+            now=now,
+        )
+        sender.caller = None if isinstance(caller, Unauthorized) else caller
+        sender.user, sender.service_tier, sender.priority = user, service_tier, priority
+        sender.model_band = model_band
+        return caller
 
     def identify(
         self,
@@ -431,7 +497,7 @@ def digest(its_hash: str) -> bytes:
 
 def _key(its_hash: str, owner: TenantProfile, name: str, rights: Rights | None, expires_at: float | None) -> Key:
     """Returns a known key. Its default user is the key itself."""
-    return Key(digest(its_hash), owner, f"key:{name}", rights, expires_at, name=name)
+    return Key(digest(its_hash), owner, f"key:{name}", rights=rights, expires_at=expires_at, name=name)
 
 
 def _presented(value: bytes | None) -> bytes:

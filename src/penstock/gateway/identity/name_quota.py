@@ -61,8 +61,8 @@ class NameQuota:
         assert limit > 0
         self.limit = limit  #: may change; present names stay until idle
         self._recount_s = 0.0  # when `lately` counts again,
-        self._counted = -1  # of so many names
-        self._lately = 0
+        self._counted_of = -1  # of so many names
+        self.counted = 0  #: what `lately` returned last
         self._seen_s: OrderedDict[Hashable, float] = OrderedDict()  # the one not seen for longest comes first
 
     def __len__(self) -> int:
@@ -73,13 +73,13 @@ class NameQuota:
 
     def lately(self, now: float, within_s: float) -> int:
         """Returns how many names were seen within the last seconds; up to a second ago, unless there are others."""
-        if now >= self._recount_s or len(self._seen_s) != self._counted:
-            self._recount_s, self._counted, self._lately = now + RECOUNT_S, len(self._seen_s), 0
+        if now >= self._recount_s or len(self._seen_s) != self._counted_of:
+            self._recount_s, self._counted_of, self.counted = now + RECOUNT_S, len(self._seen_s), 0
             for seen_s in reversed(self._seen_s.values()):
                 if now - seen_s > within_s:
                     break
-                self._lately += 1
-        return self._lately
+                self.counted += 1
+        return self.counted
 
     def admit(self, name: Hashable, now: float) -> bool:
         """Does the name count as itself?"""

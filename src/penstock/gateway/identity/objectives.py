@@ -7,7 +7,7 @@ is not above its objective's priority, or to the lowest band.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.config.model import BandSection, Settings, numbers_of
 from penstock.gateway.endpoints.pool_rules import PoolRules
@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 class Objectives:
     """The band of each objective, by its name."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
         self.ranks: Mapping[str, int] = {}
         self._priorities: Mapping[str, int] = {}
         self._bands: Sequence[BandSection] = ()
@@ -34,6 +35,7 @@ class Objectives:
 
     def _place(self) -> None:
         before, self.ranks = self.ranks, {name: self._rank(priority) for name, priority in self._priorities.items()}
+        self._changed()
         for name, rank in self.ranks.items():
             if before.get(name) != rank and self._priorities[name] < 0 and not self._bands[rank].best_effort:
                 logger.warning(

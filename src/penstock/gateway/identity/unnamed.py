@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+from collections.abc import Callable
 
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS
@@ -31,7 +32,8 @@ _HASH_CHARACTERS = 12
 class UnnamedCallers:
     """Names callers without a tenant, by the settings."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed  # called when an address's share is divided by another number
         self.seen = NameQuota(1)  #: the names of all; they take no room from those that callers give
         self._names: BoundedMap[str, NameQuota] = BoundedMap(ADDRESSES_MAX)  # by place
         self._places: BoundedMap[str, str] = BoundedMap(ADDRESSES_MAX)  # by address
@@ -58,7 +60,12 @@ class UnnamedCallers:
         if not names.admit(more, now):
             more = "+other"
         name = f"{PREFIX}{place}{more}"
-        return (name, 1.0 / max(1, names.lately(now, LATELY_S))) if self.seen.admit(name, now) else (ANONYMOUS, 1.0)
+        if not self.seen.admit(name, now):
+            return ANONYMOUS, 1.0
+        before, lately = names.counted, names.lately(now, LATELY_S)
+        if before not in (0, lately):
+            self._changed()
+        return name, 1.0 / max(1, lately)
 
     def _place(self, address: str) -> str:
         """The network that one client has to itself."""

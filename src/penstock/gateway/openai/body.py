@@ -14,7 +14,8 @@ import msgspec
 
 from penstock.gateway.openai import scan
 from penstock.gateway.openai.contents import contents, weigh
-from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Fields, Own, Peek, Plain, Read
+from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Fields, Own, Plain
+from penstock.gateway.openai.peek import Peek, Read
 from penstock.gateway.openai.splice import Body, Spliced, add_field, set_field, set_in_bytes
 
 VALUE_BYTES_MAX = 4096  # of a decoded field: names, numbers, a few options
@@ -118,16 +119,15 @@ def _peek_plain(plain: Plain) -> Peek:
     options = plain.stream_options
     return Peek(
         plain.model,
-        plain.stream is True,
-        plain.stream is False,
-        limit or None,
-        1,
-        msgspec.UNSET if options is NOTHING else _built("stream_options", options),
-        plain.user,
-        plain.service_tier,
-        plain.priority,
-        plain.previous_response_id,
-        plain,
+        stream=plain.stream is True,
+        whole=plain.stream is False,
+        output_tokens_max=limit or None,
+        stream_options=msgspec.UNSET if options is NOTHING else _built("stream_options", options),
+        user=plain.user,
+        service_tier=plain.service_tier,
+        priority=plain.priority,
+        previous_response=plain.previous_response_id,
+        text=plain,
     )
 
 

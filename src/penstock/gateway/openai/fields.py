@@ -8,9 +8,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.values.request import Contents
-from penstock.gateway.openai.splice import Body
-
 NOTHING = msgspec.Raw()
 
 
@@ -98,31 +95,6 @@ class Own(msgspec.Struct, gc=False):
     num_predict: msgspec.Raw = NOTHING
     n: msgspec.Raw = NOTHING
     best_of: msgspec.Raw = NOTHING
-
-
-class Peek(msgspec.Struct, frozen=True, gc=False):
-    """A body's values for scheduling."""
-
-    model: str | None
-    stream: bool
-    whole: bool = False  #: streaming is explicitly off
-    output_tokens_max: int | None = None
-    answers: int = 1  #: wanted of each input
-    stream_options: object = msgspec.UNSET  #: these five as they came, of any type
-    user: object = None
-    service_tier: object = None
-    priority: object = None
-    previous_response: object = None  #: the answer this one goes on from
-    text: Text | None = None  #: the prompt's fields; None: not JSON
-    background: bool = False  #: it may be computed after it was answered
-
-
-class Read(msgspec.Struct, frozen=True, gc=False):
-    """A body that was read."""
-
-    peek: Peek
-    body: Body
-    contents: Contents
 
 
 class AnswerFields(msgspec.Struct):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 from urllib.parse import unquote
-
-import msgspec
 
 from penstock.gateway.openai.errors import Api
 
@@ -17,17 +16,31 @@ class PathKind(Enum):
     DIRECT = "direct"  #: costs an engine next to nothing: to the least loaded one at once
 
 
-class Route(msgspec.Struct, frozen=True):
+class Route:
     """One pass-through path."""
 
-    kind: PathKind
-    api: Api = Api.OPENAI
-    streams: bool = False  #: streams by its path, for any body
-    streams_unless: bool = False  #: streams unless the body disables it
-    events: bool = False  #: its streams are server-sent events
-    tells_usage: bool = False  #: its streams report usage if `stream_options` asks for it
-    pooled: bool = False  #: its answer is no text: vectors, scores, a picture
-    bare: bool = False  #: one of OpenAI's without the `/v1` before it, which few engines serve
+    __slots__ = ("api", "bare", "events", "kind", "pooled", "streams", "streams_unless", "tells_usage")
+
+    def __init__(
+        self,
+        kind: PathKind,
+        api: Api = Api.OPENAI,
+        *,
+        streams: bool = False,
+        streams_unless: bool = False,
+        events: bool = False,
+        tells_usage: bool = False,
+        pooled: bool = False,
+        bare: bool = False,
+    ) -> None:
+        self.kind: Final = kind
+        self.api: Final = api
+        self.streams: Final = streams  #: streams by its path, for any body
+        self.streams_unless: Final = streams_unless  #: streams unless the body disables it
+        self.events: Final = events  #: its streams are server-sent events
+        self.tells_usage: Final = tells_usage  #: its streams report usage if `stream_options` asks for it
+        self.pooled: Final = pooled  #: its answer is no text: vectors, scores, a picture
+        self.bare: Final = bare  #: one of OpenAI's without the `/v1` before it, which few engines serve
 
 
 _OPENAI = Route(PathKind.QUEUED)

@@ -12,7 +12,7 @@ from typing import Protocol
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.identity.caller import Caller, Key, Unauthorized
+from penstock.gateway.identity.caller import Caller, Key, Sender, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.clients import Clients
 from penstock.gateway.identity.cors import Cors
@@ -68,6 +68,7 @@ class App:
     ) -> None:
         self._callers = callers
         self._clients = Clients()
+        self._now = driver.now
         self._cors = cors  # None: the process that passes requests on speaks to browsers
         self._origins = origins
         self.refusals = refusals = Refusals(driver, metrics)
@@ -110,11 +111,18 @@ class App:
         if self._cors is not None:
             self._cors.follow(settings)
         self._root_path = settings.root_path
+        self._knows_senders = self._cors is None or not self._cors.looks  # each answer to a page has headers of its own
 
     # --- the server's hooks ---------------------------------------------------------------------------------
 
     def begin(self, exchange: SocketExchange) -> int | None:
         """Refuse what the head alone shows not to be served. Returns the body's limit; None: that of all bodies."""
+        head = exchange.head
+        if head is not None and isinstance(sender := head.note, Sender):
+            if self._callers.knows(sender, exchange.lookup.get, self._now()):
+                exchange.target_path, exchange.client, exchange.note = sender.path, sender.client, sender
+                return None
+            head.note = None
         self._place(exchange)
         if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
             self.refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
@@ -146,7 +154,10 @@ class App:
         return self._callers.key(exchange.lookup.get, repeats)
 
     def _begin(self, exchange: Exchange, found: Route) -> None:
-        """Refuse a request to engines' paths by its method, its key or a path that no engine has."""
+        """Refuse a request to engines' paths by its method, its key or a path that no engine has, or note its sender.
+
+        A connection brings the same head again and again: its sender stays known with it.
+        """
         if exchange.method != "POST":
             self.refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
             return
@@ -156,7 +167,10 @@ class App:
         elif found.bare and not self._served_bare():
             self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, without_v1(exchange.target_path))
         else:
-            exchange.note = key
+            exchange.note = sender = Sender(key, found, path=exchange.target_path, client=exchange.client)
+            if exchange.head is not None and self._knows_senders and not found.bare:
+                self._callers.know(sender, self._now())
+                exchange.head.note = sender
 
     # --- a proxy's hooks (`gateway/epp`): it carries the bytes --------------------------------------------------
 
@@ -180,9 +194,8 @@ class App:
 
     def complete_pick(self, exchange: Exchange, journey: type[QueuedJourney]) -> None:
         """Serve a request with its whole body; `journey` hands it over to the endpoint that is picked."""
-        found = route(exchange.target_path)
-        if found is not None:
-            self._intake.take(exchange, found, journey)
+        if isinstance(sender := exchange.note, Sender):
+            self._intake.take(exchange, sender, journey)
         elif (part := _owner(self._picked, exchange.target_path)) is not None:
             part.complete(exchange)
 
@@ -195,13 +208,12 @@ class App:
 
     def complete(self, exchange: SocketExchange) -> None:
         """Serve a request with its whole body."""
-        found = route(exchange.target_path)
-        if found is None:
+        if isinstance(sender := exchange.note, Sender):
+            self._intake.take(exchange, sender)
+        else:
             part = self._part(exchange.target_path)
             assert part is not None, "`begin` refuses other paths"
             part.complete(exchange)
-        else:
-            self._intake.take(exchange, found)
 
     def refused(
         self, exchange: SocketExchange | None, refusal: Refusal, detail: str

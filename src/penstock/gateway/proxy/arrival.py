@@ -11,7 +11,7 @@ from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import Contents
 from penstock.gateway.identity.caller import Caller
 from penstock.gateway.openai.body import AskUsage
-from penstock.gateway.openai.fields import Peek
+from penstock.gateway.openai.peek import Peek
 from penstock.gateway.openai.routes import Route
 from penstock.gateway.openai.splice import Body
 from penstock.gateway.proxy.driver import Decides, Driver

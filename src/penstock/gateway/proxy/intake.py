@@ -11,15 +11,13 @@ from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qs
 
-import msgspec
-
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import TOOLS, Request
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.splits import Split
 from penstock.gateway.endpoints.unnamed import Unnamed
-from penstock.gateway.identity.caller import Caller, Key, Unauthorized
+from penstock.gateway.identity.caller import Caller, Sender, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.own_limits import own_flow
 from penstock.gateway.identity.rights import Rights
@@ -28,8 +26,9 @@ from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import BadBody
 from penstock.gateway.openai.dialects import Asked
 from penstock.gateway.openai.errors import Api
-from penstock.gateway.openai.fields import NOTHING, Peek, Read
+from penstock.gateway.openai.fields import NOTHING
 from penstock.gateway.openai.forms import read_form
+from penstock.gateway.openai.peek import Peek, Read
 from penstock.gateway.openai.routes import PathKind, Route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.openai.slices import Slices
@@ -97,8 +96,8 @@ class Intake:
         self._profiles = profiles(settings)
         self._unnamed.follow(settings.queue)
 
-    def take(self, exchange: Exchange, route: Route, journey: type[QueuedJourney] = QueuedJourney) -> None:
-        """Admit a request whose body has arrived."""
+    def take(self, exchange: Exchange, sender: Sender, journey: type[QueuedJourney] = QueuedJourney) -> None:
+        """Admit a request of `sender` whose body has arrived."""
         coding, encoding = "", exchange.lookup.get(b"content-encoding")
         if encoding is not None:
             if exchange.repeats(b"content-encoding"):  # several headers are one list
@@ -109,7 +108,7 @@ class Intake:
                 extra = [(b"accept-encoding", PACKINGS)]
                 self._refusals.refuse(exchange, Reason.UNSUPPORTED_ENCODING, str(unknown), extra=extra)
                 return
-        arrival = Arrival(exchange, route, self._refusals.request_id(exchange), inflated=bool(coding))
+        arrival = Arrival(exchange, sender.route, self._refusals.request_id(exchange), inflated=bool(coding))
         if coding:
             self._in_steps(arrival, self._unpack(arrival, coding, exchange.body), journey)
         else:
@@ -237,10 +236,10 @@ class Intake:
     def _identify(self, arrival: Arrival) -> Caller:
         """The caller, by the key in the head and the body's fields. Raises _Refused."""
         exchange, peek = arrival.exchange, arrival.peek
-        key = exchange.note  # `App.begin` has looked
-        assert key is None or isinstance(key, Key)
-        caller = self._callers.identify(
-            key,
+        sender = exchange.note  # `App.begin` has looked
+        assert isinstance(sender, Sender)
+        caller = self._callers.caller(
+            sender,
             exchange.lookup.get,
             exchange.peer[0],
             user=peek.user,
@@ -413,7 +412,7 @@ def _keep_to(rights: Rights, arrival: Arrival) -> None:
         return
     arrival.body, put_in = asked.bound(arrival.body, arrival.exchange.target_path, most, arrival.contents.inputs)
     if put_in:
-        arrival.peek = msgspec.structs.replace(peek, output_tokens_max=most // max(1, arrival.contents.answers))
+        peek.output_tokens_max = most // max(1, arrival.contents.answers)
 
 
 class _Refused(Exception):  # noqa: N818

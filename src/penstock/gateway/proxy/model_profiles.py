@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Final
 
 from penstock.config.model import Settings
 from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
 from penstock.core.values.settings import Prices
 
 
-class Profile(msgspec.Struct, frozen=True):
+class Profile:
     """The settings of one name."""
 
-    band: int | None = None  #: of requests that ask for none; None: the default one
-    weight: float = 1.0  #: if models are a level of fairness
-    prices: Prices | None = None  #: None: those of all models
-    fallback: tuple[str, ...] = ()  #: models asked instead, in this order
+    __slots__ = ("band", "fallback", "prices", "weight")
+
+    def __init__(
+        self,
+        *,
+        band: int | None = None,
+        weight: float = 1.0,
+        prices: Prices | None = None,
+        fallback: tuple[str, ...] = (),
+    ) -> None:
+        self.band: Final = band  #: of requests that ask for none; None: the default one
+        self.weight: Final = weight  #: if models are a level of fairness
+        self.prices: Final = prices  #: None: those of all models
+        self.fallback: Final = fallback  #: models asked instead, in this order
 
 
 PLAIN = Profile()

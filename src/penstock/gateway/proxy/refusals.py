@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 
 from penstock.core.values.catalogue import Reason
-from penstock.gateway.identity.caller import Key
+from penstock.gateway.identity.caller import Key, Sender
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.proxy.driver import Decides, Driver
@@ -83,6 +83,8 @@ class Refusals:
     def _count(self, reason: Reason, exchange: Exchange | None) -> None:
         """Count it, for its tenant if it has a valid key."""
         key = exchange.note if exchange is not None else None
+        if isinstance(key, Sender):
+            key = key.key
         if isinstance(key, Key):
             owner = key.owner
             self._metrics.refused(reason, tenant=owner.name, label=owner.label, key=key.name, user=key.user)

@@ -15,7 +15,8 @@ import msgspec
 from penstock.config.model import Settings
 from penstock.config.sections.routing import by_cache, by_session
 from penstock.gateway.openai import prefix_keys
-from penstock.gateway.openai.fields import Peek, field_reader
+from penstock.gateway.openai.fields import field_reader
+from penstock.gateway.openai.peek import Peek
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.http.server.server import Exchange
 

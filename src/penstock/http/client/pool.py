@@ -48,6 +48,7 @@ __all__ = [
     "UpstreamTimeouts",
 ]
 
+UNLOOKED_S: Final = 0.05  # idle for less, a connection is used without a look: an engine that closes so soon says so
 STALE_S: Final = 1.0  # a stale connection shows within a round trip; one lost later died with this very request
 
 
@@ -152,7 +153,8 @@ class Upstream:
         idle = self._idle
         while idle:
             connection = idle.pop()
-            if now - connection.idle_since < self.timeouts.idle_s and not connection.is_dropped:
+            idle_s = now - connection.idle_since
+            if idle_s < UNLOOKED_S or (idle_s < self.timeouts.idle_s and not connection.is_dropped):
                 connection.start(call, now + STALE_S)
                 return call
             connection.close()

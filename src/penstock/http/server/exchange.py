@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.http.client.call import Call, Payload, Sink
     from penstock.http.client.pool import Upstream
+    from penstock.http.server.known_head import KnownHead
 
 Header = tuple[bytes, bytes]
 
@@ -30,6 +31,7 @@ class Exchange(ABC):
         "body",
         "brought",
         "client",
+        "head",
         "headers",
         "lookup",
         "method",
@@ -51,6 +53,7 @@ class Exchange(ABC):
         self.brought = brought  # a load balancer holds it for the peer, or claims so
         self.client = peer[0]  # the client: the peer, or the one named by a trusted proxy
         self.added: tuple[Header, ...] = ()  # sent with any response
+        self.head: KnownHead | None = None  # if its connection may bring it again
         # The head, filled in by the exchange's maker.
         self.method = ""
         self.target_path = ""  # percent-encoded, as it came

@@ -4,6 +4,9 @@ llhttp (through httptools) judges every byte; this reader bounds the parser's in
 end in CRLF CRLF, and a body of known length ends by count. So the parser is fed only up to the next possible end of a
 message, and never sees the next request before its turn. That gives in-order pipelining without a queue of half-read
 requests, and our scan never decides what a request is.
+
+Most requests of a connection have the head of the one before, except for the length of the body. The parser judges its
+bytes again, but it is not taken apart again (`known_head.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 
+from penstock.http.server.known_head import KnownHead
 from penstock.http.server.limits import Refusal, ServerLimits
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ _COPIED_BYTES_MAX: Final = 32 * 1024  # below this, a copy costs less than a vie
 _BLANK_LINE: Final = b"\r\n\r\n"
 _VERSION_BYTES: Final = 16  # kept of a request line's end: more than ` HTTP/1.1` and its line break
 _FRAMING_PER_BODY_BYTE: Final = 8  # a chunk of one byte costs 6 bytes on the wire
+_KNOWN_BYTES_MAX: Final = 4096  # of a head that is known again: each idle connection keeps one
 _PIECES_MAX: Final = 64  # pieces of a body, kept as they came: joining late copies less, but small pieces weigh more
 _PIECES_BYTES_MAX: Final = 1024 * 1024  # in those pieces: joining more in one go would hold up other connections
 
@@ -50,11 +55,13 @@ class RequestReader:
         "_body",
         "_body_bytes",
         "_chunked",
+        "_head",
         "_head_bytes",
         "_headers",
         "_in_head",
         "_in_line",
         "_is_http",
+        "_length",
         "_limits",
         "_line",
         "_parser",
@@ -65,6 +72,7 @@ class RequestReader:
         "_tail",
         "_upgrade",
         "_url",
+        "_whole",
         "_wire_bytes",
         "body_bytes_max",
         "body_done",
@@ -83,6 +91,9 @@ class RequestReader:
         self._line = b""  # the last bytes of it that were read
         self._is_http = False  # the request line names HTTP
         self._head_bytes = 0
+        self._whole = b""  # the head, if it came in one piece
+        self._head: KnownHead | None = None  # of the request before
+        self._length: bytes | None = None  # of the body, if the head is that one again
         self._url = b""
         self._headers: list[Header] = []
         self._upgrade = False
@@ -102,6 +113,7 @@ class RequestReader:
     def close(self) -> None:
         """Release the parser (a reference cycle through our bound methods) and the body read so far."""
         self._parser = None
+        self._head = None
         self._body = None
         self._pieces.clear()
         self._sink = None
@@ -113,8 +125,15 @@ class RequestReader:
         """
         end = self._feed_end(data, at)
         size = end - at
+        whole = size == len(data)
+        piece = data if whole else data[at:end] if size < _COPIED_BYTES_MAX else memoryview(data)[at:end]
         if self._in_head:
-            if self._in_line:
+            if self._head_bytes or size > _KNOWN_BYTES_MAX or not isinstance(piece, bytes):
+                self._whole = b""
+            else:
+                self._whole = piece
+                self._length = None if self._head is None else self._head.length_in(piece)
+            if self._in_line and self._length is None:
                 self._read_line(data, at, end)
             self._head_bytes += size
             if self._head_bytes > self._limits.header_bytes_max:
@@ -125,10 +144,7 @@ class RequestReader:
             self.body_left_bytes -= size
         try:
             assert self._parser is not None
-            if size == len(data):
-                self._parser.feed_data(data)
-            else:
-                self._parser.feed_data(data[at:end] if size < _COPIED_BYTES_MAX else memoryview(data)[at:end])
+            self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
             self._upgrade = True
         except httptools.HttpParserError as error:
@@ -182,11 +198,17 @@ class RequestReader:
         """
         parser = self._parser
         assert parser is not None
-        headers, self._headers = self._headers, []
         url, self._url = self._url, b""
         self.head_done = self.body_done = False
         self._head_bytes = self._body_bytes = self._wire_bytes = 0
         self.body_bytes_max = self._limits.body_bytes_max
+        if self._length is not None:
+            assert self._head is not None
+            self._head.give(exchange, self._length)
+            self._length = None
+            self._expect_body(exchange.lookup)
+            return
+        headers, self._headers = self._headers, []
         if len(headers) > self._limits.header_count_max:
             raise RefusedError(Refusal.HEADER_TOO_LARGE, "too many headers")
         version = parser.get_http_version() if self._is_http else ""
@@ -202,17 +224,20 @@ class RequestReader:
         method = parser.get_method()
         if not path or _HASH in url or method == b"CONNECT":
             raise RefusedError(Refusal.BAD_REQUEST, "the request target is not a path")
-        exchange.method = method.decode()
-        exchange.target_path = path
-        exchange.query = query
-        exchange.headers = headers
-        exchange.lookup = lookup
-        exchange.http_version = version
-        self._chunked = coding is not None
-        self.body_left_bytes = 0 if coding is not None else int(lookup.get(b"content-length", 0))
-        self._in_head = not self._chunked and self.body_left_bytes == 0
+        head = KnownHead(
+            self._whole, method.decode(), path, query, http_version=version, headers=headers, lookup=lookup
+        )
+        head.give(exchange, b"")
+        self._head = exchange.head = head if self._whole and not self._upgrade else None
+        self._whole = b""
+        self._expect_body(lookup)
         if self._upgrade:
             self._parse_on_after_upgrade()
+
+    def _expect_body(self, lookup: dict[bytes, bytes]) -> None:
+        self._chunked = b"transfer-encoding" in lookup
+        self.body_left_bytes = 0 if self._chunked else int(lookup.get(b"content-length", 0))
+        self._in_head = not self._chunked and self.body_left_bytes == 0
 
     @property
     def body_bytes(self) -> int:
@@ -261,7 +286,7 @@ class RequestReader:
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # otherwise it is a trailer
+        if self._in_head and self._length is None:  # otherwise it is a trailer, or known
             self._headers.append((name, value.rstrip()))
 
     def on_headers_complete(self) -> None:
