@@ -620,7 +620,7 @@ def kept(gate: Gateway) -> dict[str, object]:
         "_dynamic",
         "_dynamic_users",
         "_trusted_peers",
-        "_era",
+        "era",
         "tokens",
         "_unnamed",
         "objectives",

@@ -37,8 +37,7 @@ class Connection:
             key = self.callers.key(self.header, None)
             if isinstance(key, Unauthorized):
                 return key
-            sender = self.sender = Sender(key, ROUTE)
-            self.callers.know(sender, now)
+            sender = self.sender = Sender(key, ROUTE, era=self.callers.era, until_s=now + 10.0)
         fields = {"user": None, "service_tier": None, "priority": None, "model_band": None, **body}
         return self.callers.caller(sender, self.header, self.client, client=self.client, now=now, **fields)
 

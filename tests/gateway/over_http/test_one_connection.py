@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.gateway.identity.callers import key_hash
 from tests.gateway.conftest import Client, World, chat, request
-from tests.gateway.over_http.test_tenancy import TEAM_A, TEAM_B
+from tests.gateway.over_http.test_tenancy import OK, TEAM_A, TEAM_B
 from tests.patience import WAIT_S, looks
 
 KEYS = {"team-a": "pk-team-a", "team-b": "pk-team-b"}
@@ -99,3 +99,18 @@ async def test_a_reload_counts_on_open_connections(world: World, log: io.StringI
     assert await again(client, bearer("pk-team-a")) == 401
     await world.until(lambda: len(logged(log, "tenant")) >= 2)
     assert logged(log, "tenant")[:2] == ["team-a", "team-b"]
+
+
+async def test_what_goes_upstream_is_each_requests_own(world: World) -> None:
+    endpoint, requests = await world.scripted(OK)
+    await world.gateway(endpoints=[endpoint], tenants=[TEAM_A])
+    client = await world.client()
+    headers = {**bearer(KEYS["team-a"]), "accept-encoding": "gzip", "x-mine": "1"}
+    for stream in (False, True, False):
+        client.send(request(body=chat(stream=stream), headers=headers))
+        assert (await client.answer()).status == 200
+    assert [b"accept-encoding: gzip\r\n" in seen for seen in requests] == [True, False, True]
+    assert len({re.search(rb"x-request-id: (\S+)", seen)[1] for seen in requests}) == 3  # type: ignore[index]
+    for seen in requests:
+        assert b"x-mine: 1\r\n" in seen
+        assert KEYS["team-a"].encode() not in seen

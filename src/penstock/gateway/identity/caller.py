@@ -179,18 +179,23 @@ class Sender:
     """The sender of all requests with one head over one connection, as far as it is known."""
 
     __slots__ = (
-        "caller", "client", "era", "key", "model_band", "path", "priority", "route", "service_tier", "until_s", "user",
+        "caller", "client", "dropped", "era", "key", "model_band", "passing", "path", "priority", "route",
+        "service_tier", "until_s", "user",
     )  # fmt: skip
 
-    def __init__(self, key: Key | None, route: Route, *, path: str = "", client: str = "") -> None:
+    def __init__(
+        self, key: Key | None, route: Route, *, path: str = "", client: str = "", era: int = -1, until_s: float = 0.0
+    ) -> None:
         self.key: Final = key  #: None: it has none of ours
         self.route: Final = route
         self.path: Final = path  #: of its requests, below the gateway's own
         self.client: Final = client  #: its address
-        self.era = -1  #: of `Callers`, in which this is known
-        self.until_s = 0.0  #: known until then, on the clock of requests
+        self.era: Final = era  #: of `Callers`, in which this is known
+        self.until_s: Final = until_s  #: on the clock of requests
         self.caller: Caller | None = None  #: of the last request, by the following fields
         self.user: object = None
         self.service_tier: object = None
         self.priority: object = None
         self.model_band: int | None = None
+        self.passing: list[tuple[bytes, bytes]] = []  #: the headers that went to an engine last, its own excluded
+        self.dropped: frozenset[bytes] | None = None  #: the names that were left out then

@@ -20,7 +20,7 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock import clock
 from penstock.config import values
@@ -41,29 +41,31 @@ from penstock.gateway.identity.unnamed import UnnamedCallers
 if TYPE_CHECKING:
     from penstock.batch.values import MadeKey
 
-KEY_PREFIX = "pk-"
-KEY_BYTES = 32
-KEY_CHARACTERS_MAX = 512  # foreign keys that an operator lists may be longer than ours
-HASH_PREFIX = "sha256:"
+KEY_PREFIX: Final = "pk-"
+KEY_BYTES: Final = 32
+KEY_CHARACTERS_MAX: Final = 512  # foreign keys that an operator lists may be longer than ours
+HASH_PREFIX: Final = "sha256:"
 
-KEY_HEADERS = tuple(name.encode() for name in tenancy.KEY_HEADERS)
-FAIRNESS_HEADERS = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
-OBJECTIVE_HEADERS = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
-DEADLINE_HEADERS = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
-PACE_HEADERS = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
-OPENWEBUI_USER_HEADER = b"x-openwebui-user-id"
+KEY_HEADERS: Final = tuple(name.encode() for name in tenancy.KEY_HEADERS)
+FAIRNESS_HEADERS: Final = (b"x-llm-d-inference-fairness-id", b"x-gateway-inference-fairness-id")
+OBJECTIVE_HEADERS: Final = (b"x-llm-d-inference-objective", b"x-gateway-inference-objective")
+DEADLINE_HEADERS: Final = (b"x-slo-ttft-ms", b"x-llm-d-slo-ttft-ms")
+PACE_HEADERS: Final = (b"x-slo-tpot-ms", b"x-llm-d-slo-tpot-ms")
+OPENWEBUI_USER_HEADER: Final = b"x-openwebui-user-id"
 
-_KEY_PREFIX = KEY_PREFIX.encode()
-_PRIORITY_MAX = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
+_KEY_PREFIX: Final = KEY_PREFIX.encode()
+_PRIORITY_MAX: Final = 2**31 - 1  # a 32-bit integer at either end, as engines keep it
 # In the words by which clients recognise a wrong key.
-_UNKNOWN_KEY = "Incorrect API key provided (invalid_api_key): the gateway does not know it."
-_UNREAD = "The gateway has not read yet which keys there are. Please try again later."
-_EXPIRED = "This API key has expired (invalid_api_key): it was good until {}."
-_TWICE = "The header `{}` is given more than once."
-_KEY_REQUIRED = "You didn't provide an API key. The gateway needs one: `Authorization: Bearer KEY`."
-_MILLISECONDS = re.compile(rb"\d{1,12}(\.\d{1,9})?")
-_PEERS_MAX = 4096  # remembered verdicts; cleared as a whole when full
-KNOWN_S = 10.0  # how long a sender is known: a name's last time may be that much older, of the minute that counts it
+_UNKNOWN_KEY: Final = "Incorrect API key provided (invalid_api_key): the gateway does not know it."
+_UNREAD: Final = "The gateway has not read yet which keys there are. Please try again later."
+_EXPIRED: Final = "This API key has expired (invalid_api_key): it was good until {}."
+_TWICE: Final = "The header `{}` is given more than once."
+_KEY_REQUIRED: Final = "You didn't provide an API key. The gateway needs one: `Authorization: Bearer KEY`."
+_MILLISECONDS: Final = re.compile(rb"\d{1,12}(\.\d{1,9})?")
+_PEERS_MAX: Final = 4096  # remembered verdicts; cleared as a whole when full
+KNOWN_S: Final = (
+    10.0  # how long a sender is known: a name's last time may be that much older, of the minute that counts it
+)
 
 Header = Callable[[bytes], bytes | None]  # the first value of a header, by its name in lower case
 
@@ -74,7 +76,7 @@ class Callers:
     def __init__(self, wall: Callable[[], float] = clock.wall, tokens: AcceptedTokens | None = None) -> None:
         self._wall = wall
         self.tokens = tokens or AcceptedTokens()
-        self._era = 0  # advances with all that may change what was found out about a sender
+        self.era = 0  #: advances with all that may change what was found out about a sender
         self.objectives = Objectives(self._advance)
         self._tenants: dict[str, TenantProfile] = {}
         self._dynamic = NameQuotas(1)
@@ -137,7 +139,7 @@ class Callers:
         self._advance()
 
     def _advance(self) -> None:
-        self._era += 1
+        self.era += 1
 
     def key(self, header: Header, repeats: Callable[[bytes], bool] | None) -> Key | Unauthorized | None:
         """Returns the known key in a head, if any, or a refusal.
@@ -172,10 +174,6 @@ class Callers:
             return Unauthorized(_KEY_REQUIRED)
         return None  # a foreign key is passed on upstream
 
-    def know(self, sender: Sender, now: float) -> None:
-        """Let `sender` be known for a while, unless something changes that it depends on."""
-        sender.era, sender.until_s = self._era, now + KNOWN_S
-
     def knows(self, sender: Sender, header: Header, now: float) -> bool:
         """Whether `sender` is known still. A token is looked up each time: its verifier knows how long it is good."""
         key = sender.key
@@ -188,7 +186,7 @@ class Callers:
 
     def _knows(self, sender: Sender, key: Key | None, now: float) -> bool:
         """Whether nothing has changed since, nor its key expired."""
-        if sender.era != self._era or now >= sender.until_s:
+        if sender.era != self.era or now >= sender.until_s:
             return False
         return key is None or key.expires_at is None or self._wall() < key.expires_at
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Hashable
+from typing import Final
 
-NAME_CHARACTERS_MAX = 128  # as in the settings
-_READ_CHARACTERS_MAX = 65_536  # a field of the body may be as long as the body; its hash shall not take long
-_KEPT_CHARACTERS = 64
-_NOT_UTF8 = "\ufffd"
-_HASH_CHARACTERS = 16  # 64 bits: collisions cannot be found
-RECOUNT_S = 1.0  # the count of a minute's names changes little in it
-IDLE_S = 600.0  # longer than any request's wait, so a name keeps its flow while it has requests under way
+NAME_CHARACTERS_MAX: Final = 128  # as in the settings
+_READ_CHARACTERS_MAX: Final = 65_536  # a field of the body may be as long as the body; its hash shall not take long
+_KEPT_CHARACTERS: Final = 64
+_NOT_UTF8: Final = "\ufffd"
+_HASH_CHARACTERS: Final = 16  # 64 bits: collisions cannot be found
+RECOUNT_S: Final = 1.0  # the count of a minute's names changes little in it
+IDLE_S: Final = 600.0  # longer than any request's wait, so a name keeps its flow while it has requests under way
 
 
 def safe_name(value: bytes | str | None) -> str:

@@ -15,18 +15,19 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from collections.abc import Callable
+from typing import Final
 
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.gateway.identity.name_quota import NameQuota
 
-PREFIX = "client:"  # a name in a header that begins so counts as none: nobody joins another client's flow
-NAMES_MAX = 64  # of one address; the rest share a name. More divide a share into crumbs
-ADDRESSES_MAX = 2048  # remembered; each costs up to 13 KB, with all its names
-LATELY_S = 60.0  # names that divide an address's share now: longer than most waits
-_NETWORK_BITS = 64  # of IPv6: one subscriber has them all
-_HASH_CHARACTERS = 12
+PREFIX: Final = "client:"  # a name in a header that begins so counts as none: nobody joins another client's flow
+NAMES_MAX: Final = 64  # of one address; the rest share a name. More divide a share into crumbs
+ADDRESSES_MAX: Final = 2048  # remembered; each costs up to 13 KB, with all its names
+LATELY_S: Final = 60.0  # names that divide an address's share now: longer than most waits
+_NETWORK_BITS: Final = 64  # of IPv6: one subscriber has them all
+_HASH_CHARACTERS: Final = 12
 
 
 class UnnamedCallers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -18,20 +19,20 @@ from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Fields, 
 from penstock.gateway.openai.peek import Peek, Read
 from penstock.gateway.openai.splice import Body, Spliced, add_field, set_field, set_in_bytes
 
-VALUE_BYTES_MAX = 4096  # of a decoded field: names, numbers, a few options
-OWN_BYTES_MAX = 64 * 1024  # of an engine's own parameters, which may have limits
-ANSWERS_MAX = 128  # engines refuse more, or have a bound of their own
-_decode = msgspec.json.Decoder(Fields).decode
-_decode_plain = msgspec.json.Decoder(Plain).decode
+VALUE_BYTES_MAX: Final = 4096  # of a decoded field: names, numbers, a few options
+OWN_BYTES_MAX: Final = 64 * 1024  # of an engine's own parameters, which may have limits
+ANSWERS_MAX: Final = 128  # engines refuse more, or have a bound of their own
+_decode: Final = msgspec.json.Decoder(Fields).decode
+_decode_plain: Final = msgspec.json.Decoder(Plain).decode
 _decode_own: Callable[[msgspec.Raw], Own | list[Own]] = msgspec.json.Decoder(Own | list[Own]).decode
-_value = msgspec.json.Decoder().decode
-FLAG_BYTES_MAX = 8  # `"false"` has seven; a longer value is none
+_value: Final = msgspec.json.Decoder().decode
+FLAG_BYTES_MAX: Final = 8  # `"false"` has seven; a longer value is none
 # Engines read flags as pydantic does, which takes these, strings in any case.
-_TRUE = frozenset({b"true", b"1", b"1.0", b"yes", b"on", b"t", b"y"})
-_FALSE = frozenset({b"false", b"0", b"0.0", b"no", b"off", b"f", b"n"})
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_ASKING = {"include_usage": b"true"}
-_ASKING_ONCE = {**_ASKING, "continuous_usage_stats": b"false"}  # vLLM adds usage to each chunk if both are true
+_TRUE: Final = frozenset({b"true", b"1", b"1.0", b"yes", b"on", b"t", b"y"})
+_FALSE: Final = frozenset({b"false", b"0", b"0.0", b"no", b"off", b"f", b"n"})
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+_ASKING: Final = {"include_usage": b"true"}
+_ASKING_ONCE: Final = {**_ASKING, "continuous_usage_stats": b"false"}  # vLLM adds usage to each chunk if both are true
 
 
 #: Returns the same body with one field more, or another value of it.

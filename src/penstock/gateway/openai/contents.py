@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Final
 
 import msgspec
 
@@ -24,46 +25,50 @@ from penstock.core.values.request import Contents
 from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Text
 from penstock.gateway.openai.scan import STRING, Span, at_once, string_end
 
-PIECES_MAX = 10_000  # counted in one go; engines take some hundreds
-STRIDE_BYTES = 4096  # data that is shorter counts as text
-_STEP_BYTES = 1024 * 1024
-_STEP_STRIDES = 4096
-_LIST_STEP_BYTES = 16 * 1024  # of short strings: a millisecond
-_ELEMENTS_MAX = 500_000  # strings and lists in a list, counted: a quarter of a second; engines take some thousands
-_BEFORE_BYTES = 128  # in which a data URL's head or a field's name stands
-_QUESTION_BYTES_MAX = 64 * 1024
+PIECES_MAX: Final = 10_000  # counted in one go; engines take some hundreds
+STRIDE_BYTES: Final = 4096  # data that is shorter counts as text
+_STEP_BYTES: Final = 1024 * 1024
+_STEP_STRIDES: Final = 4096
+_LIST_STEP_BYTES: Final = 16 * 1024  # of short strings: a millisecond
+_ELEMENTS_MAX: Final = (
+    500_000  # strings and lists in a list, counted: a quarter of a second; engines take some thousands
+)
+_BEFORE_BYTES: Final = 128  # in which a data URL's head or a field's name stands
+_QUESTION_BYTES_MAX: Final = 64 * 1024
 
-_TYPE = re.compile(
+_TYPE: Final = re.compile(
     rb'"type"\s{0,9}:\s{0,9}"(?:(image|image_url|input_image|image_pil|image_embeds)'
     rb"|(audio|audio_url|input_audio|audio_embeds)|(video|video_url|input_video)|(file|input_file|document|file_url))\""
 )
-_TYPE_BYTES = 64  # as much as it may match, and more
-_DATA = re.compile(rb"[A-Za-z0-9+/=_\\-]{64}")
-_DATA_TAIL = re.compile(rb"[A-Za-z0-9+/=_\\-]{8}")
-_BASE64 = b";base64,"
-_HEAD = re.compile(rb"data:(?:(image)|(audio)|(video)|(?:application|text))/[^,\"]{0,100};base64,$")
-_NAME = re.compile(
+_TYPE_BYTES: Final = 64  # as much as it may match, and more
+_DATA: Final = re.compile(rb"[A-Za-z0-9+/=_\\-]{64}")
+_DATA_TAIL: Final = re.compile(rb"[A-Za-z0-9+/=_\\-]{8}")
+_BASE64: Final = b";base64,"
+_HEAD: Final = re.compile(rb"data:(?:(image)|(audio)|(video)|(?:application|text))/[^,\"]{0,100};base64,$")
+_NAME: Final = re.compile(
     rb'"(?:(images?|image_data|image_url|b64_json)|(audio|audio_data)|(video|video_data)|(?:file_data|prompt_embeds|data))"'
     rb'\s{0,9}:\s{0,9}\[?\s{0,9}"$'
 )
-_FIRST_BYTES = re.compile(  # PNG, JPEG, GIF and WebP; WAV, MP3, OGG and FLAC; MP4 and WebM; PDF
+_FIRST_BYTES: Final = re.compile(  # PNG, JPEG, GIF and WebP; WAV, MP3, OGG and FLAC; MP4 and WebM; PDF
     rb"(iVBOR|\\?/9j|R0lGOD|UklGR.{6}XRUJQ)|(UklGR|SUQz|\\?/\\?/[uv]|T2dn|ZkxhQ)|(AAAA.{3,4}Z0eX|GkXfo)|(?:JVBER)"
 )
-_PART = re.compile(  # not of messages, tools or calls of these
+_PART: Final = re.compile(  # not of messages, tools or calls of these
     rb'\[\s{0,9}\{\s{0,9}"(?!(?:role|content|name|id|index|function)"|type"\s{0,9}:\s{0,9}"function")'
 )
-_BEFORE_PART = b"{ \n\r\t"
-_LISTS = 4  # looked at, which takes half a microsecond
-_END_BYTES = 1024  # the address of a picture, and a short text after it
-_LOOKS = 8  # for data, if it is a relevant part of the body
-_BESIDE_BYTES = 1024  # beside token ids: a model's name and options, which are no prompt; more of it counts as text
-_HEAD_BYTES = 256  # as much as `_SEVERAL` may match: lists come indented, too
-_SEVERAL = re.compile(rb'\s{0,80}\[\s{0,80}(?:\[\s{0,80})?["\d]')
-_UNPARTED = re.compile(rb'(?:[^"]++|' + STRING + rb")*+", re.DOTALL)  # as far as no string is cut
-_STRINGS = re.compile(STRING, re.DOTALL)
-_BRACKET = re.compile(rb"[\[\]]")
-_DIGIT = re.compile(rb"\d")
-_DOCUMENT = 3  # neither picture, sound nor video
+_BEFORE_PART: Final = b"{ \n\r\t"
+_LISTS: Final = 4  # looked at, which takes half a microsecond
+_END_BYTES: Final = 1024  # the address of a picture, and a short text after it
+_LOOKS: Final = 8  # for data, if it is a relevant part of the body
+_BESIDE_BYTES: Final = (
+    1024  # beside token ids: a model's name and options, which are no prompt; more of it counts as text
+)
+_HEAD_BYTES: Final = 256  # as much as `_SEVERAL` may match: lists come indented, too
+_SEVERAL: Final = re.compile(rb'\s{0,80}\[\s{0,80}(?:\[\s{0,80})?["\d]')
+_UNPARTED: Final = re.compile(rb'(?:[^"]++|' + STRING + rb")*+", re.DOTALL)  # as far as no string is cut
+_STRINGS: Final = re.compile(STRING, re.DOTALL)
+_BRACKET: Final = re.compile(rb"[\[\]]")
+_DIGIT: Final = re.compile(rb"\d")
+_DOCUMENT: Final = 3  # neither picture, sound nor video
 
 #: Data found: its span, and its kind in `Pieces`.
 Found = tuple[int, int, int]

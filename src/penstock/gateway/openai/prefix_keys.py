@@ -25,6 +25,7 @@ import re
 from functools import lru_cache
 from itertools import pairwise
 from struct import Struct
+from typing import Final
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -32,17 +33,17 @@ from xxhash import xxh3_64_intdigest
 from penstock.core.values.request import PREFIX_CHUNK_BYTES, PREFIX_ENDS, keys_within
 from penstock.gateway.openai.fields import NOTHING, Text
 
-PATHS = frozenset(
+PATHS: Final = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/generate", "/generate_stream"),
         *("/chat/completions", "/completions", "/completion", "/invocations", "/api/chat", "/api/generate"),
     }
 )
-_SEED_BYTES_MAX = 256 << 10  # of tools and so on, hashed
-_BILLING = b"x-anthropic-billing-header"
-_BILLING_BYTES = 256  # it is the first block, or is none
-_BLOCK_BYTES_MAX = 8192
-_BILLING_BLOCK = re.compile(rb'\[\s*\{[^{}]*"' + _BILLING + rb'(?:[^"\\]|\\.)*"(?:[^{}]|\{[^{}]*\})*\}\s*,?')
+_SEED_BYTES_MAX: Final = 256 << 10  # of tools and so on, hashed
+_BILLING: Final = b"x-anthropic-billing-header"
+_BILLING_BYTES: Final = 256  # it is the first block, or is none
+_BLOCK_BYTES_MAX: Final = 8192
+_BILLING_BLOCK: Final = re.compile(rb'\[\s*\{[^{}]*"' + _BILLING + rb'(?:[^"\\]|\\.)*"(?:[^{}]|\{[^{}]*\})*\}\s*,?')
 
 
 class Cut:
@@ -63,7 +64,7 @@ def cut_at(chunk_bytes: int) -> Cut:
     return Cut(chunk_bytes)
 
 
-USUAL = cut_at(PREFIX_CHUNK_BYTES)
+USUAL: Final = cut_at(PREFIX_CHUNK_BYTES)
 
 
 def keys(text: Text, model: str, seed: int, cut: Cut = USUAL) -> tuple[int, ...]:
@@ -71,13 +72,13 @@ def keys(text: Text, model: str, seed: int, cut: Cut = USUAL) -> tuple[int, ...]
 
     `seed`: 64 secret bits. Keys are equal only among processes that have the same.
     """
-    bytes_max = cut.bytes_max
+    bytes_max, absent = cut.bytes_max, NOTHING
     pieces: list[msgspec.Raw | bytes] = [
         piece
         for piece in (text.instructions, text.messages, text.prompt, text.input, text.inputs)
-        if piece is not NOTHING
+        if piece is not absent
     ]
-    if text.system is not NOTHING:
+    if text.system is not absent:
         pieces.insert(0, _without_billing(bytes(memoryview(text.system)[:bytes_max])))
     if not pieces:
         return ()
@@ -88,7 +89,7 @@ def keys(text: Text, model: str, seed: int, cut: Cut = USUAL) -> tuple[int, ...]
     if not count:
         return ()
     key = xxh3_64_intdigest(model.encode("utf-8", "surrogatepass"), seed)
-    if text.tools is not NOTHING or text.cache_salt is not NOTHING or text.lora_path is not NOTHING:
+    if text.tools is not absent or text.cache_salt is not absent or text.lora_path is not absent:
         for raw in (text.tools, text.cache_salt, text.lora_path):
             key = xxh3_64_intdigest(memoryview(raw)[:_SEED_BYTES_MAX], key)
         key = xxh3_64_intdigest(b"", key)  # this end is no chunk, so no prompt has the keys of another one's tools

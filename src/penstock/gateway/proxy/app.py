@@ -13,7 +13,7 @@ from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.caller import Caller, Key, Sender, Unauthorized
-from penstock.gateway.identity.callers import Callers
+from penstock.gateway.identity.callers import KNOWN_S, Callers
 from penstock.gateway.identity.clients import Clients
 from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
@@ -167,9 +167,11 @@ class App:
         elif found.bare and not self._served_bare():
             self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, without_v1(exchange.target_path))
         else:
-            exchange.note = sender = Sender(key, found, path=exchange.target_path, client=exchange.client)
+            until_s = self._now() + KNOWN_S
+            exchange.note = sender = Sender(
+                key, found, path=exchange.target_path, client=exchange.client, era=self._callers.era, until_s=until_s
+            )
             if exchange.head is not None and self._knows_senders and not found.bare:
-                self._callers.know(sender, self._now())
                 exchange.head.note = sender
 
     # --- a proxy's hooks (`gateway/epp`): it carries the bytes --------------------------------------------------

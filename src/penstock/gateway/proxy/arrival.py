@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.values.actions import Evict, Fail, Reject
 from penstock.core.values.catalogue import Reason
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 
 Ended = Reject | Evict | Fail
-LOOKS_MAX = 16  # each holds a connection to an engine, and an answer of at most 16 MiB
+LOOKS_MAX: Final = 16  # each holds a connection to an engine, and an answer of at most 16 MiB
 
 #: One model of a split can't take the request: another one may.
-MOVES_ON = frozenset({Reason.MODEL_NOT_FOUND, Reason.DRAINING, Reason.UPSTREAM_ERROR})
-MOVES_MAX = 8  # from models whose endpoints went: engines may come and go while a request waits
+MOVES_ON: Final = frozenset({Reason.MODEL_NOT_FOUND, Reason.DRAINING, Reason.UPSTREAM_ERROR})
+MOVES_MAX: Final = 8  # from models whose endpoints went: engines may come and go while a request waits
 #: The model can't take any request now: another model may.
-FALLS_BACK = frozenset(
+FALLS_BACK: Final = frozenset(
     {
         Reason.MODEL_NOT_FOUND,
         Reason.NO_ENDPOINT,

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import re
 from email.utils import parsedate_to_datetime
+from typing import Final
 
+from penstock.gateway.identity.caller import Sender
 from penstock.gateway.identity.callers import KEY_HEADERS
 from penstock.http.client.pool import Headers
 
-HOP_BY_HOP = frozenset(
+HOP_BY_HOP: Final = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -27,8 +29,8 @@ HOP_BY_HOP = frozenset(
         b"content-length",
     }
 )
-_REQUEST_OWN = HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
-_RESPONSE_OWN = HOP_BY_HOP | {
+_REQUEST_OWN: Final = HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
+_RESPONSE_OWN: Final = HOP_BY_HOP | {
     b"x-request-id",
     # Which web pages may read an answer is decided by the gateway (`cors`): engines usually allow all.
     b"access-control-allow-origin",
@@ -38,13 +40,15 @@ _RESPONSE_OWN = HOP_BY_HOP | {
     b"access-control-expose-headers",
     b"access-control-max-age",
 }
-_NUMBER = re.compile(rb"\d{1,12}(\.\d{0,9})?")
-_CREDENTIALS = frozenset(KEY_HEADERS)
-_PRIORITY_HEADERS = frozenset({b"x-vllm-priority", b"x-override-priority"})  # engines let them override the body
+_NUMBER: Final = re.compile(rb"\d{1,12}(\.\d{0,9})?")
+_CREDENTIALS: Final = frozenset(KEY_HEADERS)
+_PRIORITY_HEADERS: Final = frozenset({b"x-vllm-priority", b"x-override-priority"})  # engines let them override the body
 
 
 def request_headers(
     headers: Headers,
+    sender: Sender | None = None,
+    /,
     *,
     api_key: str | None,
     request_id: bytes,
@@ -53,8 +57,17 @@ def request_headers(
     ranked: bool = False,
     plain: bool = False,
 ) -> Headers:
-    """Returns the client's headers for upstream, with the engine's own credential if it has one."""
-    kept = _passing(headers, _dropped(api_key is not None or has_key, ranked, inflated, plain))
+    """Returns the client's headers for upstream, with the engine's own credential if it has one.
+
+    The `sender` of a head keeps those that pass, for its next request.
+    """
+    dropped = _dropped(api_key is not None or has_key, ranked, inflated, plain)
+    if sender is None:
+        kept = _passing(headers, dropped)
+    else:
+        if sender.dropped is not dropped:
+            sender.passing, sender.dropped = _passing(headers, dropped), dropped
+        kept = sender.passing.copy()
     kept.append((b"x-request-id", request_id))
     if api_key is not None:
         kept.append((b"authorization", b"Bearer " + api_key.encode()))

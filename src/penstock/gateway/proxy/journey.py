@@ -18,6 +18,7 @@ from penstock.core.values.catalogue import Failure, Outcome, Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.rows import LimitReached
 from penstock.engines import orca
+from penstock.gateway.identity.caller import Sender
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.usage import own_usage
 from penstock.gateway.openai.body import is_multipart
@@ -211,8 +212,10 @@ class QueuedJourney(Relay):
         if rank is not None:
             priority = None if PRIORITY in left_out else target.priority
             rank = None if priority is None else rank * priority.value
+        note = self.exchange.note
         headers = request_headers(
             self.exchange.headers,
+            note if isinstance(note, Sender) else None,
             api_key=target.api_key,
             request_id=self.request_id,
             inflated=self._inflated,

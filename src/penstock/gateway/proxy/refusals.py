@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
+from typing import Final
 
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Key, Sender
@@ -14,9 +15,9 @@ from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.http.server.server import Exchange, Header, Refusal
 
-REQUEST_ID_BYTES_MAX = 128
+REQUEST_ID_BYTES_MAX: Final = 128
 
-_REFUSALS = {
+_REFUSALS: Final = {
     Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
     Refusal.CLIENT_TIMEOUT: Reason.CLIENT_TIMEOUT,
     Refusal.REQUEST_TOO_LARGE: Reason.REQUEST_TOO_LARGE,

@@ -9,6 +9,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
+from typing import Final
 
 import msgspec
 
@@ -20,12 +21,12 @@ from penstock.gateway.openai.peek import Peek
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.http.server.server import Exchange
 
-SESSION_BYTES_MAX = 4096  # of a session field; a longer one is ignored
-SESSION_CHARACTERS_MAX = 256  # a longer name is cut, so sessions may become one
-RESPONSES_MAX = 100_000  # answers remembered, about 20 MB; a reference to a forgotten one goes anywhere
-RESPONSE_ID_MAX = 256
-RESPONSES_PATH = "/v1/responses"
-_RESPONSE_ID = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
+SESSION_BYTES_MAX: Final = 4096  # of a session field; a longer one is ignored
+SESSION_CHARACTERS_MAX: Final = 256  # a longer name is cut, so sessions may become one
+RESPONSES_MAX: Final = 100_000  # answers remembered, about 20 MB; a reference to a forgotten one goes anywhere
+RESPONSE_ID_MAX: Final = 256
+RESPONSES_PATH: Final = "/v1/responses"
+_RESPONSE_ID: Final = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
 
 
 #: What ties one request: its session, the keys of its prompt's beginning, the endpoint that keeps what it refers to.

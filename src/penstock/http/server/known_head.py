@@ -49,7 +49,9 @@ class KnownHead:
             value = lookup[_LENGTH]
             begin = raw.find(value, at + len(_LENGTH_LINE))
             self._before, self._after = raw[:begin], raw[begin + len(value) :]
-            self._length_at = [name.lower() for name, _ in headers].index(_LENGTH)
+            for place, (name, _) in enumerate(headers):
+                if name.lower() == _LENGTH:
+                    self._length_at = place
 
     def length_in(self, raw: bytes) -> bytes | None:
         """Returns the body's length in a head that is the same except for it, b"" if it has none; None: it differs."""
