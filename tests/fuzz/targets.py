@@ -242,10 +242,8 @@ def _stream(pieces: Sequence[bytes]) -> object:
 
 
 def _is_usual(data: bytes) -> bool:
-    """Lines end in one way, and each is a field. Of anything else the cuts may decide how it is read."""
-    others = data.replace(b"\r\n", b"")
-    ends = (b"\r\n" in data) + (b"\n" in others) + (b"\r" in others)
-    return ends <= 1 and all(not line or line.startswith(_FIELDS) for line in data.splitlines())
+    """Each line is a field. Of anything else the cuts may decide how it is read."""
+    return all(not line or line.startswith(_FIELDS) for line in data.splitlines())
 
 
 def _hidden(pieces: Sequence[bytes]) -> object:

@@ -279,6 +279,35 @@ def test_however_a_stream_is_split_the_same_passes_and_the_same_is_read(
         assert answer.usage() == (Usage(11, 4, 3, cached_told=True) if hidden >= 0 else None)
 
 
+ODD_LINES = [
+    *(b"data: " + json.dumps(value).encode() for value in ({"error": {"message": "no"}}, {"choices": [], "usage": {}})),
+    *(event("a").rstrip(), event("", "stop").rstrip(), b'data: {"choices":[],' + USAGE + b"}", b"data: [DONE]"),
+    b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}',
+    *(b"event:error", b"event: ping", b": a comment", b"id: 5", b"", b"", b""),
+]
+odd_stream = st.lists(
+    st.tuples(st.sampled_from(ODD_LINES), st.sampled_from([b"\n", b"\n", b"\r\n", b"\r"])), max_size=9
+)
+
+
+@given(odd_stream, st.lists(st.integers(0, 10_000), max_size=6))
+def test_whatever_lines_end_with_the_same_is_read_however_they_are_cut(
+    lines: list[tuple[bytes, bytes]], cuts: list[int]
+) -> None:
+    came = b"".join(line + end for line, end in lines)
+    readings = []
+    for pieces in ([came], split(came, cuts)):
+        passed, answer = through(pieces, hides=True)
+        readings.append((passed, answer.tokens, answer.usage(), answer.tells_error(), answer.cut_off()))
+    assert readings[0] == readings[1]
+
+
+def test_a_usage_object_with_a_brace_in_a_text_is_read() -> None:
+    told = b'{"usage":{"note":"}","prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":2},"completion_tokens":3}}'
+    assert read_usage(told) == Usage(5, 3, 2, cached_told=True)
+    assert read_usage(told.replace(b'"}"', b'"\\"{"')) == Usage(5, 3, 2, cached_told=True)
+
+
 @given(st.lists(st.binary(max_size=40) | st.sampled_from([b"\n\n", b"\r\n\r\n", b'"choices":[]', USAGE]), max_size=12))
 def test_only_whole_usage_events_are_removed_from_a_stream(pieces: list[bytes]) -> None:
     passed, _ = through(pieces, hides=True)

@@ -9,14 +9,15 @@ client did not ask.
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from penstock.core.values.request import Usage
 from penstock.gateway.openai.answers.events import (
-    DATA,
     ENDED,
     LINE_SAID,
     SAID,
     SAID_BY_NAME,
+    SILENT,
     Meaning,
     fields,
     in_one_line,
@@ -37,11 +38,11 @@ from penstock.gateway.openai.answers.stream_end import (
 )
 from penstock.gateway.openai.answers.usage import estimated_tokens, read_usage
 
-HEAD_BYTES = 1024  # kept: an answer's id, and Anthropic's message_start, the only event with the prompt's tokens
-HELD_BYTES_MAX = 65536  # of an event that is not whole yet; a longer one passes as it comes
-GROWING_BYTES_MIN = 4096  # a longer event (a picture, a sound) makes progress before it is whole
-TAIL_BYTES_MAX = 2 * TAIL_BYTES
-_DONES = (
+HEAD_BYTES: Final = 1024  # kept: an answer's id, and Anthropic's message_start, the only event with the prompt's tokens
+HELD_BYTES_MAX: Final = 65536  # of an event that is not whole yet; a longer one passes as it comes
+GROWING_BYTES_MIN: Final = 4096  # a longer event (a picture, a sound) makes progress before it is whole
+TAIL_BYTES_MAX: Final = 2 * TAIL_BYTES
+_DONES: Final = (
     b"data: [DONE]\n\n",
     b"data:[DONE]\n\n",
     b"data: [DONE]\r\n\r\n",
@@ -49,16 +50,15 @@ _DONES = (
     b"data: [DONE]\r\r",
     b"data:[DONE]\r\r",
 )
-_USAGE_NAME = b'"usage"'
-_NO_USAGE = (b'"usage":null', b'"usage": null')
-_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\{')
+_USAGE_NAME: Final = b'"usage"'
+_NO_USAGE: Final = (b'"usage":null', b'"usage": null')
+_CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\{')
 
 
 class AnswerReader:
     """Reads one answer as it passes."""
 
     __slots__ = (
-        "_apart",
         "_done",
         "_events",
         "_held",
@@ -80,7 +80,6 @@ class AnswerReader:
         self._hides_usage = hides_usage and self._events
         self.head = b""  #: how it began
         self._held = b""  # of an event that is not whole yet
-        self._apart = False  # its lines end with CR, so each event is looked at by itself
         self._done = b""  # the last event, held until the answer is known to be good
         # Events normalised to one line each.
         self._tail = bytearray(b"\n\n" if streamed else b"")
@@ -93,18 +92,22 @@ class AnswerReader:
         """Look at the next bytes of the answer. Returns those to pass on."""
         if not self._events:
             return self._take_other(data)
-        if self._held or not data.endswith(b"\n\n"):
+        if self._held or b"\r" in data or not data.endswith(b"\n\n"):
             data = self._whole_events(data)
             if not data:
                 return data
-        named = data.startswith(b"event:")
-        events = data.count(DATA) + data.startswith(b"data:")
-        said = len((SAID_BY_NAME if named else SAID).findall(data))
-        if said < events or not said or self._apart:
-            told = said + len(ENDED.findall(data))
-            if told < events or not told or self._apart:
+            if b"\r" in data:
                 return self._each(data, whole=last_end(data) == len(data))
-        self.idle = False
+        # Each event has one line beside its name, and one shape if there are as many of these.
+        named, events = data.startswith(b"event:"), data.count(b"\n\n")
+        if data.count(b"\n") != (3 if named else 2) * events:
+            return self._each(data, whole=last_end(data) == len(data))
+        said = ended = len((SAID_BY_NAME if named else SAID).findall(data))
+        if said != events or not said:
+            ended += len(ENDED.findall(data))
+            if named or not events or (ended != events and ended + len(SILENT.findall(data)) != events):
+                return self._each(data, whole=last_end(data) == len(data))
+        self.idle = not ended
         self.tokens += said
         if len(self.head) < HEAD_BYTES:
             self.head += data[: HEAD_BYTES - len(self.head)]
@@ -112,13 +115,8 @@ class AnswerReader:
         seen += data
         if len(seen) > TAIL_BYTES_MAX:  # to cut it at each piece would copy it at each piece
             self._trim()
-        if (
-            self._hides_usage
-            and (at := data.rfind(_USAGE_NAME)) >= 0  # of several events the last has it
-            and not data.startswith(_NO_USAGE, at)
-            and len(_CHOICES.findall(data)) < events
-        ):
-            data = b"".join([event for event in split(data)[0] if not only_usage(fields(event)[1] or b"")])
+        if self._hides_usage and _USAGE_NAME in data:
+            data = _without_usage(data)
         return self._before_done(data) if self._done or data.endswith(b"]\n\n") else data
 
     def _take_other(self, data: bytes) -> bytes:
@@ -184,7 +182,7 @@ class AnswerReader:
 
     def usage(self) -> Usage | None:
         """Returns the usage reported by the engine, or None."""
-        usage = read_usage(bytes(self._tail)) or self._usage
+        usage = read_usage(self._tail) or self._usage
         if usage is not None and not usage.prompt_tokens and (first := read_usage(self.head, first=True)) is not None:
             return Usage(
                 first.prompt_tokens,
@@ -204,14 +202,12 @@ class AnswerReader:
         seen = self._tail
         at = seen.rfind(_USAGE_NAME, 0, len(_USAGE_NAME) - TAIL_BYTES)
         if at >= 0 and not seen.startswith(_NO_USAGE, at):
-            self._usage = read_usage(bytes(seen)) or self._usage
+            self._usage = read_usage(seen) or self._usage
         del seen[:-TAIL_BYTES]
 
     def _whole_events(self, data: bytes) -> bytes:
         """Returns the events that are whole by now, and keeps the rest until it is."""
         data = self._held + data
-        if data.find(b"\r") >= 0:
-            self._apart = True
         end = last_end(data)
         if not end and len(data) > HELD_BYTES_MAX:
             self._held = b""
@@ -236,9 +232,8 @@ class AnswerReader:
                 if what is Meaning.TOKEN or what is Meaning.END:
                     self.idle = False
                 seen += in_one_line(name, text)
-                if self._hides_usage and only_usage(text):
-                    continue
-            kept.append(event)
+            hides = self._hides_usage and text is not None and only_usage(text)
+            kept.append(_blank_lines(event) if hides else event)
         if len(self.head) < HEAD_BYTES:
             self.head += seen[: HEAD_BYTES - len(self.head)]
         self._tail += seen if whole else seen[:-2]
@@ -254,3 +249,22 @@ class AnswerReader:
             at = data.rfind(b"data:")
             data, self._done = data[:at], data[at:]
         return data
+
+
+def _without_usage(data: bytes) -> bytes:
+    """Returns events whose lines end with LF without those that only report usage."""
+    at = data.rfind(_USAGE_NAME)
+    while at >= 0:
+        start, end = data.rfind(b"\n\n", 0, at), data.find(b"\n\n", at)
+        start, end = (start + 2 if start >= 0 else 0), (end + 2 if end >= 0 else len(data))
+        if not (data.startswith(_NO_USAGE, at) or _CHOICES.search(data, start, end)):
+            event = data[start:end]
+            if only_usage(fields(event)[1] or b""):
+                data = data[:start] + _blank_lines(event) + data[end:]
+        at = data.rfind(_USAGE_NAME, 0, start)
+    return data
+
+
+def _blank_lines(event: bytes) -> bytes:
+    """Returns the empty lines that an event begins with: some are the end of the event before it, as it was cut."""
+    return event[: len(event) - len(event.lstrip(b"\r\n"))]

@@ -11,9 +11,9 @@ meanings:
 
 An event in an unknown form counts as a token. The table is in docs/behaviour.md.
 
-Nearly all events are the same few shapes of text, which `SAID`, `SAID_BY_NAME` and `ENDED` find in bytes; only the
-others are parsed as JSON. What they find, `meaning` finds, too. A model's text can't look like them, because inside of
-JSON its quotes are escaped.
+Nearly all events are the same few shapes of text, which `SAID`, `SAID_BY_NAME`, `SILENT` and `ENDED` find in bytes;
+only the others are parsed as JSON. What they find, `meaning` finds, too. A model's text can't look like them, because
+inside of JSON its quotes are escaped.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from typing import Final
 
 import msgspec
 
-DATA = b"\ndata:"  # a space may follow
-_END = re.compile(rb"\n\r?\n|\r\r")  # an event ends with an empty line; lines end with LF, CRLF or CR
-_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?::|data|event|id|retry)")
-_START_BYTES = 10  # enough to classify
-_CHOICE = rb'"choices": ?\[\{[^{}\[\]]*'
+_END: Final = re.compile(rb"\n\r?\n|\r\r")  # an event ends with an empty line; lines end with LF, CRLF or CR
+_START: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?::|data|event|id|retry)")
+_START_BYTES: Final = 10  # enough to classify
+_CHOICE: Final = rb'"choices": ?\[\{[^{}\[\]]*'
 #: At most one in an event, which is a token: a text of a chat or a completion,
 SAID: Final = re.compile(
     _CHOICE + rb'(?:"delta": ?\{[^{}\[\]]*"(?:content|reasoning_content|reasoning)"|"text"): ?"[^"]'
@@ -37,6 +36,11 @@ SAID: Final = re.compile(
 SAID_BY_NAME: Final = re.compile(
     rb'event: ?(?:response\.[a-z_.]+\.delta\n[^\n]*"delta"|content_block_delta\n[^\n]*"(?:text|thinking|partial_json)")'
     rb': ?"[^"]'
+)
+_BLANK: Final = rb'(?:"index": ?\d+|"role": ?"\w*"|"\w+": ?(?:null|""|\[\]|\{\}))'
+#: At most one in an event, which is empty: mostly a role.
+SILENT: Final = re.compile(
+    rb'"choices": ?\[\{(?:%b, ?)*"delta": ?\{(?:%b(?:, ?%b)*)?\}(?:, ?%b)*\}\]' % (_BLANK, _BLANK, _BLANK, _BLANK)
 )
 #: At most one in an event, which is the end of an answer, its usage or `[DONE]`.
 ENDED: Final = re.compile(
@@ -47,9 +51,9 @@ ENDED: Final = re.compile(
 )
 #: At most one in a line of JSON, whose text is a token.
 LINE_SAID: Final = re.compile(rb'"(?:message": ?\{"role": ?"assistant", ?"content|response)": ?"[^"]')
-_KEEP_ALIVE = re.compile(r"(?:.*\.)?(?:ping|heart[-_ ]?beat|keep[-_ ]?alive)", re.IGNORECASE)
+_KEEP_ALIVE: Final = re.compile(r"(?:.*\.)?(?:ping|heart[-_ ]?beat|keep[-_ ]?alive)", re.IGNORECASE)
 #: Fields of a part beside its content.
-_LABELS = frozenset(
+_LABELS: Final = frozenset(
     {
         "role",
         "type",
@@ -60,17 +64,17 @@ _LABELS = frozenset(
         "content_filter_offsets",
     }
 )
-_ANNOUNCEMENTS = frozenset({"message_start", "response.created", "response.queued", "response.in_progress"})
+_ANNOUNCEMENTS: Final = frozenset({"message_start", "response.created", "response.queued", "response.in_progress"})
 #: Events without content of their own: what ends was sent before.
-_ENDS = frozenset(
+_ENDS: Final = frozenset(
     {
         *("content_block_stop", "message_delta", "message_stop", "error"),
         *("response.completed", "response.incomplete", "response.failed", "response.cancelled"),
     }
 )
-_REASONS = frozenset({"finish_reason", "stop_reason", "matched_stop"})  # why a choice ends
+_REASONS: Final = frozenset({"finish_reason", "stop_reason", "matched_stop"})  # why a choice ends
 #: These announce a part of an answer, which may hold content already: the name of a tool.
-_BEGINNINGS = {
+_BEGINNINGS: Final = {
     "content_block_start": "content_block",
     "content_block_delta": "delta",
     "response.output_item.added": "item",
@@ -78,8 +82,10 @@ _BEGINNINGS = {
     "response.reasoning_part.added": "part",
     "response.reasoning_summary_part.added": "part",
 }
-_TEXTS = frozenset({"text", "thinking", "message", "reasoning"})  # parts that are announced before they have content
-_decode = msgspec.json.Decoder().decode
+_TEXTS: Final = frozenset(
+    {"text", "thinking", "message", "reasoning"}
+)  # parts that are announced before they have content
+_decode: Final = msgspec.json.Decoder().decode
 
 
 class Meaning(Enum):
@@ -136,6 +142,11 @@ def meaning(event: bytes) -> Meaning:
     """Returns the class of a complete event."""
     name, data = fields(event)
     return Meaning.ASIDE if data is None else meaning_of(name, data)
+
+
+def meaning_unsaid(event: bytes) -> Meaning:
+    """Returns the class of a complete event in which `SAID` finds nothing."""
+    return Meaning.EMPTY if SILENT.search(event) is not None else meaning(event)
 
 
 def meaning_of(name: bytes, data: bytes) -> Meaning:

@@ -7,10 +7,20 @@ and pings pass at once, so that the client's read time-out begins again. Events 
 
 from __future__ import annotations
 
-from penstock.gateway.openai.answers.events import SAID, Meaning, may_be_events, meaning, meaning_of_line, split
+from typing import Final
+
+from penstock.gateway.openai.answers.events import (
+    SAID,
+    Meaning,
+    may_be_events,
+    meaning,
+    meaning_of_line,
+    meaning_unsaid,
+    split,
+)
 from penstock.gateway.openai.answers.stream_end import line_tells_error, stillborn
 
-HELD_BYTES_MAX = 256 * 1024  # before the first token `/v1/responses` repeats its instructions and tools, twice
+HELD_BYTES_MAX: Final = 256 * 1024  # before the first token `/v1/responses` repeats its instructions and tools, twice
 
 
 class Opening:
@@ -30,14 +40,17 @@ class Opening:
 
         Returns the bytes that may pass at once, and the beginning of the answer, None before its first token.
         """
-        if not self._partial and SAID.search(data, 0, max(data.find(b"\n\n"), 0)) is not None:
-            return b"", self._held + data
+        end = 0 if self._partial else data.find(b"\n\n")
+        if end > 0 and SAID.search(data, 0, end) is not None and data.find(b"\r", 0, end) < 0:
+            return b"", self._held + data  # at once
         since = max(len(self._partial) - 3, 0)
         data = self._partial + data
         events, rest = _lines(data) if self._lines else split(data, since)
         asides, at = b"", 0
         for event in events:
-            what = meaning_of_line(event) if self._lines else meaning(event)
+            if not self._lines and SAID.search(event) is not None:
+                return asides, self._held + data[at:]
+            what = meaning_of_line(event) if self._lines else meaning_unsaid(event)
             if what is Meaning.TOKEN or what is Meaning.END:
                 self.ended = what is Meaning.END
                 self.stillborn = line_tells_error(event) if self._lines else stillborn(event, first=not self._held)

@@ -11,29 +11,30 @@ A stream without a finish reason is whole if it ends as HTTP goes: some engines 
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import msgspec
 
 from penstock.gateway.openai.answers.events import fields, in_one_line
 from penstock.gateway.openai.fields import AnswerFields
 
-TAIL_BYTES = 4096  # the last token, usage and [DONE] are some 600 bytes; this leaves room for many choices
+TAIL_BYTES: Final = 4096  # the last token, usage and [DONE] are some 600 bytes; this leaves room for many choices
 
-_ERROR = re.compile(
+_ERROR: Final = re.compile(
     rb'^(?:data: ?\{\s*"(?:error"\s*:\s*(?!null)|object"\s*:\s*"error"|type"\s*:\s*"(?:error|response\.failed)")'
     rb"|event: ?(?:error|response\.failed)\s)",
     re.MULTILINE,
 )
-_ABORTED = re.compile(rb'"finish_reason": ?"abort"')
+_ABORTED: Final = re.compile(rb'"finish_reason": ?"abort"')
 # 408 and 429 are the engine's: another one may answer.
-_OF_CALLER = re.compile(
+_OF_CALLER: Final = re.compile(
     rb'"(?:code|status|status_code)"\s*:\s*"?4(?!08|29)\d\d\b|"error_type"\s*:\s*"validation"'
     rb'|"type"\s*:\s*"(?:invalid_request_error|BadRequestError)"'
 )
-_LINE_ERROR = re.compile(rb'^\{"error"', re.MULTILINE)
-_LINE_DONE = re.compile(rb'"done": ?true|"total_duration":')  # the last line may be longer than the kept part
-_decode_answer = msgspec.json.Decoder(AnswerFields).decode
-_WITH_FINISH_REASON = frozenset({"/v1/chat/completions", "/v1/completions"})
+_LINE_ERROR: Final = re.compile(rb'^\{"error"', re.MULTILINE)
+_LINE_DONE: Final = re.compile(rb'"done": ?true|"total_duration":')  # the last line may be longer than the kept part
+_decode_answer: Final = msgspec.json.Decoder(AnswerFields).decode
+_WITH_FINISH_REASON: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 def stillborn(event: bytes, *, first: bool) -> bool:

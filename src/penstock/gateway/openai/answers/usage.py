@@ -9,10 +9,11 @@ length of its text; of a stream the tokens are counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -22,28 +23,39 @@ from penstock.http.client.pool import Headers
 
 T = TypeVar("T")
 
-TOKENS_MAX = 2**31
-USAGE_BYTES_MAX = 4096  # of one such object; those of engines have some 300
-LOOKED_AT_MAX = 8  # objects with that name: some have no numbers, such as a tool's parameter
-SAMPLES_MAX = 128  # answers in one body, each with its own usage
-_USAGE, _COHERE, _SGLANG, _LLAMACPP = b'"usage"', b'"meta"', b'"meta_info"', b'"timings"'
-_VALUE = re.compile(rb"\s*:\s*(?=\{)")
-_HEADERS = (b"x-generated-tokens", b"x-prompt-tokens", b"x-compute-tokens")  # TGI's, and that of TEI's embeddings
-_GENERATED = re.compile(rb'"generated_tokens"\s*:\s*(\d{1,10})\b')
-_INPUT = re.compile(rb'"input_length"\s*:\s*(\d{1,10})\b')
-_EVALUATED = re.compile(rb'"prompt_eval_count"\s*:\s*(\d{1,10})\b')
-_MADE = re.compile(rb'"eval_count"\s*:\s*(\d{1,10})\b')
-BYTES_PER_TOKEN = 4  # English prose; code has fewer, so an estimate is rather too low
+TOKENS_MAX: Final = 2**31
+USAGE_BYTES_MAX: Final = 4096  # of one such object; those of engines have some 300
+LOOKED_AT_MAX: Final = 8  # objects with that name: some have no numbers, such as a tool's parameter
+OBJECTS_MAX: Final = 16  # in one such object
+SAMPLES_MAX: Final = 128  # answers in one body, each with its own usage
+_USAGE: Final = b'"usage"'
+_COHERE: Final = b'"meta"'
+_SGLANG: Final = b'"meta_info"'
+_LLAMACPP: Final = b'"timings"'
+_VALUE: Final = re.compile(rb"\s*:\s*(?=\{)")
+_HEADERS: Final = (
+    b"x-generated-tokens",
+    b"x-prompt-tokens",
+    b"x-compute-tokens",
+)  # TGI's, and TEI's of embeddings
+_GENERATED: Final = re.compile(rb'"generated_tokens"\s*:\s*(\d{1,10})\b')
+_INPUT: Final = re.compile(rb'"input_length"\s*:\s*(\d{1,10})\b')
+_EVALUATED: Final = re.compile(rb'"prompt_eval_count"\s*:\s*(\d{1,10})\b')
+_MADE: Final = re.compile(rb'"eval_count"\s*:\s*(\d{1,10})\b')
+BYTES_PER_TOKEN: Final = 4  # English prose; code has fewer, so an estimate is rather too low
 #: The text fields of a whole answer, in the known APIs.
-_TEXTS = ("choices", "output", "content", "message", "response", "text", "generated_text")
-_LABELS = frozenset({"role", "type", "id", "object", "finish_reason", "stop_reason", "status", "call_id"})
+_TEXTS: Final = ("choices", "output", "content", "message", "response", "text", "generated_text")
+_LABELS: Final = frozenset({"role", "type", "id", "object", "finish_reason", "stop_reason", "status", "call_id"})
 
-_object_at = json.JSONDecoder().raw_decode
-_decode = msgspec.json.Decoder().decode
-_decode_kept = msgspec.json.Decoder(KeptFields).decode
+_object_at: Final = json.JSONDecoder().raw_decode
+_decode: Final = msgspec.json.Decoder().decode
+_decode_kept: Final = msgspec.json.Decoder(KeptFields).decode
+_usage_fields: Final = msgspec.json.Decoder(UsageFields)
+_sglang_fields: Final = msgspec.json.Decoder(SglangMeta)
+_llamacpp_fields: Final = msgspec.json.Decoder(LlamacppTimings)
 
 
-def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
+def read_usage(data: bytes | bytearray, *, first: bool = False) -> Usage | None:
     """Returns the usage from the last usage object in some bytes of an answer, or the `first` one.
 
     None if no such object has numbers that make sense.
@@ -54,7 +66,7 @@ def read_usage(data: bytes, *, first: bool = False) -> Usage | None:
             at = data.find(name, at + 1) if first else data.rfind(name, 0, at)
             if at < 0:
                 break
-            told = _object_after(data, at + len(name), UsageFields)
+            told = _object_after(data, at + len(name), _usage_fields)
             if told is not None and (usage := _usage(told)) is not None:
                 return usage
     return None
@@ -72,24 +84,28 @@ def read_kept(answer: bytes) -> tuple[str, Usage | None]:
 
 
 def _usage(told: UsageFields) -> Usage | None:
-    told_prompt = told.prompt_tokens if told.prompt_tokens is not None else told.input_tokens
-    told_completion = told.completion_tokens if told.completion_tokens is not None else told.output_tokens
-    if told_prompt is None and told_completion is None:
+    prompt, completion = told.prompt_tokens, told.completion_tokens
+    if prompt is None:
+        prompt = told.input_tokens
+    if completion is None:
+        completion = told.output_tokens
+    if prompt is None and completion is None:
         if (cohere := told.tokens or told.billed_units) is not None:
             return _usage(cohere)
-        told_prompt = told.total_tokens  # of a reranking
+        prompt = told.total_tokens  # of a reranking
+        if prompt is None:
+            return None
     details = told.prompt_tokens_details or told.input_tokens_details
     told_cached = told.cache_read_input_tokens if details is None else details.cached_tokens
-    if told_prompt is None and told_completion is None:
-        return None
-    prompt, completion, cached = told_prompt or 0, told_completion or 0, told_cached or 0
-    if not _sensible(prompt, completion, cached):
+    prompt, completion, cached = prompt or 0.0, completion or 0.0, told_cached or 0.0
+    if not (0 <= prompt < TOKENS_MAX and 0 <= completion < TOKENS_MAX and 0 <= cached < TOKENS_MAX):
         return None
     if details is None and cached:  # Anthropic counts them apart
         return Usage(int(prompt + cached), int(completion), int(cached), cached_told=True)
     made = told.completion_tokens_details or told.output_tokens_details
-    reasoning = 0 if made is None else min(max(made.reasoning_tokens or 0, 0), completion)
-    return Usage(int(prompt), int(completion), int(min(cached, prompt)), told_cached is not None, int(reasoning))
+    reasoning = 0 if made is None else int(min(max(made.reasoning_tokens or 0.0, 0.0), completion))
+    cached = min(cached, prompt)
+    return Usage(int(prompt), int(completion), int(cached), told_cached is not None, reasoning)
 
 
 def estimated_tokens(answer: bytes | bytearray, size: int) -> int:
@@ -131,8 +147,8 @@ def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage |
 
     At most one of the two is not None. `tail` is the last part of the answer, or all of it.
     """
-    if (own := _samples(_SGLANG, tail, SglangMeta, _sglang, streamed=streamed)) or (
-        own := _samples(_LLAMACPP, tail, LlamacppTimings, _llamacpp, streamed=streamed)
+    if (own := _samples(_SGLANG, tail, _sglang_fields, _sglang, streamed=streamed)) or (
+        own := _samples(_LLAMACPP, tail, _llamacpp_fields, _llamacpp, streamed=streamed)
     ):
         return _sum(own), None
     if (made := _last(_MADE, tail)) is not None:
@@ -151,21 +167,28 @@ def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage |
     return None, generated
 
 
-def _object_after(data: bytes, at: int, kind: type[T]) -> T | None:
+def _object_after(data: bytes | bytearray, at: int, decoder: msgspec.json.Decoder[T]) -> T | None:
     """Returns the object that is the value of a name which ends at `at`; None if there is none, or it is too long."""
     value = _VALUE.match(data, at)
     if value is None:
         return None
-    at = value.end()
+    at = end = value.end()
+    for _ in range(OBJECTS_MAX):  # its end, if no text in it has a brace
+        end = data.find(b"}", end) + 1
+        if data.count(b"{", at, end) == data.count(b"}", at, end):
+            break
+    if end - at <= USAGE_BYTES_MAX:
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return decoder.decode(data[at:end])
     try:
         told, _ = _object_at(data[at : at + USAGE_BYTES_MAX].decode("latin-1"))
-        return msgspec.convert(told, kind)
+        return msgspec.convert(told, decoder.type)
     except (ValueError, RecursionError):
         return None
 
 
 def _samples(
-    name: bytes, tail: bytes, kind: type[T], read: Callable[[T], Usage | None], *, streamed: bool
+    name: bytes, tail: bytes, decoder: msgspec.json.Decoder[T], read: Callable[[T], Usage | None], *, streamed: bool
 ) -> list[Usage]:
     """Returns the usage of each answer in a body, the last one first; of a stream the last one, which has all."""
     found: list[Usage] = []
@@ -174,7 +197,7 @@ def _samples(
         at = tail.rfind(name, 0, at)
         if at < 0:
             break
-        told = _object_after(tail, at + len(name), kind)
+        told = _object_after(tail, at + len(name), decoder)
         if told is not None and (usage := read(told)) is not None:
             found.append(usage)
             if streamed:
