@@ -378,6 +378,10 @@ class Edge(View):
         """Returns None: deadlines are the decider's."""
         return None
 
+    def due_before(self, time_s: float) -> bool:  # noqa: ARG002
+        """Returns False: deadlines are the decider's."""
+        return False
+
     # --- questions ------------------------------------------------------------------------------------------------
 
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:  # noqa: ARG002

@@ -70,6 +70,11 @@ class Questions:
         times = (due_s, state.queue_until_s, state.stop_at_s)
         return min((time for time in times if time is not None), default=None)
 
+    def due_before(self, time_s: float) -> bool:
+        """Returns False if `next_deadline` is not before `time_s`: the short question after each fact."""
+        state = self._state
+        return state.timers.soonest < time_s or state.look_s < time_s or state.draining
+
     def stopped(self) -> tuple[list[str | None], list[str | None]]:
         """Returns the models that operators have paused, and those that they have drained; None among them: all."""
         pauses = self._state.pauses

@@ -17,12 +17,13 @@ Key = TypeVar("Key", bound=Hashable)
 class Timers(Generic[Key]):
     """Named points in time (seconds, monotonic)."""
 
-    __slots__ = ("_heap", "_order", "_when")
+    __slots__ = ("_heap", "_order", "_when", "soonest")
 
     def __init__(self) -> None:
         self._when: dict[Key, tuple[float, int]] = {}  # the time, and which heap entry stands for it
         self._heap: list[tuple[float, int, Key]] = []
         self._order = 0
+        self.soonest = math.inf  #: nothing is due before it; maybe nothing is due then either, once a key was cancelled
 
     def __len__(self) -> int:
         return len(self._when)
@@ -35,6 +36,7 @@ class Timers(Generic[Key]):
         self._order += 1
         self._when[key] = (when, self._order)
         heapq.heappush(self._heap, (when, self._order, key))
+        self.soonest = min(self.soonest, when)
         if len(self._heap) > 2 * len(self._when) + 64:
             self._heap = [item for item in self._heap if self._stands(item)]
             heapq.heapify(self._heap)
@@ -54,8 +56,10 @@ class Timers(Generic[Key]):
         heap = self._heap
         while heap:
             if self._stands(heap[0]):
-                return heap[0][0]
+                self.soonest = heap[0][0]
+                return self.soonest
             heapq.heappop(heap)
+        self.soonest = math.inf
         return None
 
     def due(self, now: float, *, limit: float = math.inf) -> list[Key]:

@@ -7,6 +7,7 @@ ends at its dispatch): its actions join the end of the line, so the scheduler is
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Generic, Protocol
@@ -59,6 +60,7 @@ class Decides(Protocol):
     def moved(self, names: Iterable[str], *, now: float) -> list[Action]: ...
     def expire(self, *, now: float) -> list[Action]: ...
     def next_deadline(self) -> float | None: ...
+    def due_before(self, time_s: float) -> bool: ...
     def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None: ...
     def knows(self, model: str, *, now: float) -> bool | None: ...
     def works(self, model: str, *, now: float) -> bool: ...
@@ -88,7 +90,7 @@ class Driver(Generic[S_co]):
         self._line: deque[Action] = deque()
         self._carrying_out = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer_at = math.inf  # not armed
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -131,11 +133,13 @@ class Driver(Generic[S_co]):
                     self._carry_out(self._line.popleft())
             finally:
                 self._carrying_out = False
-        if self.scheduler.watches != self._watched:
+        scheduler = self.scheduler
+        if scheduler.watches != self._watched:
             self._watched = not self._watched
             for wake in self.wakes if self._watched else ():
                 wake()
-        self._arm()
+        if scheduler.due_before(self._timer_at):
+            self._arm()
 
     def drain(self, *, queue_s: float, run_s: float) -> None:
         """Admit nothing more; serve queued requests for `queue_s`, running ones for `run_s`."""
@@ -147,6 +151,7 @@ class Driver(Generic[S_co]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._timer_at = math.inf
 
     def _carry_out(self, action: Action) -> None:
         journey = self._journeys.get(action.request_id)
@@ -164,18 +169,17 @@ class Driver(Generic[S_co]):
             journey.ended(action)
 
     def _arm(self) -> None:
+        """Set the timer earlier, if there is a deadline before it. A timer that fires for nothing is set again."""
         deadline = self.scheduler.next_deadline()
-        if deadline is None:
-            return  # an armed timer may fire for nothing
+        if deadline is None or deadline >= self._timer_at:
+            return
         if self._timer is not None:
-            if self._timer_at <= deadline:
-                return  # it will look again when it fires
             self._timer.cancel()
         self._timer_at = deadline
         self._timer = self._loop.call_later(max(0.0, deadline - self.now()) + 0.001, self._fire)
 
     def _fire(self) -> None:
-        self._timer = None
         now = max(self.now(), self._timer_at)
+        self._timer, self._timer_at = None, math.inf
         self.tell(self.scheduler.moved(self.took_movement(), now=now))
         self.tell(self.scheduler.expire(now=now))

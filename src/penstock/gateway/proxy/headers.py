@@ -6,7 +6,6 @@ order, case and bytes.
 
 from __future__ import annotations
 
-import functools
 import re
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -30,7 +29,7 @@ HOP_BY_HOP: Final = frozenset(
     }
 )
 _REQUEST_OWN: Final = HOP_BY_HOP | {b"host", b"expect", b"x-request-id"}
-_RESPONSE_OWN: Final = HOP_BY_HOP | {
+RESPONSE_OWN: Final = HOP_BY_HOP | {
     b"x-request-id",
     # Which web pages may read an answer is decided by the gateway (`cors`): engines usually allow all.
     b"access-control-allow-origin",
@@ -40,9 +39,28 @@ _RESPONSE_OWN: Final = HOP_BY_HOP | {
     b"access-control-expose-headers",
     b"access-control-max-age",
 }
+_ONE_HOP: Final = HOP_BY_HOP | {b"", b"close"}
 _NUMBER: Final = re.compile(rb"\d{1,12}(\.\d{0,9})?")
 _CREDENTIALS: Final = frozenset(KEY_HEADERS)
 _PRIORITY_HEADERS: Final = frozenset({b"x-vllm-priority", b"x-override-priority"})  # engines let them override the body
+
+
+def _dropped(*, credentials: bool, ranked: bool, inflated: bool, plain: bool) -> frozenset[bytes]:
+    dropped = _REQUEST_OWN
+    if credentials:  # a key of ours stays here
+        dropped |= _CREDENTIALS
+    if ranked:
+        dropped |= _PRIORITY_HEADERS
+    if inflated:
+        dropped |= {b"content-encoding"}
+    if plain:
+        dropped |= {b"accept-encoding"}
+    return dropped
+
+
+_DROPPED: Final = [
+    _dropped(credentials=bool(n & 1), ranked=bool(n & 2), inflated=bool(n & 4), plain=bool(n & 8)) for n in range(16)
+]
 
 
 def request_headers(
@@ -61,7 +79,8 @@ def request_headers(
 
     The `sender` of a head keeps those that pass, for its next request.
     """
-    dropped = _dropped(api_key is not None or has_key, ranked, inflated, plain)
+    credentials = api_key is not None or has_key
+    dropped = _DROPPED[credentials + 2 * ranked + 4 * inflated + 8 * plain]
     if sender is None:
         kept = _passing(headers, dropped)
     else:
@@ -81,7 +100,7 @@ def credentials(headers: Headers) -> Headers:
 
 def response_headers(headers: Headers) -> Headers:
     """Returns an engine's headers for the client."""
-    return _passing(headers, _RESPONSE_OWN)
+    return _passing(headers, RESPONSE_OWN)
 
 
 def retry_after_s(headers: Headers, now: float) -> float:
@@ -109,28 +128,20 @@ def _date(value: bytes) -> float | None:
         return None
 
 
-@functools.cache  # of sixteen sets
-def _dropped(credentials: bool, ranked: bool, inflated: bool, plain: bool) -> frozenset[bytes]:  # noqa: FBT001
-    dropped = _REQUEST_OWN
-    if credentials:  # a key of ours stays here
-        dropped |= _CREDENTIALS
-    if ranked:
-        dropped |= _PRIORITY_HEADERS
-    if inflated:
-        dropped |= {b"content-encoding"}
-    if plain:
-        dropped |= {b"accept-encoding"}
-    return dropped
-
-
 def _passing(headers: Headers, dropped: frozenset[bytes]) -> Headers:
-    kept = [header for header in headers if header[0].lower() not in dropped]
-    if len(kept) == len(headers):
-        return kept
-    named: set[bytes] = set()
-    for name, value in headers:
-        if len(name) == 10 and name.lower() == b"connection":
-            named.update([token.strip().lower() for token in value.split(b",")])
-    if named <= dropped:  # usually: none, `keep-alive` or `close`
-        return kept
-    return [header for header in kept if header[0].lower() not in named]
+    kept, named = [], b""
+    for header in headers:
+        name = header[0].lower()
+        if name not in dropped:
+            kept.append(header)
+        elif name == b"connection":
+            named += b"," + header[1]
+    return unnamed(kept, named) if named else kept
+
+
+def unnamed(headers: Headers, named: bytes) -> Headers:
+    """Returns the headers but for those that `Connection` headers with these values name."""
+    names = {token.strip().lower() for token in named.split(b",")}
+    if names <= _ONE_HOP:  # usually: none, `keep-alive` or `close`
+        return headers
+    return [header for header in headers if header[0].lower() not in names]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.values.actions import Abort, Decode, Dispatch, Evict, Fail, Reject, Requeue
@@ -36,14 +37,14 @@ from penstock.gateway.proxy.relay import KEY_REFUSED, WHOLE_BYTES_MAX, Relay
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
 OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
 OnSent = Callable[["QueuedJourney", str], None]  #: the URL it is sent to
 
-_NO_TIMEOUTS = (None, None)
-PROGRESS_TOKENS = 32  # an answer's growth is reported in such steps,
-PROGRESS_TOKENS_PACED = 8  # and in these if a limit on the time per output token applies
+_NO_TIMEOUTS: Final = (None, None)
+PROGRESS_TOKENS: Final = 32  # an answer's growth is reported in such steps,
+PROGRESS_TOKENS_PACED: Final = 8  # and in these if a limit on the time per output token applies
 
 
 class QueuedJourney(Relay):
@@ -630,4 +631,4 @@ class _Gone:
     def aborted(self, action: Abort, /) -> None: ...
 
 
-_GONE = _Gone()
+_GONE: Final = _Gone()

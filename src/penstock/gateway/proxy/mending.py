@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -25,21 +25,23 @@ if TYPE_CHECKING:
     from penstock.gateway.proxy.journey import QueuedJourney
     from penstock.gateway.proxy.target import Target
 
-logger = logging.getLogger(__name__)
+logger: Final = logging.getLogger(__name__)
 
-FIELD_REFUSED = frozenset({400, 422})  # statuses of an engine that does not take a field
-FIELD_NAMED = FIELD_REFUSED | {200, 500, 501}  # statuses of one that says so by the field's name
+FIELD_REFUSED: Final = frozenset({400, 422})  # statuses of an engine that does not take a field
+FIELD_NAMED: Final = FIELD_REFUSED | {200, 500, 501}  # statuses of one that says so by the field's name
 #: Fields that we add to a body, and what an engine's error names them by.
-USAGE, PRIORITY = "stream_options", "priority"
-_NAMED_BY = {
+USAGE: Final = "stream_options"
+PRIORITY: Final = "priority"
+_NAMED_BY: Final = {
     field: re.compile(pattern, re.IGNORECASE)
     for field, pattern in ((USAGE, rb"stream[ _-]?options|include[ _-]?usage"), (PRIORITY, rb"\bpriority\b"))
 }
-NOTHING_ADDED: frozenset[str] = frozenset()
-USAGE_ADDED, PRIORITY_ADDED = frozenset({USAGE}), frozenset({PRIORITY})
+NOTHING_ADDED: Final[frozenset[str]] = frozenset()
+USAGE_ADDED: Final = frozenset({USAGE})
+PRIORITY_ADDED: Final = frozenset({PRIORITY})
 
-_NO_SUCH_PATH = frozenset({301, 302, 303, 307, 308, 404, 405, 410, 501})
-_FORBIDDEN = frozenset({401, 403})  # of buckets; an engine's are about keys
+_NO_SUCH_PATH: Final = frozenset({301, 302, 303, 307, 308, 404, 405, 410, 501})
+_FORBIDDEN: Final = frozenset({401, 403})  # of buckets; an engine's are about keys
 
 
 def may_mend(journey: QueuedJourney, status: int) -> bool:

@@ -9,6 +9,8 @@ retry can only be a stream again. Where the answer comes from and what its end m
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock import clock
 from penstock.core.values.catalogue import Failure, Reason
 from penstock.engines import orca
@@ -20,26 +22,28 @@ from penstock.gateway.openai.answers.packed import Packed, packed
 from penstock.gateway.openai.answers.stream_end import aborted, ends_itself, of_caller, tells_error, whole_error
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
-from penstock.gateway.proxy.headers import response_headers, retry_after_s
+from penstock.gateway.proxy.headers import RESPONSE_OWN, response_headers, retry_after_s, unnamed
 from penstock.gateway.proxy.mending import is_api_error
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
 from penstock.http.inflate import BadPacking, InflatesTooFar
 from penstock.http.server.server import Exchange
 
-KEY_REFUSED = frozenset({401, 403})
-ERROR_BODY_BYTES_MAX = 65536  # of an engine's error, kept in case the request can't go elsewhere
-WHOLE_BYTES_MAX = 65536  # a whole answer up to this size is held until complete, so that it can be retried
-NEVER = 1 << 62  # tokens
-_LINES = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
-_EVENTS_BEGIN = (b":", b"data:", b"event:", b"id:", b"retry:")
-_STREAM_HEADERS: Headers = [
+KEY_REFUSED: Final = frozenset({401, 403})
+ERROR_BODY_BYTES_MAX: Final = 65536  # of an engine's error, kept in case the request can't go elsewhere
+WHOLE_BYTES_MAX: Final = 65536  # a whole answer up to this size is held until complete, so that it can be retried
+NEVER: Final = 1 << 62  # tokens
+_LINES: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
+#: Names of an answer's headers that are read here, or do not pass.
+_READ: Final = RESPONSE_OWN | {b"content-type", b"content-encoding", orca.HEADER}
+_EVENTS_BEGIN: Final = (b":", b"data:", b"event:", b"id:", b"retry:")
+_STREAM_HEADERS: Final[Headers] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
 
-FAILURES: dict[UpstreamErrorKind, Failure] = {
+FAILURES: Final[dict[UpstreamErrorKind, Failure]] = {
     UpstreamErrorKind.CONNECT: Failure.CONNECT,
     UpstreamErrorKind.CONNECT_TIMEOUT: Failure.CONNECT,
     UpstreamErrorKind.STALE: Failure.STALE,
@@ -51,7 +55,7 @@ FAILURES: dict[UpstreamErrorKind, Failure] = {
 }
 
 
-_NO_ANSWER = AnswerReader(streamed=False, hides_usage=False)  # until one begins
+_NO_ANSWER: Final = AnswerReader(streamed=False, hides_usage=False)  # until one begins
 
 
 class Relay:
@@ -89,7 +93,8 @@ class Relay:
         self._request_target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
         self.body: Body = body  # until an answer begins
         self._call: Call | None = None
-        self._head: tuple[int, Headers] | None = None  # the engine's, until it is committed to the client
+        # The engine's status and its headers that pass, until they are committed to the client.
+        self._head: tuple[int, Headers] | None = None
         self._length: int | None = None
         self._error_body: bytearray | None = None  # being collected: an error that may be retried
         self._whole: bytearray | None = None  # being collected: a whole answer that is not complete
@@ -179,35 +184,55 @@ class Relay:
         return call
 
     def on_response(self, status: int, headers: Headers, /) -> None:
-        self._head = (status, headers)
-        coding = b""
-        for name, value in headers:
-            lower = name.lower()
-            if lower == b"content-length":
-                self._length = int(value)
-            elif lower == b"content-type":
-                kind = value.partition(b";")[0].strip().lower()
-                self._sse = kind == b"text/event-stream"
-                self._lines = kind in _LINES
-                self._json = kind == b"application/json"
-                if status < 300 and kind == b"text/html":  # a web page, which no engine makes
-                    self._suspect, self._error_body = True, bytearray()
-            elif lower == b"content-encoding":
-                coding = value
-            elif lower == orca.HEADER:
-                self._heard_load(headers, value)
+        passing: Headers = []
+        coding = named = b""
+        for header in headers:
+            name = header[0].lower()
+            if name not in _READ:
+                passing.append(header)
+            elif name == b"content-type":
+                passing.append(header)
+                self._is_of_kind(header[1].partition(b";")[0].strip().lower(), status)
+            elif name == b"content-length":
+                self._length = int(header[1])
+            elif name == b"content-encoding":
+                passing.append(header)
+                coding = header[1]
+            elif name == b"connection":
+                named += b"," + header[1]
+            elif name == orca.HEADER:
+                if not self._asked_load:  # otherwise only Penstock asked for it
+                    passing.append(header)
+                self._heard_load(header[1])
+        self._head = (status, unnamed(passing, named) if named else passing)
         if status >= 300:
-            self._suspect = self.suspects(status)
-            self._refuses_key = status in KEY_REFUSED and self._blames_key(status)
-            mends = status >= 400 and self.may_mend(status)
-            if self._is_failure(status) or self._suspect or self._refuses_key or mends:
-                self._error_body = bytearray()
+            self._may_be_refused(status)
         if coding:
             self._is_packed(coding)
         if self._sse or self._lines:
             self._length = None  # events may be added, or taken out
         if self._beating and (status >= 300 or not self._sse or self._opaque):
             self._error_body = bytearray()  # it can't follow what went out: it is sent as an event
+
+    def _is_of_kind(self, kind: bytes, status: int) -> None:
+        self._json = kind == b"application/json"
+        self._sse = kind == b"text/event-stream"
+        self._lines = kind in _LINES
+        if status < 300 and kind == b"text/html":  # a web page, which no engine makes
+            self._suspect, self._error_body = True, bytearray()
+
+    def _heard_load(self, value: bytes) -> None:
+        """Note the load that an answer's header carries."""
+        if self._target is not None and self._target.heard_load is not None:
+            self._target.heard_load(value)
+
+    def _may_be_refused(self, status: int) -> None:
+        """Hold an answer that may have to be tried again back, and judge it at its end."""
+        self._suspect = self.suspects(status)
+        self._refuses_key = status in KEY_REFUSED and self._blames_key(status)
+        mends = status >= 400 and self.may_mend(status)
+        if self._is_failure(status) or self._suspect or self._refuses_key or mends:
+            self._error_body = bytearray()
 
     def on_data(self, data: bytes, /) -> bool:
         """Take the next bytes. Returns True if they show no progress: comments, or announcements of an answer."""
@@ -216,25 +241,25 @@ class Relay:
             data = self._unpack(packed, data)
             if not data:
                 return True
-        target = self._target
+        if not self._committed:
+            return self._before_commit(data)
+        answer, target = self._answer, self._target
+        if packed is None or not packed.passes:
+            self.exchange.write(answer.take(data))
+        else:
+            answer.take(packed.read(data))
+            self.exchange.write(data)
+        if answer.idle:
+            return True
         assert target is not None
-        if self._committed:
-            answer = self._answer
-            if packed is None or not packed.passes:
-                self.exchange.write(answer.take(data))
-            else:
-                answer.take(packed.read(data))
-                self.exchange.write(data)
-            if answer.idle:
-                return True
-            target.moved = True
-            if answer.tokens >= self.progress_at:
-                self.progressed()
-            return False
-        return self._before_commit(target, data)
+        target.moved = True
+        if answer.tokens >= self.progress_at:
+            self.progressed()
+        return False
 
-    def _before_commit(self, target: Target, data: bytes) -> bool:
+    def _before_commit(self, data: bytes) -> bool:
         """Take the next bytes while nothing was promised to the client. Returns what `on_data` does."""
+        assert self._target is not None
         if not (self._sse or self._lines or self._opaque) and self.asks_stream():
             self._may_be_events(data)
         if self._error_body is not None:
@@ -248,7 +273,7 @@ class Relay:
         else:
             self.first_byte()
             self._commit(data)
-        target.moved = True
+        self._target.moved = True
         return False
 
     def _is_packed(self, content_encoding: bytes) -> None:
@@ -465,14 +490,6 @@ class Relay:
         assert self._target is not None
         return self._target.engine
 
-    def _heard_load(self, headers: Headers, value: bytes) -> None:
-        """Note the load that an answer's header carries, and drop the header if only Penstock asked for it."""
-        if self._asked_load:
-            assert self._head is not None
-            self._head = (self._head[0], [header for header in headers if header[0].lower() != orca.HEADER])
-        if self._target is not None and self._target.heard_load is not None:
-            self._target.heard_load(value)
-
     def hang_up(self) -> None:
         """Abort the call to the engine."""
         if self._call is not None:
@@ -501,16 +518,20 @@ class Relay:
             self.exchange.write(data)
             return
         if self._length is not None and len(data) == self._length:
-            self.exchange.respond(status, response_headers(headers) + self.own_headers(), data)
+            self.exchange.respond(status, headers + self.own_headers(), data)
             return
         self._start(status, headers)
         self.exchange.write(data)
 
     def _start(self, status: int, headers: Headers) -> None:
         """Begin a response with an engine's head; its body follows in pieces."""
-        out = response_headers(headers) + self.own_headers()
-        if (self._sse or self._lines) and b"x-accel-buffering" not in {name.lower() for name, _ in out}:
-            out.append((b"x-accel-buffering", b"no"))
+        out = headers + self.own_headers()
+        if self._sse or self._lines:
+            for name, _ in headers:
+                if len(name) == 17 and name.lower() == b"x-accel-buffering":
+                    break
+            else:
+                out.append((b"x-accel-buffering", b"no"))
         self.exchange.start(status, out, length=self._length)
 
     def beat(self, event: bytes) -> None:
@@ -544,7 +565,7 @@ class Relay:
             self.exchange.end()
             return True
         extra_names = {name for name, _ in extra}
-        kept = [(name, value) for name, value in response_headers(headers) if name.lower() not in extra_names]
+        kept = [(name, value) for name, value in headers if name.lower() not in extra_names]
         self.exchange.respond(status, kept + self.own_headers() + extra, bytes(self._error_body))
         return True
 
@@ -562,7 +583,7 @@ class Relay:
     def refused_by(self, target: Target, head: tuple[int, Headers], body: bytearray) -> None:
         """Handle a refusal by `target`, an engine other than the one asked last, whose work is useless now."""
         self.hang_up()
-        self._target, self._head = target, head
+        self._target, self._head = target, (head[0], response_headers(head[1]))
         self._length = self._whole = None
         self.refused(head[0], body)
 

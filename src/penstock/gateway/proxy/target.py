@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from penstock import clock
 from penstock.engines.base import Priority
@@ -12,9 +13,9 @@ from penstock.http.client.pool import Headers, Upstream
 
 # An engine's load is asked for with one answer per interval: each costs vLLM 2 ms of CPU, as much as the rest of a
 # short answer costs its front end, and a log line. Half the interval of the fast readings, which report more.
-LOAD_INTERVAL_S = 0.25
-PATHS_MAX = 100  # more than there are
-REFUSES_S = 600.0  # how long a refused field is left out; the engine may have been updated meanwhile
+LOAD_INTERVAL_S: Final = 0.25
+PATHS_MAX: Final = 100  # more than there are
+REFUSES_S: Final = 600.0  # how long a refused field is left out; the engine may have been updated meanwhile
 
 
 class Target:
