@@ -98,14 +98,11 @@ class AnswerReader:
                 return data
             if b"\r" in data:
                 return self._each(data, whole=last_end(data) == len(data))
-        # Each event has one line beside its name, and one shape if there are as many of these.
-        named, events = data.startswith(b"event:"), data.count(b"\n\n")
-        if data.count(b"\n") != (3 if named else 2) * events:
-            return self._each(data, whole=last_end(data) == len(data))
-        said = ended = len((SAID_BY_NAME if named else SAID).findall(data))
-        if said != events or not said:
-            ended += len(ENDED.findall(data))
-            if named or not events or (ended != events and ended + len(SILENT.findall(data)) != events):
+        if data.find(b"\n") == len(data) - 2 and SAID.search(data) is not None:
+            said = ended = 1  # one event of one line, as most reads are
+        else:
+            said, ended = _seen(data)
+            if ended < 0:
                 return self._each(data, whole=last_end(data) == len(data))
         self.idle = not ended
         self.tokens += said
@@ -249,6 +246,22 @@ class AnswerReader:
             at = data.rfind(b"data:")
             data, self._done = data[:at], data[at:]
         return data
+
+
+def _seen(data: bytes) -> tuple[int, int]:
+    """Returns how many tokens, and tokens and ends, are in events whose lines end with LF; the latter -1 in doubt.
+
+    There is no doubt if each event has one line beside its name, and there are as many shapes as events.
+    """
+    named, events = data.startswith(b"event:"), data.count(b"\n\n")
+    if not events or data.count(b"\n") != (3 if named else 2) * events:
+        return 0, -1
+    said = ended = len((SAID_BY_NAME if named else SAID).findall(data))
+    if said != events:
+        ended += len(ENDED.findall(data))
+        if named or (ended != events and ended + len(SILENT.findall(data)) != events):
+            return 0, -1
+    return said, ended
 
 
 def _without_usage(data: bytes) -> bytes:

@@ -9,7 +9,6 @@ length of its text; of a stream the tokens are counted.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Callable
@@ -60,15 +59,18 @@ def read_usage(data: bytes | bytearray, *, first: bool = False) -> Usage | None:
 
     None if no such object has numbers that make sense.
     """
-    for name in (_USAGE, _COHERE):
-        at = -1 if first else len(data)
-        for _ in range(LOOKED_AT_MAX):
-            at = data.find(name, at + 1) if first else data.rfind(name, 0, at)
-            if at < 0:
-                break
-            told = _object_after(data, at + len(name), _usage_fields)
-            if told is not None and (usage := _usage(told)) is not None:
-                return usage
+    return _read(_USAGE, data, first=first) or _read(_COHERE, data, first=first)
+
+
+def _read(name: bytes, data: bytes | bytearray, *, first: bool) -> Usage | None:
+    at = data.find(name) if first else data.rfind(name)
+    for _ in range(LOOKED_AT_MAX):
+        if at < 0:
+            break
+        told = _object_after(data, at + len(name), _usage_fields)
+        if told is not None and (usage := _usage(told)) is not None:
+            return usage
+        at = data.find(name, at + 1) if first else data.rfind(name, 0, at)
     return None
 
 
@@ -172,19 +174,28 @@ def _object_after(data: bytes | bytearray, at: int, decoder: msgspec.json.Decode
     value = _VALUE.match(data, at)
     if value is None:
         return None
-    at = end = value.end()
-    for _ in range(OBJECTS_MAX):  # its end, if no text in it has a brace
-        end = data.find(b"}", end) + 1
-        if data.count(b"{", at, end) == data.count(b"}", at, end):
-            break
-    if end - at <= USAGE_BYTES_MAX:
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return decoder.decode(data[at:end])
+    at = value.end()
+    end = data.find(b"}", at, at + USAGE_BYTES_MAX) + 1
+    if data.count(b"{", at, end) > 1:  # mostly the details of its numbers
+        end = _end_after(data, at, end)
+    try:
+        return decoder.decode(data[at:end])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a text with a brace, or no JSON
+        pass
     try:
         told, _ = _object_at(data[at : at + USAGE_BYTES_MAX].decode("latin-1"))
         return msgspec.convert(told, decoder.type)
     except (ValueError, RecursionError):
         return None
+
+
+def _end_after(data: bytes | bytearray, at: int, end: int) -> int:
+    """Returns the end of an object whose braces are not in texts; `end`: of its first inner object."""
+    for _ in range(OBJECTS_MAX):
+        if data.count(b"{", at, end) == data.count(b"}", at, end):
+            break
+        end = data.find(b"}", end, at + USAGE_BYTES_MAX) + 1
+    return end
 
 
 def _samples(
