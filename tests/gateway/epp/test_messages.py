@@ -341,6 +341,23 @@ async def test_usage_of_a_stream_is_counted_and_what_we_asked_for_is_taken_out(w
         assert await world.metric("penstock_tokens_total", kind="completion") == 4
 
 
+async def test_a_refused_field_of_ours_is_left_out_of_the_next_request(world: World) -> None:
+    async with pool(world, 1) as its:
+        asked: list[bool] = []
+        for status in (400, 200):
+            stream = its.stream()
+            await stream.head()
+            await stream.body(json.dumps(chat(stream=True)).encode())
+            await stream.picked()
+            asked.append("stream_options" in json.loads(await stream.hears_body("request_body")))
+            await stream.answered(status)
+            await stream.answer_body(b'{"error":{"message":"Extra inputs are not permitted: stream_options"}}')
+            await stream.call.done_writing()
+            await stream.to_the_end()
+            await world.idle()
+        assert asked == [True, False]
+
+
 async def test_an_answer_in_many_pieces_is_counted(world: World) -> None:
     async with pool(world, 1) as its:
         await whole(its.stream())

@@ -134,6 +134,35 @@ async def test_a_client_that_hangs_up_is_counted_with_what_it_got(world: World, 
     assert series == total["estimated_tokens"], "the metrics have what the ledger has"
 
 
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("waits_s", [0.0, 20.0])
+async def test_a_whole_answer_given_up_after_its_predicted_prefill_is_estimated(
+    world: World, tmp_path: Path, waits_s: float
+) -> None:
+    """Nothing of it was seen, but its engine had begun: its prompt counts, and the output that was predicted."""
+    seen = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        while not (await peer.request()).startswith(b"POST"):
+            await peer.send(b"HTTP/1.1 404 X\r\ncontent-length: 0\r\n\r\n")
+        seen.set()
+        await peer.request()  # which ends with the connection
+
+    raw = await world.beside(RawEngine(script))
+    await gateway(world, tmp_path, endpoints=[{"url": raw.url, "engine": "openai", "models": ["sim"], "slots": 1}])
+    client = await world.client_for(chat(tokens=50), by_key("alpha"))
+    await seen.wait()
+    await asyncio.sleep(waits_s)
+    client.hang_up()
+    total = (await until_used(world, 1))["total"]
+    assert (total["reasons"], total["unreported"]) == ({"client_gone": 1}, 1 if waits_s else 0)
+    assert (total["prompt_tokens"], total["completion_tokens"]) == (0, 0)
+    counted = [await world.metric("penstock_tokens_total", model="sim", kind=kind) for kind in ("prompt", "completion")]
+    assert [tokens > 0 for tokens in counted] == [waits_s > 0] * 2
+    assert sum(counted) == total["estimated_tokens"]
+    assert await world.metric("penstock_tenant_tokens_total", tenant="alpha", kind="estimated") == sum(counted)
+
+
 async def test_a_client_that_hangs_up_before_its_first_token_used_nothing(world: World, tmp_path: Path) -> None:
     seen = asyncio.Event()
 
