@@ -280,7 +280,7 @@ def test_however_a_stream_is_split_the_same_passes_and_the_same_is_read(
 
 
 ODD_LINES = [
-    *(b"data: " + json.dumps(value).encode() for value in ({"error": {"message": "no"}}, {"choices": [], "usage": {}})),
+    *(b'data: {"error":{"message":"no"}}', b'data: {"choices":[],"usage":{}}'),
     *(event("a").rstrip(), event("", "stop").rstrip(), b'data: {"choices":[],' + USAGE + b"}", b"data: [DONE]"),
     b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}',
     *(b"event:error", b"event: ping", b": a comment", b"id: 5", b"", b"", b""),
