@@ -606,7 +606,7 @@ def kept(gate: Gateway) -> dict[str, object]:
         "locator": None if endpoints.locator is None else type(endpoints.locator),
         "timeouts": member.target.upstream.timeouts,
         "hash": gate.reload.hash,
-        "on_end": reporting.on_end,
+        "access": reporting.access is not None,
         "traced": reporting.tracer is not None,
         "aliased": metrics._with_aliases,
     }

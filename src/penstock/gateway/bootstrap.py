@@ -104,7 +104,7 @@ class Parts:
             from penstock.gateway.keys.book import KeyBook  # noqa: PLC0415
 
             self.book = KeyBook(self.store, self._keys_made)
-        self.reporting = Reporting(metrics.dropped_lines)
+        self.reporting = Reporting(metrics.dropped_lines, metrics.ends)
         several = settings.share.enabled or settings_map.workers(settings) > 1
         self.app = app = App(
             driver=driver,

@@ -25,6 +25,7 @@ class CountsTaker:
     def take(self) -> Counted | None:
         """Returns the counts since the last report; None: there are none."""
         rows: list[Row] = []
+        self._metrics.ends.fold()
         for number, series in enumerate(self._metrics.counted):
             for labels, values in series.values():
                 key = (number, labels)

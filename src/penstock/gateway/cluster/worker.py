@@ -127,7 +127,7 @@ class Worker:
         self.targets = WorkerTargets(self.driver, catalog=catalog, metrics=self.metrics, say=self._say)
         self._callers = callers = Callers()
         self._catalog = catalog
-        affinities, reporting = Affinities(prefix_seed), Reporting(self.metrics.dropped_lines)
+        affinities, reporting = Affinities(prefix_seed), Reporting(self.metrics.dropped_lines, self.metrics.ends)
         self._responses = affinities.responses
         self._responses.tell = lambda *made: link.say(AnswerMade(*made))
         self._reporting = reporting

@@ -10,7 +10,6 @@ into prefill and decode, a trace, the access log.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from penstock.core.queueing.position import QueuePosition
@@ -35,12 +34,10 @@ from penstock.gateway.proxy.heartbeat import HEAD_TIMEOUT_HEADER, READ_TIMEOUT_H
 from penstock.gateway.proxy.mending import NOTHING_ADDED, PRIORITY, PRIORITY_ADDED, USAGE, USAGE_ADDED
 from penstock.gateway.proxy.relay import KEY_REFUSED, WHOLE_BYTES_MAX, Relay
 from penstock.gateway.proxy.target import Target
+from penstock.gateway.telemetry.ends import End
 from penstock.http.client.pool import Call, Headers, Sink
 
 logger: Final = logging.getLogger(__name__)
-
-OnEnd = Callable[["QueuedJourney", Outcome, Reason | None], None]
-OnSent = Callable[["QueuedJourney", str], None]  #: the URL it is sent to
 
 _NO_TIMEOUTS: Final = (None, None)
 PROGRESS_TOKENS: Final = 32  # an answer's growth is reported in such steps,
@@ -55,6 +52,7 @@ class QueuedJourney(Relay):
         "_asks_usage",
         "_dispatch",
         "_driver",
+        "_ends",
         "_has_key",
         "_heartbeats",
         "_inflated",
@@ -105,6 +103,7 @@ class QueuedJourney(Relay):
         self._means = means
         self._targets = means.targets
         self._metrics = means.metrics
+        self._ends = means.metrics.ends
         self.caller = caller
         self._has_key = caller.has_key
         self._inflated = arrival.inflated
@@ -147,7 +146,8 @@ class QueuedJourney(Relay):
             timeouts = lookup.get(READ_TIMEOUT_HEADER), lookup.get(HEAD_TIMEOUT_HEADER)
             if timeouts != _NO_TIMEOUTS:
                 self._watch(timeouts)  # until its answer begins, in the queue or not
-        self._metrics.arrived(self.request.model)
+        if self._ends.came is not None:
+            self._ends.came(self.request.model)
         driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
         if self._lease is None:
             self._watch()
@@ -174,7 +174,7 @@ class QueuedJourney(Relay):
         self._queue_s = action.queue_s
         self._waiting_since_s = None
         self.rank, self.left_out, self.is_unfit = action.rank, NOTHING_ADDED, False
-        self._metrics.dispatched(self, action)
+        self._ends.sent(action.endpoint, max(0.0, self._driver.now() - self.started_s - action.queue_s))
         target = self._targets[action.endpoint]
         if action.decode is None:
             self.division = None
@@ -190,7 +190,12 @@ class QueuedJourney(Relay):
         assert division is not None
         self._lease = action.lease
         self.endpoint = action.endpoint
-        self._metrics.decoding(self, action, division)
+        self._metrics.decoding(
+            *(self.request.model, self.band, action.endpoint),
+            prefill=division.prefill,
+            transfer=division.transfer,
+            prefill_s=self.elapsed_s() - division.since_s,
+        )
         if division.has_asked(action.endpoint):
             return
         self.hang_up()
@@ -229,9 +234,9 @@ class QueuedJourney(Relay):
         if self._asked_load:
             headers.append(orca.ASK)
         if self._trace is not None:
-            headers = self._trace.sent(target, name, headers)
+            headers = self._trace.sent(target.upstream.place, name, headers)
         if self._reporting.on_sent is not None:
-            self._reporting.on_sent(self, target.url)
+            self._reporting.on_sent(self.request_id, self.request.session, target.url, self.elapsed_s())
         added = NOTHING_ADDED
         if counts and self._asks_usage is not None and USAGE not in left_out:
             body, added = self._asks_usage(body), USAGE_ADDED
@@ -348,7 +353,7 @@ class QueuedJourney(Relay):
         if self.request.streamed:  # otherwise it comes with the whole answer, not at the end of the prefill
             assert self._head is not None
             well = self._head[0] < 300
-            self._metrics.answering(self)
+            self._ends.first_tokens.append(now - self.started_s)
             self._driver.tell(self._driver.scheduler.first_token(self._lease, well=well, now=now))
         elif self._length is None or self._length > WHOLE_BYTES_MAX:
             self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))
@@ -583,19 +588,44 @@ class QueuedJourney(Relay):
         self._detach(outcome, reason)
 
     def _detach(self, outcome: Outcome, reason: Reason | None) -> None:
-        """The client has its response: report the end to metrics, trace and log."""
+        """The client has its response: report the end."""
         self.exchange.on_disconnect = self.exchange.on_pause = self.exchange.on_resume = None
         if self._is_watched:
             self._unwatch()
         self._heartbeats = None
         if reason is not None and self._dispatch is not None:
             self._was_cut_off(self._dispatch)
-        self._metrics.ended(self, outcome, reason)
+        self._ends.ended(self._end(outcome, reason))
         if self._trace is not None:
             status, usage = self.exchange.status, self._usage
             self._trace.ended(outcome, reason, band=self.band, status=status, usage=usage)
-        if self._reporting.on_end is not None:
-            self._reporting.on_end(self, outcome, reason)
+
+    def _end(self, outcome: Outcome, reason: Reason | None) -> End:
+        exchange, request, now, since_s = self.exchange, self.request, self._driver.now(), self._waiting_since_s
+        return End(
+            request_id=request.id,
+            client=exchange.client,
+            method=exchange.method,
+            path=exchange.target_path,
+            status=exchange.status,
+            model=request.model,
+            instead_of=request.instead_of,
+            streamed=request.streamed,
+            caller=self.caller,
+            band=self.band,
+            endpoint=self.endpoint,
+            attempts=self.attempts,
+            outcome=outcome,
+            reason=reason,
+            limit=self.limit,
+            started_s=self.started_s,
+            first_s=self.first_s,
+            ended_s=now,
+            waited_s=self._queue_s if since_s is None else self._queue_s + now - since_s,
+            usage=self._usage,
+            estimated_prompt=self.estimated_prompt,
+            estimated_completion=self.estimated_tokens,
+        )
 
     def _was_cut_off(self, dispatch: Dispatch) -> None:
         """Note the use of an answer that is not whole: as reported so far, otherwise what was probably computed.

@@ -1,8 +1,8 @@
 """The access log (`log.access`): one line per request that reached the queue, when it is over.
 
 As text, `key=value` and spaces between. Callers choose ids, names and paths: a value with a space, an equals sign or a
-quote in it stands in quotes, as JSON writes them, so that nobody writes fields. A request only notes its values; its
-line is made later (`line_log.py`).
+quote in it stands in quotes, as JSON writes them, so that nobody writes fields. Lines are made from the values of
+requests that ended (`ends.py`), when they are written (`line_log.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from penstock.gateway.admin.phrases import printable
 from penstock.gateway.openai.errors import limit_name
 
 if TYPE_CHECKING:
-    from penstock.core.values.catalogue import Outcome, Reason
-    from penstock.gateway.proxy.journey import QueuedJourney
+    from collections.abc import Sequence
+
+    from penstock.gateway.telemetry.ends import End
     from penstock.gateway.telemetry.line_log import LineLog
 
 logger = logging.getLogger("penstock.access")
@@ -42,31 +43,33 @@ class AccessLog:
     def __init__(self, lines: LineLog) -> None:
         self._lines = lines
 
-    def ended(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
-        """Note the request's origin, model, times and end; no prompt and no answer."""
-        exchange, request, limit = journey.exchange, journey.request, journey.limit
-        first_s, attempts = journey.first_s, journey.attempts
-        values: _Values = (
-            request.id,
-            exchange.client or None,
-            exchange.method,
-            exchange.target_path[:_CUT],
-            exchange.status or 499,
-            request.model[:_CUT],
-            request.instead_of[:_CUT],
-            request.tenant[:_CUT],
-            journey.band,
-            journey.endpoint or None,
-            attempts if attempts > 1 else None,
-            outcome,
-            reason,
-            None if limit is None else limit_name(limit),
-            round(journey.waited_s() * 1000, 1),
-            None if first_s is None else round((first_s - journey.started_s) * 1000, 1),
-            round(journey.elapsed_s() * 1000, 1),
-            journey.tokens,
-        )
-        self._lines.add(line, values)
+    def fold(self, ended: Sequence[End], wall_s: float) -> None:
+        """Note the requests' origins, models, times and ends; no prompt and no answer."""
+        self._lines.add_all([(line, end.ended_s + wall_s, _values(end)) for end in ended])
+
+
+def _values(end: End) -> _Values:
+    limit, first_s, started_s = end.limit, end.first_s, end.started_s
+    return (
+        end.request_id,
+        end.client or None,
+        end.method,
+        end.path[:_CUT],
+        end.status or 499,
+        end.model[:_CUT],
+        end.instead_of[:_CUT],
+        end.caller.tenant[:_CUT],
+        end.band,
+        end.endpoint or None,
+        end.attempts if end.attempts > 1 else None,
+        end.outcome,
+        end.reason,
+        None if limit is None else limit_name(limit),
+        round(end.waited_s * 1000, 1),
+        None if first_s is None else round((first_s - started_s) * 1000, 1),
+        round((end.ended_s - started_s) * 1000, 1),
+        end.completion_tokens,
+    )
 
 
 def line(at_s: float, values: _Values, is_json: bool) -> bytes:  # noqa: FBT001

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.rows import LimitReached
+from penstock.gateway.telemetry.ends import FIRST_TOKENS_MAX, Ends
 
 ROWS_MAX = 512  # between two looks
 OTHERS = "others"  # a tenant or an endpoint past that
-FIRST_TOKENS_MAX = 512  # remembered for the quantiles
 FIRST_TOKENS_S = 10.0  # long enough to have some, short enough to follow what happens
 _ENDED, _FIRST_TOKENS = "ended", "first_tokens"  # other rows between processes
 _OWN_WISH = (Reason.CANCELLED, Reason.CLIENT_GONE, Reason.OPERATOR)
@@ -47,25 +47,30 @@ class Mishap(NamedTuple):
 
 
 class Failures:
-    """Counts since the start, rows since the last look."""
+    """Counts since the start, rows since the last look. `ends` are folded before anything is read."""
 
-    def __init__(self) -> None:
-        self.totals: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        self.ended = 0  #: requests, however they ended
+    def __init__(self, ends: Ends | None = None) -> None:
+        self._ends = ends = ends or Ends()
+        self._totals: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self._ended = 0
         self._ended_told = 0
         self._rows: Counter[Mishap] = Counter()
-        self._fresh: deque[float] = deque(maxlen=FIRST_TOKENS_MAX)  # times to first tokens since the last look
+        self._fresh = ends.first_tokens  # since the last look
         self._first_tokens: deque[tuple[float, float]] = deque(maxlen=FIRST_TOKENS_MAX)  # with the time of that look
 
     def note(
         self, tenant: str, endpoint: str, outcome: Outcome, reason: Reason | None, limit: LimitReached | None = None
     ) -> None:
         """A request ended. Nothing is noted if it went well, or its client wished it."""
-        self.ended += 1
+        self._ended += 1
         if reason is None or outcome is Outcome.COMPLETED or reason in _OWN_WISH:
             return
         which = "" if limit is None else limit.limit
         self._add(Mishap(_kind(outcome, reason), reason, tenant, endpoint, which), 1)
+
+    def went_well(self, requests: int) -> None:
+        """So many requests were answered."""
+        self._ended += requests
 
     def retried(self, tenant: str, endpoint: str, cause: str) -> None:
         """A request that was sent waits again."""
@@ -75,8 +80,21 @@ class Failures:
         """A stream began."""
         self._fresh.append(after_s)
 
+    @property
+    def totals(self) -> dict[Kind, int]:
+        """Since the start, by kind."""
+        self._ends.fold()
+        return self._totals
+
+    @property
+    def ended(self) -> int:
+        """Requests since the start, however they ended."""
+        self._ends.fold()
+        return self._ended
+
     def take(self) -> Counter[Mishap]:
         """The rows noted since the last call."""
+        self._ends.fold()
         rows, self._rows = self._rows, Counter()
         return rows
 
@@ -105,13 +123,13 @@ class Failures:
         if labels == [_FIRST_TOKENS]:
             self._fresh.extend(values)
         elif labels == [_ENDED]:
-            self.ended += int(sum(values))
-        elif len(labels) == len(Mishap._fields) and labels[0] in self.totals:
+            self._ended += int(sum(values))
+        elif len(labels) == len(Mishap._fields) and labels[0] in self._totals:
             kind, *rest = labels
             self._add(Mishap(Kind(kind), *rest), int(sum(values)))
 
     def _add(self, row: Mishap, number: int) -> None:
-        self.totals[row.kind] += number
+        self._totals[row.kind] += number
         if row.kind not in AT_ENDPOINTS:
             row = row._replace(endpoint="")
         for whose in (row, row._replace(tenant=OTHERS), row._replace(tenant=OTHERS, endpoint=row.endpoint and OTHERS)):

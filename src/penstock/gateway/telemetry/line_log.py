@@ -1,8 +1,9 @@
 """Lines of the log that would cost a request more than its answer: kept as values, formatted and written in batches.
 
-A request only adds a tuple. Every `DELAY_S` the loop formats what came and writes it to standard error, in pieces that
-a pipe takes whole, and only while the pipe has room: a slow reader stops no request. Then lines wait, `LINES_MAX` at
-most; later ones are dropped, counted, and a line in their place reports how many.
+A line is added as a tuple. `DELAY_S` later, or in the next turn if what it reports waited already, the loop formats all
+lines and writes them to standard error, in pieces that a pipe takes whole, and only while the pipe has room: a slow
+reader stops no request. Then lines wait, `LINES_MAX` at most; later ones are dropped, counted, and a line in their
+place reports how many.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import asyncio
 import os
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import clock, logs
 
-DELAY_S = 0.1  # from the end of a request to its line, at most, while the log is read
+DELAY_S = 0.1  # from a single line's event to its writing, at most, while the log is read
 RETRY_S = 0.01  # until the next look at a full pipe
 LINES_MAX = 10_000  # waiting: some 6 MB
 PIECE_BYTES = 4096  # a pipe with any room takes as much at once (PIPE_BUF), so lines of several processes stay whole
@@ -25,7 +26,7 @@ CLOSE_S = 2.0  # for the reader to take the rest
 
 #: Makes a line of (the time, the values), as JSON or as text.
 Form = Callable[[float, Any, bool], bytes]
-_Line = tuple[Form, float, Any]
+_Line = tuple[Form, float, Any]  # with the Unix time of what it reports
 
 
 class LineLog:
@@ -40,13 +41,23 @@ class LineLog:
 
     def add(self, form: Form, values: object) -> None:
         """Write a line soon."""
-        if len(self._waiting) >= LINES_MAX:
-            self._gap += 1
-            self._dropped(1)
-            return
-        self._waiting.append((form, clock.wall(), values))
+        self._keep([(form, clock.wall(), values)])
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(DELAY_S, self._flush)
+
+    def add_all(self, lines: Sequence[_Line]) -> None:
+        """Write lines of what happened a while ago."""
+        self._keep(lines)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_soon(self._flush)
+
+    def _keep(self, lines: Sequence[_Line]) -> None:
+        waiting = self._waiting
+        lines_max = max(0, LINES_MAX - len(waiting))
+        waiting.extend(lines[:lines_max])
+        if len(lines) > lines_max:
+            self._gap += len(lines) - lines_max
+            self._dropped(len(lines) - lines_max)
 
     def close(self) -> None:
         """Write everything, as long as it is read within `CLOSE_S`."""

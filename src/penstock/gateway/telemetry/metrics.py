@@ -1,4 +1,4 @@
-"""What can be counted and drawn: Prometheus series from outcomes as they happen and from snapshots when asked.
+"""What can be counted and drawn: Prometheus series from what happened (`ends.py`), and from snapshots when asked.
 
 Labels are bounded, each kind and all of them together: models are those an endpoint serves, as many as their series
 have room; all others are `other`. Every series that can count exists from the start.
@@ -13,8 +13,9 @@ import prometheus_client
 
 from penstock.config.model import Settings
 from penstock.core.explain.snapshot import Snapshot
-from penstock.core.values.actions import Decode, Dispatch
 from penstock.core.values.catalogue import AFTER_ADMISSION, Cause, Failure, Outcome, Reason
+from penstock.core.values.request import Usage
+from penstock.gateway.telemetry.ends import End, Ends, Sent
 from penstock.gateway.telemetry.exposition import Levels, SeriesSource, level
 from penstock.gateway.telemetry.failures import Failures
 from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Gauges, RouterAliases
@@ -26,8 +27,6 @@ from penstock.gateway.usage.ledger import UseCounts
 
 if TYPE_CHECKING:
     from penstock.gateway.identity.caller import Caller
-    from penstock.gateway.proxy.disagg.base import Division
-    from penstock.gateway.proxy.journey import QueuedJourney
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 MODELS_MAX = 500  # model labels; more are `other`
@@ -64,6 +63,7 @@ class Metrics:
     """All series of one gateway."""
 
     def __init__(self, *, snapshot: Callable[[], Snapshot]) -> None:
+        self.ends = Ends(self)  #: what happened to requests, and is not counted yet
         self._sources: list[SeriesSource] = []
         #: Counts, in the same order in all processes of a gateway.
         self.counted: list[Counter | Histogram | ProductionStack] = []
@@ -91,17 +91,16 @@ class Metrics:
         self._pace = histogram("time_per_output_token_seconds", text, by_band, _PACES_S)
         self._sampled = histogram("epp_estimate_ratio", _SAMPLED, (), _RATIOS).labels()
         self._tenants = TenantSeries()
-        self.failures, self.usage = Failures(), UseCounts()
+        self.failures, self.usage = Failures(self.ends), UseCounts(before_read=self.ends.fold)
         self._sources.extend(self._tenants.all)
         self.counted.extend(self._tenants.all)
-        self.loop_lag_s, self._config_hash = 0.0, ""
+        self.loop_lag_s, self._config_hash, self._reload_failed = 0.0, "", False
         self._level("event_loop_lag_seconds", "How late the event loop ran a timer, lately.", lambda: self.loop_lag_s)
         self._sources.append(
             Levels("penstock_config_info", "The settings in force.", ["hash"], lambda: [((self._config_hash,), 1.0)])
         )
         text = "1 after a refused reload, until one succeeds."
         self._level("config_reload_failed", text, lambda: float(self._reload_failed))
-        self._reload_failed = False
         self._aliases, self._stack = RouterAliases(snapshot, self), ProductionStack(snapshot)
         self._with_aliases = self._with_stack = self._with_llm_d = False
         of_answers = (self.queue_wait, self._request_time, self._ttft, self._pace)
@@ -122,6 +121,7 @@ class Metrics:
 
     def follow(self, settings: Settings) -> None:
         """Count by the bands and tenants of these settings. Counts stay, except those of removed tenants."""
+        self.ends.fold()  # by the settings that were in force
         self._tenants.follow(settings)
         self.usage.follow(settings)
         self._bands[:] = [band.name for band in settings.bands]
@@ -136,6 +136,7 @@ class Metrics:
                 self._fallbacks.labels(name, to)
         self._with_aliases = "vllm_router" in settings.metrics.aliases
         self._with_stack = "production_stack" in settings.metrics.aliases
+        self.ends.came = self._stack.arrived if self._with_stack else None
         self._with_llm_d = "llm_d" in settings.metrics.aliases
         self._llm_d.follow(settings)
 
@@ -147,6 +148,7 @@ class Metrics:
 
     def lines(self) -> Iterator[str]:
         """The text for `/metrics`, line by line; events meanwhile may be in it or not."""
+        self.ends.fold()
         for source in self._sources:
             yield from source.lines()
         if self._with_aliases:
@@ -181,6 +183,7 @@ class Metrics:
 
     def endpoint_removed(self, name: str) -> None:
         """Its series end: endpoints come and go, and each name is a series."""
+        self.ends.fold()
         self._dispatches.remove(name)
         self._stack.endpoint_removed(name)
         for transfer in _TRANSFERS:
@@ -188,24 +191,11 @@ class Metrics:
 
     # --- events ---------------------------------------------------------------------------------------------
 
-    def arrived(self, model: str) -> None:
-        """A request goes to the scheduler."""
-        if self._with_stack:
-            self._stack.arrived(model)
-
-    def dispatched(self, journey: QueuedJourney, action: Dispatch) -> None:
-        self._admissions.value += 1.0
-        if self._with_stack:
-            self._stack.sent(action.endpoint)
-        self._dispatches.labels(action.endpoint).inc()
-        self._overheads.observe(max(0.0, journey.elapsed_s() - action.queue_s))
-
-    def decoding(self, journey: QueuedJourney, action: Decode, division: Division) -> None:
-        """A divided request's prompt is computed, and it goes on to the endpoint that answers."""
-        self._dispatches.labels(action.endpoint).inc()
-        self._prefills.labels(division.prefill, division.transfer).inc()
-        labels = self.model_label(journey.request.model), journey.band
-        self._prefill_time.labels(*labels).observe(journey.elapsed_s() - division.since_s)
+    def decoding(self, model: str, band: str, endpoint: str, *, prefill: str, transfer: str, prefill_s: float) -> None:
+        """`prefill` computed a divided request's prompt in `prefill_s`, and the request goes on to `endpoint`."""
+        self._dispatches.labels(endpoint).inc()
+        self._prefills.labels(prefill, transfer).inc()
+        self._prefill_time.labels(self.model_label(model), band).observe(prefill_s)
 
     def retried(self, caller: Caller, endpoint: str, cause: str) -> None:
         """A request that `endpoint` did not serve is tried again."""
@@ -252,67 +242,99 @@ class Metrics:
             assert reason is not None
             self._rejections.labels(reason).inc()
 
-    def ended(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
-        line, waited_s = self._line(journey), journey.waited_s()
-        if journey.tokens or journey.usage is not None:
-            self._used(journey, line)
-        if outcome is Outcome.COMPLETED:
-            line.completed.value += 1.0
-            line.wait.observe(waited_s)
-            elapsed_s, completion = journey.elapsed_s(), journey.tokens
-            line.request_time.observe(elapsed_s)
-            if journey.request.streamed and journey.first_s is not None and completion > 1:
-                line.pace.observe((journey.started_s + elapsed_s - journey.first_s) / (completion - 1))
-        else:
-            self._not_answered(journey, outcome, reason)
-        caller, was_queued = journey.caller, outcome is not Outcome.REJECTED
-        if self._with_llm_d:
-            self._llm_d.ended(caller.tenant, self.model_label(journey.request.model), journey.band, outcome, reason)
-        self._tenants.ended(caller.tenant_label, outcome, reason, waited_s=waited_s if was_queued else None)
-        self.failures.note(caller.tenant, journey.endpoint, outcome, reason, journey.limit)
-        if journey.first_s is not None and journey.request.streamed:
-            line.ttft.observe(journey.first_s - journey.started_s)
-            self._tenants.first_token(caller.tenant_label, journey.first_s - journey.started_s)
-
+    def fold(self, sent: Sequence[Sent], ended: Sequence[End], wall_s: float) -> None:
+        """Count what happened since the last call, in groups of one model, band and tenant."""
+        if sent:
+            self._sent(sent)
+        groups: dict[tuple[str, str, str], list[End]] = {}
+        for end in ended:
+            key = (end.model, end.band, end.caller.tenant_label)
+            group = groups.get(key)
+            if group is None:
+                groups[key] = [end]
+            else:
+                group.append(end)
+        for (model, band, tenant), group in groups.items():
+            self._ended(self.model_label(model), band, tenant, group)
         if self.usage.on:
-            # Clients choose names of models, so one that nobody answers for is not kept.
-            model, is_real = journey.request.model, journey.first_s is not None and journey.exchange.status < 400
-            self.usage.ended(journey, model if is_real else self.model_label(model), outcome, reason)
+            for end in ended:
+                # Clients choose names of models, so one that nobody answers for is not kept.
+                is_real = end.first_s is not None and end.status < 400
+                self.usage.ended(end, end.model if is_real else self.model_label(end.model), end.ended_s + wall_s)
 
-    def answering(self, journey: QueuedJourney) -> None:
-        """A stream began."""
-        self.failures.first_token(journey.elapsed_s())
+    def _sent(self, sent: Sequence[Sent]) -> None:
+        times: dict[str, int] = {}
+        overheads: list[float] = []
+        for endpoint, overhead_s in sent:
+            times[endpoint] = times.get(endpoint, 0) + 1
+            overheads.append(overhead_s)
+        self._admissions.value += len(sent)
+        self._overheads.observe_all(overheads)
+        for endpoint, requests in times.items():
+            self._dispatches.labels(endpoint).value += requests
+            if self._with_stack:
+                self._stack.sent(endpoint, requests)
 
-    def _not_answered(self, journey: QueuedJourney, outcome: Outcome, reason: Reason | None) -> None:
-        band = journey.band
-        self._requests.labels(self.model_label(journey.request.model), band, outcome, reason or "").inc()
+    def _ended(self, model: str, band: str, tenant: str, group: Sequence[End]) -> None:
+        line = self._lines.get((model, band)) or self._line_of(model, band)
+        waits: list[float] = []
+        firsts: list[float] = []
+        wholes: list[float] = []
+        paces: list[float] = []
+        reported = prompt = cached = completion = estimated_prompt = estimated_completion = 0
+        for end in group:
+            first_s = end.first_s if end.streamed else None
+            if first_s is not None:
+                firsts.append(first_s - end.started_s)
+            if end.outcome is Outcome.COMPLETED:
+                waits.append(end.waited_s)
+                wholes.append(end.ended_s - end.started_s)
+                if first_s is not None and end.completion_tokens > 1:
+                    paces.append((end.ended_s - first_s) / (end.completion_tokens - 1))
+            else:
+                self._not_answered(model, end)
+            if self._with_llm_d:
+                self._llm_d.ended(end.caller.tenant, model, band, end.outcome, end.reason)
+            estimated_prompt += end.estimated_prompt
+            estimated_completion += end.estimated_completion
+            usage = end.usage
+            if usage is not None:
+                reported += 1
+                prompt += usage.prompt_tokens
+                cached += usage.cached_tokens
+                completion += usage.completion_tokens
+                if self._with_stack:
+                    self._stack.used(end.endpoint, usage.prompt_tokens, usage.cached_tokens)
+        line.completed.value += len(waits)
+        self.failures.went_well(len(waits))
+        line.wait.observe_all(waits)
+        line.request_time.observe_all(wholes)
+        line.ttft.observe_all(firsts)
+        line.pace.observe_all(paces)
+        self._tenants.answered(tenant, waits, firsts)
+        if reported or estimated_prompt or estimated_completion:
+            line.prompt.value += prompt + estimated_prompt
+            line.cached.value += cached
+            line.completion.value += completion + estimated_completion
+            estimated = estimated_prompt + estimated_completion
+            self._tenants.served(tenant, model, Usage(prompt, completion, cached), estimated)
+
+    def _not_answered(self, model: str, end: End) -> None:
+        outcome, reason, caller = end.outcome, end.reason, end.caller
+        self._requests.labels(model, end.band, outcome, reason or "").inc()
+        waited_s = None if outcome is Outcome.REJECTED else end.waited_s
+        self._tenants.ended(caller.tenant_label, outcome, reason, waited_s=waited_s)
+        self.failures.note(caller.tenant, end.endpoint, outcome, reason, end.limit)
         if outcome is Outcome.REJECTED:
             assert reason is not None
             self._rejections.labels(reason).inc()
         else:
-            self.queue_wait.labels(band, outcome).observe(journey.waited_s())
+            self.queue_wait.labels(end.band, outcome).observe(end.waited_s)
         if reason is not None and reason in self._alias_rejections:
             self._alias_rejections[reason].inc()
         if reason is Reason.CANCELLED:
             self._cancellations.inc()
             self._cancelled.inc()
-
-    def _used(self, journey: QueuedJourney, line: _AnswerSeries) -> None:
-        """Count a request's tokens, reported and estimated, whether its answer is whole or not."""
-        usage, prompt, cached, completion = journey.usage, journey.estimated_prompt, 0, journey.tokens
-        if usage is not None:
-            prompt, cached = usage.prompt_tokens, usage.cached_tokens
-            if self._with_stack:
-                self._stack.used(journey.endpoint, prompt, cached)
-        line.prompt.value += prompt
-        line.cached.value += cached
-        line.completion.value += completion
-        estimated = journey.estimated_prompt + journey.estimated_tokens
-        self._tenants.served(journey.caller.tenant_label, self.model_label(journey.request.model), usage, estimated)
-
-    def _line(self, journey: QueuedJourney) -> _AnswerSeries:
-        key = (self.model_label(journey.request.model), journey.band)
-        return self._lines.get(key) or self._line_of(*key)
 
     def _line_of(self, model: str, band: str) -> _AnswerSeries:
         line = self._lines[model, band] = _AnswerSeries(
@@ -331,6 +353,7 @@ class Metrics:
         """Names that may be labels from now on."""
         for name in names:
             if len(self._models) < self._models_max and name not in self._models:
+                self.ends.fold()  # so far it was `other`
                 self._models.add(name)
                 self._stack.model_known(name)
                 self._start_at_zero(name)

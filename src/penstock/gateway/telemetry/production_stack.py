@@ -89,11 +89,11 @@ class ProductionStack:
             model = OTHER
         self._came[model] = self._came.get(model, 0) + 1
 
-    def sent(self, endpoint: str) -> None:
-        """A request was sent."""
+    def sent(self, endpoint: str, requests: int = 1) -> None:
+        """So many requests were sent."""
         if (its := self._endpoints.get(endpoint)) is not None:
-            its.sent.note(self._now())
-            its.sent_total += 1
+            its.sent.note(self._now(), requests)
+            its.sent_total += requests
 
     def used(self, endpoint: str, prompt_tokens: int, cached_tokens: int) -> None:
         """An engine reported the usage of an answer."""

@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.config.model import Settings
 from penstock.config.sections.operation import Tracing
+from penstock.gateway.telemetry.ends import End, Ends, Sent
 from penstock.gateway.telemetry.line_log import LineLog
 
 if TYPE_CHECKING:
-    from penstock.gateway.proxy.journey import OnEnd, OnSent
+    from penstock.gateway.telemetry.access_log import AccessLog
     from penstock.gateway.telemetry.tracing import Tracer  # needs an extra
+
+
+#: The caller's id of a request, its session, the URL it is sent to, and the seconds since it was complete.
+OnSent = Callable[[bytes, str | None, str, float], None]
 
 
 class Reporting:
     """What journeys are given when they begin."""
 
-    def __init__(self, dropped: Callable[[int], None]) -> None:
-        """`dropped` counts the lines that could not be written."""
+    def __init__(self, dropped: Callable[[int], None], ends: Ends) -> None:
+        """`dropped` counts the lines that could not be written; `ends` are those that the access log is about."""
         self._lines = LineLog(dropped)
+        self._ends = ends
+        ends.observers.append(self)
+        self.access: AccessLog | None = None  #: None: it is off
         self.tracer: Tracer | None = None  #: None: nothing is traced
-        self.on_end: OnEnd | None = None  #: called at the end of each request
         self.on_sent: OnSent | None = None  #: called at each dispatch
         self._tracing = Tracing()
         self._closing: asyncio.Task[None] | None = None  # of a tracer that was replaced
 
     def follow(self, settings: Settings) -> None:
         """Report later requests by these settings."""
-        self.on_end = self.on_sent = None
+        self._ends.fold()  # by the settings that were in force
+        self.access = self.on_sent = None
         if settings.log.access and _is_logged("penstock.access"):
             from penstock.gateway.telemetry.access_log import AccessLog  # noqa: PLC0415 - off by default
 
-            self.on_end = AccessLog(self._lines).ended
+            self.access = AccessLog(self._lines)
         if settings.log.routing and _is_logged("penstock.routing"):
             from penstock.gateway.telemetry.routing_log import RoutingLog  # noqa: PLC0415 - off by default
 
@@ -46,8 +54,14 @@ class Reporting:
         if before is not None:
             self._closing = asyncio.get_running_loop().create_task(before.close())
 
+    def fold(self, sent: Sequence[Sent], ended: Sequence[End], wall_s: float) -> None:  # noqa: ARG002
+        """Log the requests that ended."""
+        if self.access is not None and ended:
+            self.access.fold(ended, wall_s)
+
     async def close(self) -> None:
         """Write the remaining lines, and send the remaining spans."""
+        self._ends.fold()
         self._lines.close()
         if self.tracer is not None:
             await self.tracer.close()

@@ -14,7 +14,6 @@ from penstock import logs
 from penstock.gateway.telemetry.access_log import NAME_CHARS_MAX
 
 if TYPE_CHECKING:
-    from penstock.gateway.proxy.journey import QueuedJourney
     from penstock.gateway.telemetry.line_log import LineLog
 
 _VISIBLE = string.punctuation
@@ -26,11 +25,10 @@ class RoutingLog:
     def __init__(self, lines: LineLog) -> None:
         self._lines = lines
 
-    def sent(self, journey: QueuedJourney, url: str) -> None:
-        """A journey's request goes to an engine now."""
-        session = journey.request.session
+    def sent(self, request_id: bytes, session: str | None, url: str, elapsed_s: float) -> None:
+        """A request goes to an engine now, so long after it was complete."""
         told = None if session is None else session[:NAME_CHARS_MAX]
-        self._lines.add(_line, (journey.request_id, told, url, journey.elapsed_s()))
+        self._lines.add(_line, (request_id, told, url, elapsed_s))
 
 
 def _line(at_s: float, values: tuple[bytes, str | None, str, float], is_json: bool) -> bytes:  # noqa: FBT001

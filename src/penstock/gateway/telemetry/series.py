@@ -90,8 +90,14 @@ class HistogramSeries:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.sum += value
+        self.observe_all((value,))
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        bounds, counts, total = self._bounds, self.counts, self.sum
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            total += value
+        self.sum = total
 
 
 class Histogram:

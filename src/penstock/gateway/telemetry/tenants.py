@@ -7,6 +7,7 @@ for each reason.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.config.model import Settings
@@ -77,30 +78,26 @@ class TenantSeries:
     def ended(self, tenant: str, outcome: Outcome, reason: Reason | None, *, waited_s: float | None = None) -> None:
         """A request ended. `waited_s`: None if it never was in the queue."""
         label = tenant if tenant in self._lines else OTHER
-        line = self._lines[label]
-        if outcome is Outcome.COMPLETED and reason is None:
-            line.completed.inc()
-        else:
-            self._requests.labels(label, outcome, reason or "").inc()
+        self._requests.labels(label, outcome, reason or "").inc()
         if waited_s is not None:
-            line.wait.observe(waited_s)
+            self._lines[label].wait.observe(waited_s)
 
-    def first_token(self, tenant: str, after_s: float) -> None:
-        """A stream began."""
-        (self._lines.get(tenant) or self._lines[OTHER]).ttft.observe(after_s)
+    def answered(self, tenant: str, waits_s: Sequence[float], first_tokens_s: Sequence[float]) -> None:
+        """Requests were answered, one for each of `waits_s`. First tokens may be those of others."""
+        line = self._lines.get(tenant) or self._lines[OTHER]
+        line.completed.value += len(waits_s)
+        line.wait.observe_all(waits_s)
+        line.ttft.observe_all(first_tokens_s)
 
-    def served(self, tenant: str, model: str, usage: Usage | None, estimated: int) -> None:
-        """A request ended. `estimated`: its tokens beside those of the `usage` that its engine reported."""
+    def served(self, tenant: str, model: str, usage: Usage, estimated: int) -> None:
+        """Requests ended. `estimated`: their tokens beside those of the `usage` that engines reported."""
         label = tenant if tenant in self._lines else OTHER
         tokens = self._token_lines.get((label, model)) or self._token_line(label, model)
-        if estimated:
-            self._lines[label].service.inc(estimated)
-            tokens.estimated.value += estimated
-        if usage is not None:
-            self._lines[label].service.inc(usage.prompt_tokens + usage.completion_tokens)
-            tokens.prompt.value += usage.prompt_tokens
-            tokens.cached.value += usage.cached_tokens
-            tokens.completion.value += usage.completion_tokens
+        self._lines[label].service.inc(usage.prompt_tokens + usage.completion_tokens + estimated)
+        tokens.prompt.value += usage.prompt_tokens
+        tokens.cached.value += usage.cached_tokens
+        tokens.completion.value += usage.completion_tokens
+        tokens.estimated.value += estimated
 
     def _token_line(self, tenant: str, model: str) -> _TokenLine:
         kinds = ("prompt", "cached_prompt", "completion", "estimated")

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer as OtelTracer
 
     from penstock.core.values.request import Request, Usage
-    from penstock.gateway.proxy.target import Target
     from penstock.http.client.pool import Headers
 
 QUEUE_MAX = 4_096  # spans that wait to be sent, some 1,000 requests
@@ -123,10 +122,10 @@ class RequestTrace:
     def _start(self, name: str, kind: SpanKind, attributes: dict[str, str | int]) -> Span:
         return self._tracer.start_span(name, set_span_in_context(self._root), kind, attributes)
 
-    def sent(self, target: Target, endpoint: str, headers: Headers) -> Headers:
-        """The wait is over, or the part before this one; the engine gets the span's context."""
+    def sent(self, place: tuple[str, int], endpoint: str, headers: Headers) -> Headers:
+        """The wait is over, or the part before this one; the engine at `place` gets the span's context."""
         self._call.end()
-        host, port = target.upstream.place
+        host, port = place
         attributes: dict[str, str | int] = {
             "gen_ai.operation.name": self._operation,
             "gen_ai.request.model": self._model,

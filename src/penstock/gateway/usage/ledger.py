@@ -16,7 +16,7 @@ from penstock.config.model import Settings
 from penstock.core.values.catalogue import Outcome, Reason
 
 if TYPE_CHECKING:
-    from penstock.gateway.proxy.journey import QueuedJourney
+    from penstock.gateway.telemetry.ends import End
 
 HOUR_S = 3600
 ROWS_MAX = 10_000  # between two looks; a row takes some 500 bytes
@@ -27,10 +27,13 @@ Amounts = list[float]  # those from `requests` on
 
 
 class UseCounts:
-    """Rows that nobody has taken yet. `wall` returns Unix time."""
+    """Rows that nobody has taken yet. `wall` returns Unix time; `before_read` has what waits to be counted counted."""
 
-    def __init__(self, wall: Callable[[], float] = clock.wall) -> None:
+    def __init__(
+        self, wall: Callable[[], float] = clock.wall, *, before_read: Callable[[], None] = lambda: None
+    ) -> None:
         self._wall = wall
+        self._before_read = before_read
         self._rows: dict[Place, Amounts] = {}
         self.on = False  #: without a store nothing is counted
         self.folded = 0  #: requests counted as `other` because there were too many rows
@@ -38,17 +41,17 @@ class UseCounts:
     def follow(self, settings: Settings) -> None:
         self.on = settings.keeps_usage
 
-    def ended(self, journey: QueuedJourney, model: str, outcome: Outcome, reason: Reason | None) -> None:
-        """Count a request that was in the hands of the scheduler. `reason`: None: it was answered."""
-        caller, usage = journey.caller, journey.usage
+    def ended(self, end: End, model: str, at_s: float) -> None:
+        """Count a request that was in the hands of the scheduler. `at_s`: its end, in Unix time."""
+        caller, usage, reason = end.caller, end.usage, end.reason
         part = caller.part  # of all without a tenant: there each is a user
         row = self._row((
-            int(self._wall() // HOUR_S),
+            int(at_s // HOUR_S),
             part or caller.tenant,
             caller.key,
             caller.tenant if part else caller.user,
             model,
-            journey.endpoint,
+            end.endpoint,
             "" if reason is None else reason.value,
         ))  # fmt: skip
         row[0] += 1
@@ -56,13 +59,13 @@ class UseCounts:
             row[1] += usage.prompt_tokens
             row[2] += usage.cached_tokens
             row[3] += usage.completion_tokens
-        if estimated := journey.estimated_prompt + journey.estimated_tokens:
+        if estimated := end.estimated_prompt + end.estimated_completion:
             row[4] += 1
             row[5] += estimated
-        if outcome is Outcome.REJECTED:
+        if end.outcome is Outcome.REJECTED:
             return
-        waited_s = journey.waited_s()
-        row[6] += journey.elapsed_s() - waited_s
+        waited_s = end.waited_s
+        row[6] += end.ended_s - end.started_s - waited_s
         if waited_s > 0.0:  # otherwise it was sent at once
             row[7] += 1
             row[8] += waited_s
@@ -73,11 +76,13 @@ class UseCounts:
 
     def take(self) -> list[UsageRow]:
         """Returns the rows since this was last asked."""
+        self._before_read()
         rows, self._rows = self._rows, {}
         return [_read(place, row) for place, row in rows.items()]
 
     def told(self) -> list[tuple[list[str], list[float]]]:
         """Returns the rows since this was last asked, for another process."""
+        self._before_read()
         rows, self._rows = self._rows, {}
         return [([str(place[0]), *place[1:]], row) for place, row in rows.items()]
 
