@@ -8,16 +8,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from penstock.core.explain.snapshot import BandSnapshot, EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import EndpointState
 from penstock.core.values.rows import SourceSnapshot
 from penstock.gateway.telemetry.exposition import Levels, columns, level
-from penstock.gateway.telemetry.series import OTHER
-
-if TYPE_CHECKING:
-    from penstock.gateway.telemetry.metrics import Metrics
+from penstock.gateway.telemetry.series import OTHER, Histogram
 
 ENDPOINTS_MAX = 1_000  # with series of their own: each has some twenty; discovery may find thousands
 
@@ -116,14 +112,17 @@ def _gauge(endpoint: EndpointSnapshot, value: float | None) -> float:
 class RouterAliases:
     """The names of production-stack's RFC 876, for dashboards that have them."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot], metrics: Metrics) -> None:
+    def __init__(
+        self, snapshot: Callable[[], Snapshot], counters: Callable[[], Iterator[str]], queue_wait: Histogram
+    ) -> None:
         self._snapshot = snapshot
-        self._metrics = metrics
+        self._counters = counters
+        self._queue_wait = queue_wait
 
     def lines(self) -> Iterator[str]:
         snapshot = self._snapshot()
         reserved = sum(e.reserved for e in snapshot.endpoints)
         yield from level("vllm_router:queued_requests", "Requests waiting.", snapshot.waiting)
         yield from level("vllm_router:reservations", "Leases before their first token.", reserved)
-        yield from self._metrics.router_counters()
-        yield from self._metrics.queue_wait.in_all("vllm_router:queue_wait_seconds")
+        yield from self._counters()
+        yield from self._queue_wait.in_all("vllm_router:queue_wait_seconds")

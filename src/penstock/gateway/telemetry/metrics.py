@@ -39,6 +39,7 @@ _RATIOS = (0.25, 0.5, 0.75, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5, 2, 4)
 _SAMPLED = "Estimated by true completion tokens of sampled streams behind a proxy that does not show bodies."
 _OVERHEADS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25)
 _DROPPED = "Lines of the access and routing logs that were not written because standard error was not read."
+_RELOAD_FAILED = "1 after a refused reload, until one succeeds."
 _TRANSFERS = ("named", "none", "met")  # the prefill endpoint named the KV's place, or did not, or the two met
 _ROUTERS_WORDS: dict[Reason, str] = {Reason.ENDPOINT_OVERLOADED: "pinned_overload"}  # RFC 876's own
 _TOO_MANY = tuple(reason for reason in Reason if reason.status == 429)
@@ -72,7 +73,7 @@ class Metrics:
         self._lines: dict[tuple[str, str], _AnswerSeries] = {}
         counter, histogram, by_band = self._counter, self._histogram, ("model", "band")
         self._requests = counter("requests", "Requests that ended.", (*by_band, "outcome", "reason"))
-        self.queue_wait = histogram("queue_wait_seconds", "Time in the queue.", ("band", "outcome"), _WAITS_S)
+        self._queue_wait = histogram("queue_wait_seconds", "Time in the queue.", ("band", "outcome"), _WAITS_S)
         self._dispatches = counter("dispatches", "Leases granted.", ("endpoint",), ENDPOINTS_MAX)
         text, most = "Prompts computed for another endpoint to answer.", ENDPOINTS_MAX * len(_TRANSFERS)
         self._prefills = counter("prefills", text, ("endpoint", "transfer"), most)
@@ -99,11 +100,11 @@ class Metrics:
         self._sources.append(
             Levels("penstock_config_info", "The settings in force.", ["hash"], lambda: [((self._config_hash,), 1.0)])
         )
-        text = "1 after a refused reload, until one succeeds."
-        self._level("config_reload_failed", text, lambda: float(self._reload_failed))
-        self._aliases, self._stack = RouterAliases(snapshot, self), ProductionStack(snapshot)
+        self._level("config_reload_failed", _RELOAD_FAILED, lambda: float(self._reload_failed))
+        aliases = RouterAliases(snapshot, self._router_counters, self._queue_wait)
+        self._aliases, self._stack = aliases, ProductionStack(snapshot)
         self._with_aliases = self._with_stack = self._with_llm_d = False
-        of_answers = (self.queue_wait, self._request_time, self._ttft, self._pace)
+        of_answers = (self._queue_wait, self._request_time, self._ttft, self._pace)
         self._llm_d = LlmD(snapshot, of_answers)
         self.counted.extend((self._stack, self._llm_d.requests))
         for reason in Reason:
@@ -128,7 +129,7 @@ class Metrics:
         self._models_max = min(MODELS_MAX, MODEL_LINES_MAX // (_LINES_PER_BAND * len(self._bands)))
         for band in self._bands:
             for outcome in (Outcome.EVICTED, Outcome.FAILED, Outcome.COMPLETED):
-                self.queue_wait.labels(band, outcome)
+                self._queue_wait.labels(band, outcome)
         for model in (*self._models, OTHER):
             self._start_at_zero(model)
         for name, profile in settings.models.items():
@@ -329,7 +330,7 @@ class Metrics:
             assert reason is not None
             self._rejections.labels(reason).inc()
         else:
-            self.queue_wait.labels(end.band, outcome).observe(end.waited_s)
+            self._queue_wait.labels(end.band, outcome).observe(end.waited_s)
         if reason is not None and reason in self._alias_rejections:
             self._alias_rejections[reason].inc()
         if reason is Reason.CANCELLED:
@@ -339,7 +340,7 @@ class Metrics:
     def _line_of(self, model: str, band: str) -> _AnswerSeries:
         line = self._lines[model, band] = _AnswerSeries(
             self._requests.labels(model, band, Outcome.COMPLETED, ""),
-            self.queue_wait.labels(band, Outcome.COMPLETED),
+            self._queue_wait.labels(band, Outcome.COMPLETED),
             self._ttft.labels(model, band),
             self._request_time.labels(model, band),
             self._pace.labels(model, band),
@@ -370,7 +371,7 @@ class Metrics:
 
     # --- for the router's names -------------------------------------------------------------------------------
 
-    def router_counters(self) -> Iterator[str]:
+    def _router_counters(self) -> Iterator[str]:
         yield from level("vllm_router:admissions_total", "Requests sent to an engine.", self._admissions.value)
         counts = [
             ((_ROUTERS_WORDS.get(reason, reason),), count.value) for reason, count in self._alias_rejections.items()
