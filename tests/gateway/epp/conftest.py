@@ -104,7 +104,7 @@ def _with_fallbacks(text: str, engines: Sequence[str]) -> str:
 def _with_certificate(text: str, files: Path) -> str:
     whole = yaml.safe_load(text)
     socket = yaml.safe_load(MTLS.read_text().replace("/etc/envoy", str(files)))
-    whole["static_resources"]["clusters"][1] |= socket
+    next(one for one in whole["static_resources"]["clusters"] if one["name"] == "penstock").update(socket)
     return yaml.safe_dump(whole)
 
 

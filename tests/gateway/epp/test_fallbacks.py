@@ -12,6 +12,7 @@ from tests.gateway.epp.conftest import Envoy, behind
 from tests.gateway.epp.test_messages import BODY, DESTINATION, USAGE, Pool, Proxy, Request, headers, places, pool, table
 
 SERVED = "x-gateway-destination-endpoint-served"
+FALLBACK = "x-penstock-fallback-endpoint"
 
 
 async def _asked(stream: Proxy, body: bytes = BODY, **more: object) -> list[str]:
@@ -52,6 +53,23 @@ async def test_only_one_endpoint_is_named_unless_fallbacks_are_on(world: World) 
     async with pool(world) as its:
         stream = its.stream()
         assert len(await _asked(stream)) == 1
+        await stream.call.done_writing()
+
+
+@pytest.mark.parametrize(("count", "named"), [(1, 0), (2, 1), (3, 1)])
+async def test_a_cluster_that_takes_one_address_finds_another_one_in_a_header_of_its_own(
+    world: World, count: int, named: int
+) -> None:
+    async with pool(world, count) as its:
+        stream = its.stream()
+        await stream.head(**{FALLBACK: b"10.9.9.9:1"})  # type: ignore[arg-type]
+        await stream.body(BODY)
+        changes = (await stream.hears()).request_headers
+        told = headers(changes)
+        others = {told[FALLBACK]} if FALLBACK in told else set()
+        assert len(others) == named
+        assert others <= set(places(world)) - {told[DESTINATION]}
+        assert (FALLBACK in changes.response.header_mutation.remove_headers) == (not named)
         await stream.call.done_writing()
 
 
@@ -136,6 +154,39 @@ async def test_an_unknown_endpoint_that_served_changes_nothing(world: World) -> 
         stream = its.stream()
         first = (await _asked(stream))[0]
         assert (await _answered_by(stream, "10.9.9.9:1"))["x-penstock-endpoint"] == first
+
+
+async def test_requests_that_have_not_begun_outlive_their_engine_with_the_shipped_settings(
+    world: World, envoy: Envoy
+) -> None:
+    dead, alive = [await world.engine(step_s=0.02) for _ in range(2)]
+    await behind(world, envoy, slots=2, health={"probe_interval": 60.0})
+    begun = [await world.streaming(tokens=5_000) for _ in range(4)]
+    for stream in begun:
+        await stream.begun()
+    waiting = [world.soon(world.chat(tokens=3, stream=number % 2 == 0)) for number in range(6)]
+    await world.until(lambda: world.picture().waiting == 6)
+    await dead.close()
+    world.engines.remove(dead)
+    for stream in begun:
+        stream.hang_up()
+    hurry(alive)
+    answers = [await answer for answer in waiting]
+    assert [answer.status for answer in answers] == [200] * 6
+    assert {answer.header("x-penstock-endpoint") for answer in answers} == {alive.url.removeprefix("http://")}
+    assert {answer.header(SERVED) for answer in answers} == {None}
+    await world.idle()
+
+
+async def test_a_client_that_names_a_fallback_itself_reaches_nobody(world: World, envoy: Envoy) -> None:
+    """The only engine is dead: without a fallback of ours the header is taken out."""
+    dead, other = await world.engine(), await world.engine()
+    await behind(world, envoy, endpoints=[{"url": dead.url, "models": ["sim"]}], health={"probe_interval": 60.0})
+    await dead.close()
+    world.engines.remove(dead)
+    answer = await world.chat_with({FALLBACK: other.url.removeprefix("http://")})
+    assert answer.status in (502, 503)
+    assert not other.log.entries
 
 
 async def test_envoy_sends_a_request_on_to_the_fallback_of_a_dead_engine(world: World) -> None:

@@ -76,8 +76,9 @@ class EppSection(Section):
     )
     fallbacks: values.Whole = setting(
         0,
-        "Other endpoints named after the picked one, for a proxy that tries a list in order "
-        "(`deploy/envoy/fallbacks.yaml`). With Envoy's `ORIGINAL_DST` cluster it must be 0.",
+        "Other endpoints named after the picked one in `x-gateway-destination-endpoint`, for a proxy that tries a list "
+        "in order (`deploy/envoy/fallbacks.yaml`). With `deploy/envoy/envoy.yaml` it must be 0: its `ORIGINAL_DST` "
+        "clusters take one address each, the second that of `x-penstock-fallback-endpoint`, which is always sent.",
         ge=0,
         le=3,
     )

@@ -59,7 +59,7 @@ class PickedJourney(QueuedJourney):
 
     def fallbacks(self, count: int) -> list[Upstream]:
         """Returns up to `count` endpoints that could serve the request as it is now, with the same head and body."""
-        if self.request.pinned is not None:
+        if self.request.pinned is not None or not self.has_others:
             return []
         sent, targets, only = self.target, self._targets, self.request.only
         but = {name for name, other in targets.items() if (only and name not in only) or not _is_like(sent, other)}

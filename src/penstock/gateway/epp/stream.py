@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 Request, Response = ext_proc.ProcessingRequest, ext_proc.ProcessingResponse
 PIECE_BYTES_MAX = 62_000  # of a body in one message: protocol 004
 DESTINATION = "x-gateway-destination-endpoint"
+FALLBACK = "x-penstock-fallback-endpoint"  # for a cluster that takes one address from a header
 LB_SPACE, SERVED = "envoy.lb", "x-gateway-destination-endpoint-served"
 SUBSET_SPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 _WITH_BODY = ProcessingMode(  # of an answer that is sampled
@@ -90,6 +91,7 @@ class ProxyStream:
         self._due_trailers: Any = None
         self._rest: bytes | None = None  # the last piece of the answer, until its end comes
         self._address = ""  # as it was picked, `ip:port`
+        self._others: list[str] = []  # that were named besides, likewise
         self._samples = False  # the body of this answer is asked for, though the filter keeps bodies to itself
         self._shows_served = False  # the answer's head names its endpoint, which is for us only
         self._loop = asyncio.get_running_loop()
@@ -324,7 +326,8 @@ class ProxyStream:
             return
         if LB_SPACE in (spaces := message.metadata_context.filter_metadata):
             served = spaces[LB_SPACE].fields[SERVED].string_value or served
-        if served and served != self._address and isinstance(pick.sink, PickedJourney):
+        named = served in self._others or (served and served != self._address and self._picker.fallbacks_max)
+        if named and isinstance(pick.sink, PickedJourney):
             pick.sink.rerouted(self._picker.places.at(served))
         if status in _PROXYS_ERRORS and _is_proxys(headers):
             kind = UpstreamErrorKind.RESET if status == 503 else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
@@ -347,7 +350,7 @@ class ProxyStream:
         status, headers, served = 200, [], ""
         for header in head.headers.headers:
             value = header.raw_value or header.value.encode()
-            if header.key == SERVED and self._picker.fallbacks_max:  # otherwise an engine may have written it
+            if header.key == SERVED and self._address:
                 served, self._shows_served = value.decode("latin-1"), True
             elif header.key == ":status":
                 status = int(value) if len(value) == 3 and value.isdigit() else 0
@@ -404,21 +407,23 @@ class ProxyStream:
             return
         self._address = address
         self._within(self._picker.timeouts.first_byte)
-        if self._picker.fallbacks_max and self._pick is not None and isinstance(self._pick.sink, PickedJourney):
-            others = self._pick.sink.fallbacks(self._picker.fallbacks_max)
-            address = ",".join([address, *filter(None, map(self._picker.places.address, others))])
+        listed = self._picker.fallbacks_max
+        if self._pick is not None and isinstance(self._pick.sink, PickedJourney):
+            others = self._pick.sink.fallbacks(max(1, listed))
+            self._others = [place for place in map(self._picker.places.address, others) if place]
+            address = ",".join([address, *self._others[:listed]])
         if upstream.prefix or self._rooted:
             added = [*added, (b":path", upstream.prefix.encode() + target.encode())]
         self._body = []
         given: list[bytes | memoryview] = [] if body is None else [body] if isinstance(body, bytes) else [*body]
         changes = _mutation(added, removed)
-        changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
-            base_pb2.HeaderValue(key=DESTINATION, raw_value=address.encode())
-        )
+        _set(changes, DESTINATION, address.encode())
+        if self._others:
+            _set(changes, FALLBACK, self._others[0].encode())
+        else:
+            changes.remove_headers.append(FALLBACK)  # its client may have written it
         if not self._bodyless:
-            changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
-                base_pb2.HeaderValue(key="content-length", raw_value=b"%d" % sum(map(len, given)))
-            )
+            _set(changes, "content-length", b"%d" % sum(map(len, given)))
         common = ext_proc.CommonResponse(header_mutation=changes, clear_route_cache=True)
         lb = struct_pb2.Struct()
         lb.fields[LB_SPACE].struct_value.fields[DESTINATION].string_value = address
@@ -461,9 +466,7 @@ class ProxyStream:
         if self._shows_served:
             changes.remove_headers.append(SERVED)
         if status is not None:
-            changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(
-                base_pb2.HeaderValue(key=":status", raw_value=b"%d" % status)
-            )
+            _set(changes, ":status", b"%d" % status)
         common = ext_proc.CommonResponse(header_mutation=changes)
         mode = _WITH_BODY if self._samples else None
         self._later(Response(response_headers=ext_proc.HeadersResponse(response=common), mode_override=mode))
@@ -515,6 +518,10 @@ def _mutation(added: Sequence[Header], removed: list[bytes]) -> Any:
         option.header.key, option.header.raw_value = lower.decode("latin-1"), value
         seen.add(lower)
     return changes
+
+
+def _set(changes: Any, name: str, value: bytes) -> None:
+    changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(base_pb2.HeaderValue(key=name, raw_value=value))
 
 
 def _request_piece(data: bytes, *, end: bool) -> Any:
