@@ -32,6 +32,7 @@ HELD_BY: dict[str, str] = {
     "epp.listen": "envoy::test_the_openai_client_gets_whole_answers_and_streams",
     "epp.fallbacks": "fallbacks::test_another_endpoint_is_named_if_there_is_one",
     "epp.sample_every": "sample::test_the_first_answer_and_then_one_in_so_many_is_sampled",
+    "epp.max_streams_per_address": "strangers::test_the_streams_of_one_address_are_bounded",
     "epp.client_ca": "strangers::test_with_an_authority_only_proxies_that_it_signed_connect",
     "epp.secret": "strangers::test_with_a_secret_only_streams_that_bring_it_are_served",
     "share.listen": SHARED + "test_slots_and_queue_are_those_of_one_gateway_and_one_that_ends_serves_what_it_has",

@@ -520,13 +520,16 @@ EVERYTHING: list[dict[str, Any]] = [
     },
     {"routing": {"policy": "load_balanced_kv", "imbalance_threshold": 7}},
     {"routing": {"divide_from": 77}},
-    {"epp": {"fallbacks": 2, "sample_every": 7}},
+    {"epp": {"fallbacks": 2, "sample_every": 7, "max_streams_per_address": 9}},
     {"routing": {"policy": "kv", "locality": "lmcache", "lmcache": {"coordinator": "http://127.0.0.1:9"}}},
     {"routing": {"policy": "kv", "locality": "lmcache", "lmcache": {"controller": "http://127.0.0.1:9"}}},
 ]
 IN_LISTS_OF_PLACES = ("endpoints[].", "discovery[].", "tls.")  # in tests of their own, above
-#: The last ones in test_models_over_http.py, epp/test_fallbacks.py and epp/test_sample.py.
-IN_OTHER_TESTS = ("bands[].name", "tenants[].name", "models.<name>.weight", "epp.fallbacks", "epp.sample_every")
+#: The last ones in test_models_over_http.py and in epp: test_fallbacks.py, test_sample.py, test_strangers.py.
+IN_OTHER_TESTS = (
+    *("bands[].name", "tenants[].name", "models.<name>.weight", "epp.fallbacks", "epp.sample_every"),
+    "epp.max_streams_per_address",
+)
 
 
 def all_settings() -> list[str]:

@@ -32,6 +32,7 @@ RULES: dict[str, Rule] = {
     "share": Rule("links and the election are begun once", restarts=True),
     "epp": Rule("the port is bound once", restarts=True),
     "epp.fallbacks": Rule(_ARRIVALS),
+    "epp.max_streams_per_address": Rule(_ARRIVALS),
     "epp.sample_every": Rule(_ARRIVALS),
     "tls": Rule("for new connections; the files are read again even under unchanged names"),
     "endpoints": Rule(

@@ -400,6 +400,30 @@ async def test_a_filter_that_cannot_work_is_reported(
     caplog.clear()
 
 
+@pytest.mark.parametrize("mode", [FULL_DUPLEX, BUFFERED])
+@pytest.mark.parametrize("waits", [False, True])
+async def test_trailers_of_a_request_are_answered_after_its_head_and_body(
+    world: World, mode: int, *, waits: bool
+) -> None:
+    """Also if they come while the request is queued."""
+    async with pool(world, 1, slots=1) as its:
+        runs, stream = its.stream(), its.stream()
+        if waits:
+            await runs.head()
+            await runs.body(BODY)
+            await runs.picked()
+        await stream.head(modes=(mode, mode if mode == FULL_DUPLEX else NONE))
+        await stream.say(request_body=ext_proc.HttpBody(body=BODY))
+        await stream.say(request_trailers=ext_proc.HttpTrailers())
+        if waits:
+            await world.until(lambda: world.picture().waiting == 1)
+            runs.call.cancel()
+        kinds = [(await stream.hears()).WhichOneof("response") for _ in range(3)]
+        assert kinds == ["request_headers", "request_body", "request_trailers"]
+        stream.call.cancel()
+        await world.idle()
+
+
 @pytest.mark.parametrize("first", ["body", "answer", "answer_body", "trailers", "nothing", "two_heads"])
 async def test_messages_out_of_order_end_the_stream_with_a_clear_status(world: World, first: str) -> None:
     async with pool(world, 1) as its:

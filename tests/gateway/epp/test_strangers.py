@@ -400,6 +400,23 @@ async def test_streams_are_bounded(world: World) -> None:
             await world.idle()
 
 
+async def test_the_streams_of_one_address_are_bounded(world: World) -> None:
+    async with pool(world, 1, epp={"max_streams_per_address": 2}) as its:
+        open_ones = [its.stream() for _ in range(2)]
+        for stream in open_ones:
+            await _picked(stream)
+        async with another(world, its.port) as more:
+            assert await code_of(more.stream()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            open_ones[0].call.cancel()
+            await world.until(lambda: world.picture().running == 1)
+            await _picked(its.stream())
+            world.document["epp"]["max_streams_per_address"] = 3
+            await world.gate.reload()
+            await _picked(more.stream())
+            assert await code_of(its.stream()) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            await its.channel.close()
+
+
 async def test_a_connection_is_bounded(world: World) -> None:
     async with pool(world, 1, limits={"max_header": 4_000}) as its:
         stream = its.stream(x_large="x" * 20_000)

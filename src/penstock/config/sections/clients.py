@@ -82,6 +82,12 @@ class EppSection(Section):
         ge=0,
         le=3,
     )
+    max_streams_per_address: values.Whole = setting(
+        10_000,
+        "Open streams, so requests under way, of one proxy's address in one process; further ones are refused. All of "
+        "them together are bounded by `limits.max_connections`.",
+        ge=1,
+    )
     sample_every: values.Whole = setting(
         20,
         "With `response_body_mode: NONE`: the body of one in so many answers is asked for, to learn endpoints' pace "

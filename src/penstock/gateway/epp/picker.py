@@ -63,7 +63,7 @@ class Picker:
 
     def pick(self, peer: str, out: Picks, headers: Sequence[Any]) -> Pick:
         """Returns the exchange of a request with these headers."""
-        pick = Pick(self._peer(peer), out, self._hold, self._words.of(peer))
+        pick = Pick(self.address(peer), out, self._hold, self._words.of(peer))
         if not self.gives_keys and any(target.api_key is not None for target in self._targets.values()):
             pick.keyless = True
             pick.only = tuple(name for name, target in self._targets.items() if target.api_key is None) or NOWHERE
@@ -90,8 +90,8 @@ class Picker:
         self._unseen += 1
         return self._unseen % self._sample_every == 1 % self._sample_every
 
-    def _peer(self, peer: str) -> tuple[str, int]:
-        """The address of a proxy, which gRPC writes as `ipv4:1.2.3.4:5`."""
+    def address(self, peer: str) -> tuple[str, int]:
+        """Returns host and port of a proxy, which gRPC writes as `ipv4:1.2.3.4:5`."""
         known = self._peers.get(peer)
         if known is None:
             if len(self._peers) >= 1_000:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hmac
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class PickerServer:
         self._picker = picker
         self._settings = settings
         self._files: _Files | None = None
+        self._streams: Counter[str] = Counter()  # open ones, by their peer's address
         self.port = 0
         secret = settings.epp.secret
         self._secret = None if secret is None else secret.get_secret_value().encode()
@@ -133,7 +135,17 @@ class PickerServer:
         if self._secret is not None and not self._knows_secret(context.invocation_metadata() or ()):
             self._picker.filters.strange(context.peer(), f"it does not send `{SECRET}` as the settings have it")
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"`{SECRET}` is missing or wrong")
-        await ProxyStream(self._picker, context).run()
+        address = self._picker.address(context.peer())[0]
+        if self._streams[address] >= self._settings.epp.max_streams_per_address:
+            self._picker.filters.strange(context.peer(), "its address has `epp.max_streams_per_address` streams open")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams of this address")
+        self._streams[address] += 1
+        try:
+            await ProxyStream(self._picker, context).run()
+        finally:
+            self._streams[address] -= 1
+            if not self._streams[address]:
+                del self._streams[address]
 
     def _knows_secret(self, metadata: Iterable[tuple[str, str | bytes]]) -> bool:
         given = [value.encode() if isinstance(value, str) else value for key, value in metadata if key == SECRET]

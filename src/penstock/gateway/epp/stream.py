@@ -429,12 +429,12 @@ class ProxyStream:
         lb.fields[LB_SPACE].struct_value.fields[DESTINATION].string_value = address
         if self._modes.buffered and not self._bodyless:
             common.body_mutation.body = b"".join(given)
-            self._later(Response(request_body=ext_proc.BodyResponse(response=common), dynamic_metadata=lb))
-            return
-        answer = Response(request_headers=ext_proc.HeadersResponse(response=common), dynamic_metadata=lb)
-        self._out.append(answer)
-        if not self._bodyless:
-            self._pieces(given, ends=not self._request_trailers)
+            self._out.append(Response(request_body=ext_proc.BodyResponse(response=common), dynamic_metadata=lb))
+        else:
+            answer = Response(request_headers=ext_proc.HeadersResponse(response=common), dynamic_metadata=lb)
+            self._out.append(answer)
+            if not self._bodyless:
+                self._pieces(given, ends=not self._request_trailers)
         if self._request_trailers:
             self._out.append(Response(request_trailers=ext_proc.TrailersResponse()))
         self._wake()
