@@ -413,8 +413,7 @@ WRONG_VALUES = {
     "queue: {max_wait: inf}": (
         "queue.max_wait: `inf` is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h)"
     ),
-    "queue: {max_wait: 0}": "queue.max_wait: `0`: expected more than 0",
-    "queue: {max_wait: -5s}": "queue.max_wait: `-5s`: expected more than 0",
+    "queue: {max_wait: -5s}": "queue.max_wait: `-5s`: expected at least 0",
     "queue: {max_wait: 1e99}": "queue.max_wait: `1e+99` is longer than ten years",
     "bands: []": "bands: has 0 items; expected 1 to 8",
     "bands: [{name: standard}, {name: standard}]": "bands[1].name: is the same as that of bands[0]",
@@ -424,7 +423,7 @@ WRONG_VALUES = {
     "bands: [{name: standard, max_engine_waiting: -1}]": "bands[0].max_engine_waiting: `-1`: expected at least 0",
     "bands: [{name: standard, ceiling: 0}]": "bands[0].ceiling: `0`: expected more than 0",
     "bands: [{name: standard, ceiling: 1.1}]": "bands[0].ceiling: `1.1`: expected at most 1",
-    "bands: [{name: standard, max_wait: 0s}]": "bands[0].max_wait: `0s`: expected more than 0",
+    "bands: [{name: standard, max_wait: -1s}]": "bands[0].max_wait: `-1s`: expected at least 0",
     "bands: [{name: standard, max_requests: -1}]": "bands[0].max_requests: `-1`: expected at least 0",
     "bands: [{name: standard, min_share: 1}]": "bands[0].min_share: `1`: expected less than 1",
     "bands: [{name: standard, shed_target: 5s}]": (
@@ -714,7 +713,7 @@ def test_each_wrong_value_is_reported_once(tmp_path: Path) -> None:
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     text = """
         endpoints: [{url: http://a}, {url: nothing at all}, {url: http://a}]
-        queue: {max_wait: 0, max_rquests: 1}
+        queue: {max_wait: -1, max_rquests: 1}
         bands: [{name: x}, {name: x}]
         health: {eject_for: 1h}
         journal: there
@@ -911,8 +910,8 @@ def test_items_of_a_list_come_in_the_order_of_their_numbers() -> None:
         ),
         (
             "PENSTOCK__QUEUE__MAX_WAIT",
-            "0",
-            "queue.max_wait: `0`: expected more than 0 (from PENSTOCK__QUEUE__MAX_WAIT)",
+            "-1",
+            "queue.max_wait: `-1`: expected at least 0 (from PENSTOCK__QUEUE__MAX_WAIT)",
         ),
         (
             "PENSTOCK__FAIRNESS__PRICES__PROMPT",
@@ -950,7 +949,7 @@ def test_a_variable_with_broken_yaml_is_named_but_not_shown() -> None:
 
 
 def test_a_later_source_repairs_an_earlier_mistake(tmp_path: Path) -> None:
-    text = "{listen: ${UNSET}, queue: {max_wait: 0}, endpoints: [{url: x}]}"
+    text = "{listen: ${UNSET}, queue: {max_wait: -1}, endpoints: [{url: x}]}"
     env = {"PENSTOCK__QUEUE__MAX_WAIT": "3"}
     assert lines(tmp_path, text, env, Flags(listen=":1", endpoints=("http://a",))) == [
         "listen: the environment variable UNSET is not set (set it, or write ${UNSET:-default})"
@@ -1092,7 +1091,7 @@ def test_check_says_ok_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_check_prints_a_line_per_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "p.yaml"
-    file.write_text("queue: {max_wiat: 1, max_wait: 0}")
+    file.write_text("queue: {max_wiat: 1, max_wait: -1}")
     assert run_check(str(file)) == 1
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -111,10 +111,12 @@ class Queue(Section):
     enabled: values.Bool = setting(
         default=True, meaning="`false`: no queueing, and slots do not limit; routing and failover stay."
     )
-    max_requests: values.Whole = setting(10_000, "Queued requests.", ge=0)
+    max_requests: values.Whole = setting(10_000, "Queued requests; 0: nothing waits.", ge=0)
     max_bytes: values.Size = setting(2**30, "Bytes of their bodies, including those still being received.", ge=0)
     max_tokens: values.Whole = setting(100_000_000, "Their estimated prompt tokens.", ge=0)
-    max_wait: values.Duration = setting(60.0, "How long a request may wait in the queue.", gt=0)
+    max_wait: values.Duration = setting(
+        60.0, "How long a request may wait in the queue; 0: what finds no slot is refused at once, `queue_full`.", ge=0
+    )
     empty_pool_wait: values.OptionalDuration = setting(
         None,
         "How long, while no endpoint for its model is in service: then 503 `no_endpoint`. When one comes, `max_wait` "
@@ -186,7 +188,7 @@ class BandSection(Section):
     max_time_per_output_token: values.OptionalDuration = setting(
         None, "Overrides `admission.max_time_per_output_token`.", gt=0
     )
-    max_wait: values.OptionalDuration = setting(None, "Overrides `queue.max_wait`.", gt=0)
+    max_wait: values.OptionalDuration = setting(None, "Overrides `queue.max_wait`.", ge=0)
     fairness: Annotated[BandFairness, BeforeValidator(band_fairness)] = BandFairness()
     ordering: OrderingNameOrEmpty = setting("", "Overrides the top-level `ordering`.")
     max_requests: values.OptionalWhole = setting(

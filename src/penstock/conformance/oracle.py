@@ -356,6 +356,8 @@ class Oracle:
         only = affinity.only(entry, now)
         if only is not None:
             return [e for e in fitting if e is only]
+        if entry.wait_s_max <= 0.0:
+            return fitting
         held = bool(entry.affinity.preferred) and affinity.waits_until_s(entry, fitting, now) > now
         if not known and affinity.weighs_wait:  # the worth of a wait changes with every engine step
             held = bool(entry.affinity.preferred) and now < entry.affinity.until_s

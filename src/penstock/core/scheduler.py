@@ -370,7 +370,7 @@ class Scheduler(Questions):
         state = self._state
         endpoint = state.pool[name]
         if models is not None:
-            endpoint.models = frozenset(models)
+            state.pool.lists(endpoint, models, known_until_s=now + state.known_s)
         if tells_models is not None:
             endpoint.tells_models = tells_models
         if vouched is not None:
@@ -411,8 +411,7 @@ class Scheduler(Questions):
         then get `no_endpoint`.
         """
         state = self._state
-        known_s = max(state.settings.wait_s_max, state.settings.empty_wait_s_max or 0.0)
-        endpoint = state.pool.remove(name, known_until_s=now + known_s)
+        endpoint = state.pool.remove(name, known_until_s=now + state.known_s)
         state.queues.forget(endpoint)
         state.router.gone(endpoint)
         state.affinity.used(endpoint)

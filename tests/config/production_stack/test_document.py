@@ -310,6 +310,12 @@ def test_the_queue_as_their_proposal_names_it() -> None:
     assert found.observe.interval == 0.5
 
 
+@pytest.mark.parametrize("flag", ["--router-max-queued-requests", "--router-max-queue-wait-seconds"])
+def test_a_queue_of_nothing_is_none(flag: str) -> None:
+    found = settings(f"{STATIC} --enable-router-queue {flag} 0").queue
+    assert (found.max_requests, found.max_wait) == ((0, 60.0) if flag.endswith("requests") else (10_000, 0.0))
+
+
 def test_the_queue_of_each_endpoint_as_their_first_proposal_names_it() -> None:
     flags = "--enable_queue --max-wait-time 5 --max-running-requests 10 --max-gpu-perc 95"
     found = settings(f"{STATIC.replace('roundrobin', 'session --session-key x')} {flags}")

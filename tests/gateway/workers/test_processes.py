@@ -15,6 +15,8 @@ import pytest
 
 from penstock.gateway.process import usable_cpus
 from tests.gateway.conftest import Client, World, hurry
+from tests.gateway.proxy.test_engine_paths import whole
+from tests.gateway.raw_engine import Peer, RawEngine, Script
 from tests.gateway.test_shutdown import Process, penstock, serving
 from tests.gateway.workers.pids import workers_of
 from tests.patience import WAIT_S, looks
@@ -87,6 +89,30 @@ async def test_a_worker_that_is_killed_takes_its_own_connections_only(world: Wor
         log = (await process.left_after_trouble()).decode()
         assert "worker w1 (process" in log
         assert "is started again in 0.5 s" in log
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_the_first_requests_wait_and_are_tried_again_like_all_others(world: World, workers: str) -> None:
+    """Engines that list their models late: nothing is known of them when the gateway is ready."""
+
+    def engine(status: bytes) -> Script:
+        async def script(peer: Peer) -> None:
+            while True:
+                data = await peer.request()
+                if data.startswith(b"GET /v1/models"):
+                    await asyncio.sleep(1.3)  # later than the gateway's first look, sooner than a probe's time-out
+                answers = whole({"object": "list", "data": [{"id": "sim", "owned_by": "vllm"}]})
+                await peer.send(answers if data.startswith(b"GET ") else whole({"id": "c", "choices": []}, status))
+
+        return script
+
+    failing = await world.beside(RawEngine(engine(b"500 Internal Server Error")))
+    good = await world.beside(RawEngine(engine(b"200 OK")))
+    named = ("--endpoint", failing.url, "--endpoint", good.url)
+    async with serving(world, "--workers", workers, *named):
+        at = good.url.removeprefix("http://")
+        answers = await asyncio.gather(*(world.chat() for _ in range(6)))
+    assert [(answer.status, answer.header("x-penstock-endpoint")) for answer in answers] == [(200, at)] * 6
 
 
 @pytest.mark.slow

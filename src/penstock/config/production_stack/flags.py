@@ -178,8 +178,10 @@ FLAGS = (
     _setting("--max-running-requests", WHOLE, "endpoints[].slots", "of each endpoint", least=1),
     _setting("--max-gpu-perc", NUMBER, "admission.max_kv_usage", "a percentage: 95 is `0.95`", least=0),
     _setting("--enable-router-queue", SWITCH, "queue.enabled", "the queue is on without it, too"),
-    _setting("--router-max-queued-requests", WHOLE, "queue.max_requests", "without it 10,000", least=0),
-    _setting("--router-max-queue-wait-seconds", NUMBER, "queue.max_wait", "without it 60", least=0.001),
+    _setting(
+        "--router-max-queued-requests", WHOLE, "queue.max_requests", "without it 10,000; 0: nothing waits", least=0
+    ),
+    _setting("--router-max-queue-wait-seconds", NUMBER, "queue.max_wait", "without it 60; 0: nothing waits", least=0),
     _setting(
         "--router-waiting-threshold-per-endpoint",
         WHOLE,

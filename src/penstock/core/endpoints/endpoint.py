@@ -200,11 +200,14 @@ class Endpoint:
         return slots != self.slots
 
     def frees_s(self, now: float) -> float | None:
-        """Returns the seconds until the first of its requests is expected to end; None while that is unknown."""
-        pace_s = self.ledger.speed.time_per_output_token_s(now)
-        if not pace_s or not self.ledger.leases:
-            return None
-        return min([lease.ends_s(pace_s, now) for lease in self.ledger.leases.values()]) - now
+        """Returns the seconds until the first of its requests is expected to end; None if it has none.
+
+        While the engine's pace is unknown a request is expected to run on for as long as it has run.
+        """
+        pace_s, leases = self.ledger.speed.time_per_output_token_s(now), self.ledger.leases.values()
+        if not pace_s:
+            return min([now - lease.dispatched_s for lease in leases], default=None)
+        return min([lease.ends_s(pace_s, now) - now for lease in leases], default=None)
 
     def frees_within(self, seconds: float, now: float) -> int:
         """Returns how many slots are forecast to free so soon. Overdue leases do not count."""

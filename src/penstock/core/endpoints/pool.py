@@ -6,7 +6,7 @@ not health.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import Lease
@@ -77,12 +77,24 @@ class Pool:
         """
         endpoint = self._endpoints.pop(name)
         self._next_epoch = max(self._next_epoch, endpoint.ledger.epoch + 1)
-        for model in sorted(endpoint.models or ()) if endpoint.tells_models else ():
+        self._left_without(sorted(endpoint.models or ()) if endpoint.tells_models else (), known_until_s)
+        self.changed()
+        return endpoint
+
+    def lists(self, endpoint: Endpoint, models: Iterable[str], *, known_until_s: float) -> None:
+        """Note the models that an endpoint lists. One that no longer lists any loads them, as after a restart.
+
+        Then models that only it served count as known until `known_until_s`.
+        """
+        before, endpoint.models = endpoint.models, frozenset(models)
+        if not endpoint.models:
+            self._left_without(sorted(before or ()), known_until_s)
+
+    def _left_without(self, models: Iterable[str], known_until_s: float) -> None:
+        for model in models:
             self._gone.pop(model)
             if not any(e.serves(model) for e in self):
                 self._gone.set(model, known_until_s)
-        self.changed()
-        return endpoint
 
     def holder(self, lease: Lease) -> Endpoint | None:
         """Returns the endpoint at which a lease was taken; None if it was removed, even if another has its name now."""

@@ -74,6 +74,8 @@ class AffinityWait:
             return fitting  # any endpoint that it could wait for is open to it
         if (only := self.only(entry, now)) is not None:
             return [only] if only in fitting else []
+        if entry.wait_s_max <= 0.0:
+            return fitting
         if now < entry.affinity.locate_until_s:
             self._look_again(fitting[0], entry.affinity.locate_until_s)
             return []

@@ -132,7 +132,7 @@ def requeue(
     left_s = entry.wait_s_max - entry.waited_s
     if elsewhere:
         actions.append(sending.dispatch(state, entry, elsewhere, now))
-    elif over or left_s <= 0:
+    elif over or (left_s <= 0 < entry.waited_s):
         entry.move(Event.EVICTED)
         reason = Reason.DRAINING if over else Reason.QUEUE_TIMEOUT
         waiting.end(state, entry, None, now, reason)

@@ -39,6 +39,8 @@ from penstock.core.values.actions import Dispatch
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.settings import SchedulerSettings
 
+KNOWN_S = 60.0  # an engine is replaced within that, as a rule
+
 
 def account_of(settings: SchedulerSettings) -> Charges:
     """Returns the charges by the fairness policy of each band."""
@@ -172,6 +174,11 @@ class SchedulerState:
         if entry.cached_tokens != before:
             self.queues.bands[entry.band].resized(entry)
         return entry.cached_tokens > before
+
+    @property
+    def known_s(self) -> float:
+        """How long models count as known whose last endpoint is gone: it may be replaced, also where nothing waits."""
+        return max(self.settings.wait_s_max or KNOWN_S, self.settings.empty_wait_s_max or 0.0)
 
     def look_again(self, endpoint: Endpoint, when: float) -> None:
         """Look at `endpoint` again at `when` at the latest; infinity: no need to. Its one timer may fire earlier."""

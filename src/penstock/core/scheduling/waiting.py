@@ -143,11 +143,11 @@ def come_back_after_s(state: SchedulerState, entry: Entry, reason: Reason, now: 
     """Seconds after which a retry may help, for Retry-After; None if none would."""
     if reason in NO_RETRY_AFTER:
         return None
-    wait_s = state.estimated_wait_s(entry, now)
-    if entry.pinned is not None:  # the queue's forecast does not cover one endpoint's slots
+    if entry.pinned is None:
+        wait_s = state.estimated_wait_s(entry, now)
+    else:  # the queue's forecast does not cover one endpoint's slots
         endpoint = state.pool.get(entry.pinned)
-        frees_s = None if endpoint is None else endpoint.frees_s(now)
-        wait_s = max(wait_s or 0.0, frees_s or 0.0) or None
+        wait_s = None if endpoint is None else endpoint.frees_s(now)
     if held_s := state.pool.held_s(entry.request, now):
         wait_s = max(wait_s or 0.0, held_s)
     return retry_after_s(wait_s, state.draw())
@@ -183,7 +183,9 @@ def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list
     reason = too_long(state, entry, band, now)
     if (limit := state.quotas.over_queued(entry.accounts)) is not None:
         reason = Reason.TENANT_LIMIT
-    elif reason is None and (band.over_bounds() or not make_room(state, entry, now, actions)):
+    elif entry.wait_s_max <= 0.0 or (
+        reason is None and (band.over_bounds() or not make_room(state, entry, now, actions))
+    ):
         reason = Reason.QUEUE_FULL
     if reason is not None:
         unqueue(state, entry, Event.REFUSED, now)

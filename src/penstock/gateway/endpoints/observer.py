@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
 PAGE_LATE_S = 0.5  # then the engine is probed: a page may be slow or missing on a healthy engine
+LOADING_S = 60.0  # some engines list no model while they load one; an empty list that lasts longer is the answer
 SILENT_S = 1.2  # of a probe; after the page's interval of 1 s a frozen engine is shown within 3 s
 DOWN_PROBE_S = 0.5  # a dead endpoint is probed more often than a live one: to see its return is worth a cheap connect
 UNPROVEN = (
@@ -105,6 +106,7 @@ class Observer:
         self._look = asyncio.Event()  # set when the engine became known, or requests begin to wait: read gauges again
         self._met = False  # the engine became known since the gauges were last read
         self._told: list[str] | None = None  # the models last reported by the endpoint
+        self._empty_s: float | None = None  # since when its list is empty
         self._adapters: frozenset[str] = frozenset()  # of the models last reported to the scheduler
         self._contexts: dict[str, int] = {}  # the context lengths last reported to the scheduler
         self._told_slots: int | None = None  # last reported to the scheduler
@@ -215,7 +217,7 @@ class Observer:
         self.looked.set()
         pause_s = self._settings.probe_interval_s
         unsure = self._prober.presence is not Presence.UP or self._prober.silent
-        if unsure or self._is_new or self._said_refused or (self._asks_models and self._told is None):
+        if unsure or self._is_new or self._said_refused or (self._asks_models and (self._told is None or self._loads)):
             pause_s = min(DOWN_PROBE_S, pause_s)
         await self._pause(self._poked, pause_s)
 
@@ -344,6 +346,9 @@ class Observer:
             if adapters != self._adapters:
                 self._adapters = adapters
                 self._driver.tell(scheduler.endpoint_changed(self._name, adapters=adapters, now=now))
+            self._empty_s = None if names else self._empty_s or now
+            if self._asks_models and self._told is None and self._loads:
+                return
             if self._asks_models and names != self._told:
                 self._driver.tell(scheduler.endpoint_changed(self._name, models=names, tells_models=True, now=now))
             self._told = names
@@ -355,6 +360,11 @@ class Observer:
                 logger.warning("endpoint %s does not list its models; assuming it serves any", self._name)
             self._told = []
             self._driver.tell(scheduler.endpoint_changed(self._name, tells_models=False, now=now))
+
+    @property
+    def _loads(self) -> bool:
+        """Whether it lists no model and may be loading one."""
+        return self._empty_s is not None and self._driver.now() < self._empty_s + LOADING_S
 
     def _vouch(self, listing: Listing, *, lists: bool) -> None:
         """Report whether there is evidence of an engine: its list, its recognised kind, or the configuration."""
