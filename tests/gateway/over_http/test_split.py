@@ -295,3 +295,31 @@ def test_a_model_that_failed_the_request_is_not_asked_again() -> None:
 @pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.OVERLOAD, Reason.QUEUE_TIMEOUT, Reason.TENANT_LIMIT])
 def test_a_full_queue_or_a_limit_is_no_reason_to_break_the_shares(reason: Reason) -> None:
     assert not takes(Fallback("s"), "a", ("b",), Reject("r", reason))
+
+
+@pytest.mark.slow
+async def test_of_2000_requests_none_fails_while_a_model_dies_and_returns(world: World) -> None:
+    await both(world, slots=8)
+    answered: list[Counter[str]] = [Counter()]  # a new one in each phase
+    statuses: Counter[int] = Counter()
+
+    async def client() -> None:
+        for _ in range(50):
+            answer = await ask(world)
+            statuses[answer.status] += 1
+            answered[-1][answer.json().get("model", "none")] += 1
+
+    async def fate() -> None:
+        for done in (400, 1_200):
+            await world.until(lambda done=done: statuses.total() >= done)
+            answered.append(Counter())
+            await world.engines[1].close()
+            await world.until(lambda done=done: statuses.total() >= done + 400)
+            await world.restart(world.engines[1])
+            await world.until(lambda: state(world, 1) == "up")
+            answered.append(Counter())
+
+    await asyncio.gather(fate(), *(client() for _ in range(40)))
+    assert statuses == {200: 2_000}
+    assert min(answered[0]["new"], answered[2]["new"], answered[4]["new"]) > 20, "its share returns with it"
+    assert max(answered[1]["new"], answered[3]["new"]) <= 40, "only what had been answered"
