@@ -27,7 +27,7 @@ Path = tuple[str, ...]
 PART_PREFIX = " "  # prefix of a shared part's name: a step in the path, not a level
 IDLE, ACTIVE, HELD = range(3)  # how a node stands
 NODES_SWEEP_MIN = 1_000  # flows below that are not worth a look
-NODES_MAX = 20_000  # idle flows in debt remembered; about a kilobyte each
+NODES_MAX = 20_000  # flows and groups remembered, unless more are at work; about a kilobyte each
 
 
 class Node:
@@ -328,11 +328,16 @@ class QueueTree:
             node = parent
 
     def _sweep(self, *, keep: Node) -> None:
-        """Forget idle flows without remaining debt; too many debtors lose their debt."""
+        """Forget idle flows without remaining debt; too many debtors lose their debt.
+
+        A sweep at the bound leaves at most half of it, or only flows at work, so the next one is far away.
+        """
+        full = self._nodes >= NODES_MAX
         self._forget_below(self.root, keep, lambda node: node.idle)
-        if self._nodes > NODES_MAX:
+        if full and self._nodes > NODES_MAX // 2:
             self._forget_below(self.root, keep, lambda node: not node.active and not node.capped)
-        self._sweep_at = max(NODES_SWEEP_MIN, 2 * self._nodes)
+        most = self._nodes + NODES_MAX // 2 if full else NODES_MAX
+        self._sweep_at = max(NODES_SWEEP_MIN, min(2 * self._nodes, most))
 
     def _forget_below(self, node: Node, keep: Node, forgettable: Callable[[Node], bool]) -> None:
         for child in list(node.children.values()):

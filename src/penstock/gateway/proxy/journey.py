@@ -132,7 +132,7 @@ class QueuedJourney(Relay):
         self.limit: LimitReached | None = None  #: that refused it
         self._usage: Usage | None = None
         self.estimated_tokens = 0  #: of the answer, beside those that its engine reported
-        self.estimated_prompt = 0  #: tokens of the prompt, of an answer that was cut off without a report
+        self.estimated_prompt = 0  #: tokens of the prompt, of an answer that ended without a report
         self._trace = arrival.trace
         self._reporting = means.reporting
 
@@ -504,8 +504,8 @@ class QueuedJourney(Relay):
         if self.division is not None:
             usage = self.division.whole(usage)
         self._usage = usage
-        if usage is None:
-            self.estimated_tokens = tokens
+        if usage is None and self._dispatch is not None:
+            self.estimated_prompt, self.estimated_tokens = self._dispatch.prompt_tokens, tokens
         self._leave(Outcome.COMPLETED, None)
         self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, now=self._driver.now()))
 
