@@ -105,16 +105,23 @@ Script = Callable[[Peer], Awaitable[None]]
 class RawEngine:
     """Plays a script on each connection, and keeps what it saw."""
 
-    def __init__(self, script: Script, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, script: Script, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", socket: str = ""
+    ) -> None:
         self._script = script
         self._tls = tls
         self._host = host
+        self._socket = socket  # the path of a unix socket, instead of a port
         self._tasks: list[asyncio.Task[None]] = []
         self.peers: list[Peer] = []
         self.failures: list[BaseException] = []
         self.url = ""
 
     async def __aenter__(self) -> Self:
+        if self._socket:
+            self._server = await asyncio.start_unix_server(self._serve, self._socket)
+            self.url = f"unix:{self._socket}"
+            return self
         self._server = await asyncio.start_server(self._serve, self._host, 0, ssl=self._tls)
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{self._host}]" if ":" in self._host else self._host

@@ -1,7 +1,8 @@
 """Addresses: reading and normalising `host:port`, URLs, paths and networks.
 
 Addresses are text in one normal form: `host:port`, `10.0.0.0/8`, and `scheme://host[:port][/prefix]` with the host in
-lower case and no trailing slash, so that two spellings of one engine are recognised as one.
+lower case and no trailing slash, so that two spellings of one engine are recognised as one. An engine at a unix socket
+is `unix:/path[:/prefix]`.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from urllib.parse import SplitResult, urlsplit
 from penstock.config.problems import Refused, show
 
 PORT_MAX = 65_535
+UNIX = "unix:"
+SOCKET_BYTES_MAX = 107  # of a socket's path, by the kernel
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?", re.ASCII)
 _URL = re.compile(r"[!-~]{1,2048}", re.ASCII)
+_SOCKET = re.compile(r"(/[\w.@+=~-]+)+", re.ASCII)
 _NEVER_IN_URL = frozenset('"<>\\^`{|}')
 _DEFAULT_PORT = {"http": 80, "https": 443}
 
@@ -62,18 +66,41 @@ def endpoint_url(value: object) -> str:
         raise Refused(f"expected a URL, found {show(value)}", "for example http://gpu-0:8000")
     if not _URL.fullmatch(value) or _NEVER_IN_URL & set(value):
         raise Refused(f"{show(value)} is not a URL: expected ASCII characters without spaces")
+    if value.startswith(UNIX):
+        return _unix_url(value)
     parts = _split(value)
     if parts is None or parts.hostname is None or not _is_host(_bracketed(parts.hostname)):
         raise Refused(f"{show(value)} is not a URL with a host", _with_scheme(value))
     if parts.username is not None:
         raise Refused("credentials in a URL are not used", "give the engine's key as `api_key`")
+    return _based(value, f"{parts.scheme}://{_authority(parts)}", parts.path)
+
+
+def _unix_url(value: str) -> str:
+    """Returns `unix:/path[:/prefix]` in normal form; `unix:///path` is the same. Raises `Refused`."""
+    socket, colon, prefix = value.removeprefix(UNIX).partition(":")
+    if socket.startswith("///"):
+        socket = socket[2:]
+    if not _SOCKET.fullmatch(socket):
+        message = "expected the absolute path of a socket, of letters, digits and `_.@+=~-`"
+        raise Refused(f"{show(value)}: {message}", "for example unix:/run/vllm.sock")
+    if len(socket) > SOCKET_BYTES_MAX:
+        raise Refused(f"{show(value)}: a socket's path has at most {SOCKET_BYTES_MAX} characters")
+    if colon and not prefix.startswith("/"):
+        raise Refused(f"{show(value)}: expected a path after the socket's", f"write `{UNIX}{socket}:/{prefix}`")
+    return _based(value, UNIX + socket, prefix).removesuffix(":")
+
+
+def _based(value: str, origin: str, path: str) -> str:
+    """Returns the URL of an engine at `origin`, of which its own `path` is the prefix. Raises `Refused`."""
     if "?" in value or "#" in value:
         raise Refused(f"{show(value)}: a URL here has no query and no fragment")
-    prefix = parts.path.rstrip("/")
-    url = f"{parts.scheme}://{_authority(parts)}"
+    prefix = path.rstrip("/")
+    between = ":" if origin.startswith(UNIX) else ""
     if prefix.endswith("/v1"):
-        raise Refused(f"{show(value)}: Penstock appends the whole path, `/v1` included", f"write `{url}{prefix[:-3]}`")
-    return url + prefix
+        start = f"{origin}{between}{prefix[:-3]}".removesuffix(":")
+        raise Refused(f"{show(value)}: Penstock appends the whole path, `/v1` included", f"write `{start}`")
+    return f"{origin}{between}{prefix}"
 
 
 def root_path(value: object) -> str:
@@ -107,13 +134,18 @@ def network(value: object) -> str:
 
 
 def host_and_port(url: str) -> str:
-    """Returns `gpu-0:80` for `http://gpu-0`: the default name of an endpoint."""
+    """Returns `gpu-0:80` for `http://gpu-0`, `x.sock` for `unix:/run/x.sock`: the default name of an endpoint."""
+    if url.startswith(UNIX):
+        return url.split(":")[1].rpartition("/")[2]
     parts = urlsplit(url)
     return f"{_bracketed(parts.hostname or '')}:{parts.port or _DEFAULT_PORT[parts.scheme]}"
 
 
 def same_place(url: str) -> tuple[str, str, str]:
     """Returns a value that is equal for two URLs of one engine, with or without the default port."""
+    if url.startswith(UNIX):
+        scheme, socket, *prefix = url.split(":")
+        return scheme, socket, "".join(prefix)
     parts = urlsplit(url)
     return parts.scheme, host_and_port(url), parts.path
 
@@ -130,7 +162,7 @@ def _split(value: str) -> SplitResult | None:
     if "://" not in value:
         return None
     if parts.scheme not in _DEFAULT_PORT:
-        raise Refused(f"{show(value)}: expected a URL with http:// or https://")
+        raise Refused(f"{show(value)}: expected a URL with http:// or https://, or unix:/path")
     if port == 0:
         raise Refused(f"{show(value)}: the port has to be a number from 1 to {PORT_MAX}")
     return parts

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from penstock.config import values
-from penstock.config.address import listen_address, same_place, split_listen
+from penstock.config.address import UNIX, listen_address, same_place, split_listen
 from penstock.config.model import (
     DEFAULT_BANDS,
     BandSection,
@@ -181,6 +181,9 @@ def _endpoints(document: Document) -> Found:
         elif endpoint.name in names:
             message = f"is the same as that of endpoints[{names[endpoint.name]}]"
             yield problem(("endpoints", index, "name"), message, "give each a `name` of its own")
+        if endpoint.url.startswith(UNIX) and mapping_of(document.get("epp")).get("listen"):
+            message = "is a unix socket, which the proxies that ask at `epp.listen` can't reach"
+            yield problem(("endpoints", index, "url"), message, "let the engine listen on a port")
         yield from tls_checks(endpoint.tls, ("endpoints", index), is_https=endpoint.url.startswith("https:"))
         urls.setdefault(place, index)
         names.setdefault(endpoint.name, index)

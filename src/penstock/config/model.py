@@ -53,10 +53,14 @@ class Tls(Section):
 class EndpointSection(Section):
     """The engines. The list may be empty if `--endpoint` names them."""
 
-    url: values.Url = Field(description="The engine's base URL, with its path prefix if any, without `/v1`.")
+    url: values.Url = Field(
+        description="The engine's base URL, with its path prefix if any, without `/v1`. `unix:/run/vllm.sock` is a "
+        "unix socket, `unix:/run/vllm.sock:/prefix` one with a prefix; not with `epp.listen`."
+    )
     name: values.Name = setting(
         "",
-        "Its name in `?id=`, headers, metrics and admin verbs. Default: host and port of `url`.",
+        "Its name in `?id=`, headers, metrics and admin verbs. Default: host and port of `url`, or its socket's file "
+        "name.",
         validate_default=True,
     )
     engine: values.EngineName = setting("auto", "The engine's kind. `auto` asks it; `openai` is any other.")

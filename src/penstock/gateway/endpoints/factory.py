@@ -57,7 +57,7 @@ def target_at(
     server_name = None if tls is None else tls.server_name
     upstream = Upstream(url, timeouts=timeouts, ssl_context=trust(name, tls), server_name=server_name)
     port = bootstrap_port_of(labels)
-    return Target(upstream, api_key, None if port is None else (upstream.place[0], port))
+    return Target(upstream, api_key, None if port is None else (upstream.host, port))
 
 
 class EndpointFactory(msgspec.Struct, frozen=True):

@@ -109,6 +109,8 @@ def _same_place(url: str, path: str, location: str) -> str | None:
 
     Behind a proxy that strips a prefix, an engine does not know the prefix of its own URL.
     """
+    if url.startswith("unix:"):  # to itself it is `localhost`
+        url = "http://localhost" + url.removeprefix("unix:").partition(":")[2]
     try:
         here, there = urlsplit(url), urlsplit(urljoin(url.rstrip("/") + path, location))
         same = (here.scheme, here.hostname, here.port) == (there.scheme, there.hostname, there.port)

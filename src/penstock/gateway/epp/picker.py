@@ -119,7 +119,7 @@ class Addresses:
         self._found: dict[str, tuple[str, float]] = {}  # by host name: its address, and when it was looked up
 
     def address(self, upstream: Upstream) -> str | None:
-        """Returns an endpoint's `ip:port`; None: its host name has no address."""
+        """Returns an endpoint's `ip:port`; None: its host name has no address, or it is at a unix socket."""
         host, port = upstream.place
         found = self._found.get(host)
         if found is None:
@@ -146,7 +146,8 @@ class Addresses:
     async def look(self) -> None:
         """Look up the names that are new or old, and forget those that no endpoint has."""
         loop = asyncio.get_running_loop()
-        hosts = {target.upstream.place[0] for target in self._targets.values()}
+        places = {target.upstream.place for target in self._targets.values()}
+        hosts = {host for host, port in places if port}  # without: a unix socket
         for host in [host for host in self._found if host not in hosts]:
             del self._found[host]
         for host in hosts:

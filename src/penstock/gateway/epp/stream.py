@@ -400,10 +400,12 @@ class ProxyStream:
     ) -> None:
         """Name the endpoint, with the changed head and the body."""
         address = self._picker.places.address(upstream)
-        if address is None:  # its name has no address
+        if address is None:  # its name has none, or it is at a unix socket
             pick = self._pick
             assert pick is not None
-            self._loop.call_soon(self._fail, UpstreamError(UpstreamErrorKind.CONNECT, "its host name has no address"))
+            self._loop.call_soon(
+                self._fail, UpstreamError(UpstreamErrorKind.CONNECT, "it has no address that a proxy could reach")
+            )
             return
         self._address = address
         self._within(self._picker.timeouts.first_byte)

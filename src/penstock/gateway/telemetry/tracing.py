@@ -130,7 +130,7 @@ class RequestTrace:
             "gen_ai.operation.name": self._operation,
             "gen_ai.request.model": self._model,
             "server.address": host,
-            "server.port": port,
+            **({"server.port": port} if port else {}),
             "penstock.endpoint": endpoint,
         }
         self._call = self._start(f"{self._operation} {self._model}", SpanKind.CLIENT, attributes)

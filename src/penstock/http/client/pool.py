@@ -61,7 +61,7 @@ class UpstreamException(Exception):  # noqa: N818 - the error is the value it ca
 
 
 class Upstream:
-    """The connections to one endpoint. Made and used on one event loop. ValueError for a `url` that is not http(s)."""
+    """The connections to one endpoint. Made and used on one event loop. ValueError: its `url` is none."""
 
     def __init__(
         self,
@@ -93,8 +93,14 @@ class Upstream:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The endpoint's host and port."""
-        return self._address.host, self._address.port
+        """The endpoint's host and port; of a unix socket its path and 0."""
+        address = self._address
+        return (address.socket, 0) if address.socket else (address.host, address.port)
+
+    @property
+    def host(self) -> str:
+        """The host it is on: `localhost` behind a unix socket."""
+        return self._address.host
 
     @property
     def prefix(self) -> str:
@@ -127,9 +133,8 @@ class Upstream:
 
     def unpooled(self) -> Upstream:
         """Returns a new `Upstream` to the same endpoint that makes a new connection for every request."""
-        address = self._address
         return Upstream(
-            f"{'https' if address.is_tls else 'http'}://{address.authority}{address.prefix}",
+            self.url,
             timeouts=self.timeouts,
             limits=dataclasses.replace(self.limits, idle_connections_max=0),
             ssl_context=self._ssl,
@@ -287,6 +292,11 @@ class Upstream:
         address = self._address
         try:
             async with asyncio.timeout(self.timeouts.connect_s):
+                if address.socket:
+                    await self._loop.create_unix_connection(
+                        lambda: cast("asyncio.Protocol", connection), address.socket
+                    )
+                    return
                 await self._loop.create_connection(
                     lambda: cast("asyncio.Protocol", connection),
                     address.host,

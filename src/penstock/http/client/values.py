@@ -95,10 +95,14 @@ class Address:
     authority: str  # for the Host header
     prefix: str  # before every target
     is_tls: bool
+    socket: str = ""  # the path of its unix socket: host and port are then names only
 
     @staticmethod
     def of(url: str) -> Address:
-        """Take an endpoint's `url` apart. Raises ValueError if it is not a plain http(s) URL."""
+        """Take an endpoint's `url` apart. Raises ValueError if it is not a plain http(s) or unix URL."""
+        if url.startswith("unix:/"):
+            socket, _, prefix = url.removeprefix("unix:").partition(":")
+            return Address("localhost", 80, "localhost", prefix.rstrip("/"), is_tls=False, socket=socket)
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http(s) URL with a host: {url!r}")
