@@ -2,5 +2,6 @@
 
 `scenarios/` are named situations with goals, `lab/` is a matrix of strange engines, `slots.py` are fresh starts before
 engines of unknown size, `many/` is the world of several gateways, `traces/` are routers of other projects to compare
-with; `report.py`, `capacity.py` and `workload.py` are shared. `python -m bench` (`__main__.py`) runs them.
+with, and `policies.py` policies; `report.py`, `capacity.py` and `workload.py` are shared. `python -m bench`
+(`__main__.py`) runs them.
 """

@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 
-from bench import slots
+from bench import policies, slots
 from bench.lab import lab_cli
 from bench.scenarios import scenarios_cli
 from bench.traces.baselines import RIVALS
@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command that `argv` names (None: the process' own arguments). Returns the exit code."""
+    policies.register()
     args = parser().parse_args(argv)
     return int(args.run(args))
 

@@ -84,7 +84,7 @@ class Bench:
         for name in self.endpoints:
             self.scheduler.endpoint_added(EndpointSpec(name, SLOTS, frozenset({"m"})), now=0.0)
         self.conversations = 0
-        if routing not in ("least_loaded", "round_robin", "power_of_two", "session"):
+        if routing not in ("least_loaded", "round_robin", "session"):
             self.fill_index()
         self.learn()
         for _ in range(endpoints * SLOTS + depth):

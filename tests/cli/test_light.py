@@ -18,7 +18,6 @@ OFF = {
     "the store": ("penstock.batch.store.sql_store", "penstock.batch.store.thread", "penstock.gateway.usage.book"),
     "issued keys": ("penstock.gateway.keys.book",),
     "workers and groups": ("penstock.share", "penstock.gateway.cluster", "penstock.gateway.elect"),
-    "budgets of groups": ("penstock.gateway.budgets",),
     "the endpoint picker": ("penstock.gateway.epp", "grpc"),
     "tokens of an issuer": ("penstock.gateway.identity.tokens.issuer", "jwt"),
     "discovery": tuple(f"penstock.gateway.endpoints.discovery.{kind}" for kind in ("dns", "file", "kubernetes")),

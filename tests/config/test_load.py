@@ -604,8 +604,8 @@ WRONG_VALUES = {
     "routing: {policy: kv, affinity_escape: 1}": (
         "routing.affinity_escape: means nothing with `policy: kv` (write `policy: predicted_ttft`)"
     ),
-    "routing: {policy: lmetric, affinity_wait: 1}": (
-        "routing.affinity_wait: means nothing with `policy: lmetric`, which prefers no endpoint"
+    "routing: {policy: least_loaded, affinity_wait: 1}": (
+        "routing.affinity_wait: means nothing with `policy: least_loaded`, which prefers no endpoint"
     ),
     "routing: {policy: round_robin, prefix_chunk: 128}": (
         "routing.prefix_chunk: means nothing with `policy: round_robin`, which compares no prompts"

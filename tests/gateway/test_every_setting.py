@@ -45,7 +45,6 @@ HELD_BY: dict[str, str] = {
     "share.elect.kubernetes.*": "stores::test_one_is_elected_gives_it_back_and_the_next_takes_it",
     "share.elect.valkey.*": "elected::test_another_gateway_decides_within_seconds_and_no_stream_of_others_breaks",
     "share.elect.postgres.*": "stores::test_groups_of_gateways_in_one_database",
-    "share.budgets.valkey.*": "budgets::test_what_is_used_at_one_is_used_at_the_other",
     "share.alone_after": SHARED + "test_a_decider_that_is_killed_breaks_no_stream_of_others_and_loses_no_request",
     "share.name": "strangers::test_an_edge_that_does_not_fit_gets_the_reason",
     "tls.cert": "reload::test_a_renewed_certificate_is_used_for_new_connections",

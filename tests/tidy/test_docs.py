@@ -104,12 +104,9 @@ def test_a_citation_is_seen() -> None:
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
-_STATE = re.compile(
-    r"State: (accepted|superseded by \[(\d{4})\]\(\2-[a-z0-9-]+\.md\)) · Date: \d{4}-\d\d-\d\d( · \S.*)?"
-)
+_STATE = re.compile(r"State: accepted · Date: \d{4}-\d\d-\d\d( · \S.*)?")
 PARTS = ("Context", "Decision", "Figures", "Consequence", "Not taken")
 NEEDED = ("Context", "Decision", "Consequence")
-SUPERSEDED_WORDS = 70  # such a page says by what, and why
 
 
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
@@ -117,14 +114,8 @@ def test_a_decision_has_the_form_of_all(page: Path) -> None:
     lines = page.read_text().splitlines()
     number = page.name[:4]
     assert re.fullmatch(rf"# {number}: \S.*", lines[0]), f"{page.name} begins with `# {number}: title`"
-    assert _STATE.fullmatch(lines[2]), (
-        f"{page.name}: line 3 is `State: accepted · Date: YYYY-MM-DD`, or `State: superseded by [NNNN](page) · …`"
-    )
+    assert _STATE.fullmatch(lines[2]), f"{page.name}: line 3 is `State: accepted · Date: YYYY-MM-DD`"
     parts = [found.group(1) for line in lines if (found := re.match(r"\*\*([^*]+?)\.\*\*", line))]
-    if "superseded" in lines[2].partition(" · ")[0]:
-        assert not parts
-        assert len(page.read_text().split()) <= SUPERSEDED_WORDS, f"{page.name}: a superseded decision is three lines"
-        return
     assert set(parts) <= set(PARTS), f"{page.name}: paragraphs may open with {PARTS} in bold; others in italics"
     assert [part for part in parts if part in NEEDED] == list(NEEDED), f"{page.name} has {NEEDED}, in this order, once"
     assert not [line for line in lines if re.match(r"\*\*(?![^*]+?\.\*\*)", line)], f"{page.name}: `**Part.** Text`"
@@ -136,6 +127,9 @@ def test_the_index_names_each_decision_once_by_its_title() -> None:
     named = dict(re.findall(r"^- \[(.+)\]\((\d[^)]+)\)", index, flags=re.MULTILINE))
     titles = {page.read_text().splitlines()[0].removeprefix("# "): page.name for page in DECISIONS}
     assert titles == named, "a decision stands in docs/decisions/README.md under its topic: `- [NNNN: title](page)`"
+    superseded = re.findall(r"^\| (\d{4}): \S.* \| \[(\d{4})\]\(\2-[a-z0-9-]+\.md\) \|$", index, flags=re.MULTILINE)
+    assert len(superseded) > 20
+    assert {number for number, _ in superseded}.isdisjoint(page.name[:4] for page in DECISIONS), "it has no page"
 
 
 # -- the site ----------------------------------------------------------------------------------------------------------
@@ -144,7 +138,7 @@ def test_the_index_names_each_decision_once_by_its_title() -> None:
 def test_each_page_is_in_the_navigation_and_decisions_come_last() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     listed = re.findall(r"([A-Za-z0-9_/-]+\.md)$", navigation, flags=re.MULTILINE)
-    pages = {str(page.relative_to(DOCS)) for page in PAGES if page not in (*DECISIONS, *POLICY_PAGES)}
+    pages = {str(page.relative_to(DOCS)) for page in PAGES if page not in (*DECISIONS, *POLICY_FILES)}
     assert set(listed) == pages, "each page of docs/ is in `nav` of mkdocs.yml; policies and decisions in their index"
     assert listed[-1] == "decisions/README.md"
 
@@ -165,20 +159,30 @@ def test_a_file_that_a_page_names_is_there(page: Path) -> None:
 
 # -- policies ----------------------------------------------------------------------------------------------------------
 
-POLICY_PAGES = [page for page in sorted((DOCS / "policies").glob("*.md")) if page.name != "README.md"]
+PLAIN = DOCS / "policies/plain.md"  # a section per policy with little to say
+POLICY_FILES = [page for page in sorted((DOCS / "policies").glob("*.md")) if page.name != "README.md"]
+POLICY_PAGES = {page.stem: page.read_text() for page in POLICY_FILES if page != PLAIN}
+POLICY_TEXTS = POLICY_PAGES | {
+    f"{decision.lower()}-{name}": text.replace("\n### ", "\n## ")
+    for decision, name, text in re.findall(
+        r"^## (\w+): `(\w+)`\n(.*?)(?=^## |\Z)", PLAIN.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
+}
 POLICY_PARTS = ["What it decides", "Formula", "Bound", "Settings", "When to use it", "Source"]
 
 
-@pytest.mark.parametrize("page", POLICY_PAGES, ids=lambda page: page.stem)
-def test_a_policy_page_has_the_form_of_all(page: Path) -> None:
-    parts = re.findall(r"^## (.+)$", page.read_text(), flags=re.MULTILINE)
-    assert parts == POLICY_PARTS, f"{page.name}: its headings are {POLICY_PARTS}"
-    empty = re.findall(r"^## (.+)\n+(?=## |\Z)", page.read_text(), flags=re.MULTILINE)
-    assert empty == [], f"{page.name} says nothing of {empty}"
+@pytest.mark.parametrize("name", POLICY_TEXTS)
+def test_what_is_said_of_a_policy_has_the_form_of_all(name: str) -> None:
+    text = POLICY_TEXTS[name]
+    parts = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+    assert parts == POLICY_PARTS, f"{name}: its headings are {POLICY_PARTS}"
+    empty = re.findall(r"^## (.+)\n+(?=## |\Z)", text, flags=re.MULTILINE)
+    assert empty == [], f"{name} says nothing of {empty}"
 
 
-def test_each_policy_of_ours_has_a_page_and_a_link_to_it() -> None:
-    pages = {f"{decision}-{name}.md" for decision, names in OWN.items() for name in names}
+def test_each_policy_of_ours_is_written_about_and_linked() -> None:
+    named = {f"{decision}-{name}" for decision, names in OWN.items() for name in names}
     index = (DOCS / "policies/README.md").read_text()
-    assert pages - {page.name for page in POLICY_PAGES} == set()
-    assert [page.name for page in POLICY_PAGES if f"]({page.name})" not in index] == []
+    assert named <= POLICY_TEXTS.keys()
+    places = (f"]({name}.md)" if name in POLICY_PAGES else f"](plain.md#{name})" for name in POLICY_TEXTS)
+    assert [place for place in places if place not in index] == []

@@ -32,9 +32,9 @@ _LITELLM = {
     "stream_timeout": ("timeouts.between_bytes",),
     "max_budget": ("tenants[].limits.tokens_per_day",),
     "budget_duration": ("tenants[].limits.tokens_per_day",),
-    "redis_url": ("share.elect.valkey.url", "share.budgets.valkey.url"),
-    "redis_host": ("share.elect.valkey.url", "share.budgets.valkey.url"),
-    "redis": ("share.elect.valkey.url", "share.budgets.valkey.url"),
+    "redis_url": ("share.elect.valkey.url",),
+    "redis_host": ("share.elect.valkey.url",),
+    "redis": ("share.elect.valkey.url",),
     "allowed_fails": ("health.eject_after",),
     "cooldown_time": ("health.eject_for",),
 }
@@ -126,7 +126,7 @@ AT_TOP = {  # names that are settings of ours elsewhere, or that many programs h
     "log_level": "`penstock serve --log-level LEVEL`",
     "database_url": "`batch.url`",
 }
-POLICIES = {  # other programs' names for routing policies
+POLICIES = {  # other programs' names for routing policies, and earlier ones of ours
     "least_busy": "least_loaded",
     "least_conn": "least_loaded",
     "leastconn": "least_loaded",
@@ -136,8 +136,10 @@ POLICIES = {  # other programs' names for routing policies
     "usage_based_routing": "least_loaded",
     "simple_shuffle": "round_robin",
     "roundrobin": "round_robin",
-    "random": "power_of_two",
-    "p2c": "power_of_two",
+    "random": "least_loaded",
+    "p2c": "least_loaded",
+    "power_of_two": "least_loaded",
+    "lmetric": "predicted_ttft",
     "cache_aware": "prefix",
     "prefixaware": "prefix",
     "kvaware": "kv",

@@ -127,7 +127,7 @@ def test_a_request_for_another_adapter_has_its_turn() -> None:
     assert "r3" in {entry.request.id for entry in shop.made.inspect().leases.values()}
 
 
-@pytest.mark.parametrize("policy", ["predicted_ttft", "kv", "prefix", "lmetric"])
+@pytest.mark.parametrize("policy", ["predicted_ttft", "kv", "prefix"])
 def test_every_policy_that_goes_by_prefixes_goes_by_adapters(policy: str) -> None:
     shop = Shop(8, replace(SETTINGS, routing=policy))
     assert len({shop.ask("x") for _ in range(4)}) == 1

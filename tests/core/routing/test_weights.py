@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from bench.policies import Lmetric, PowerOfTwo
 from penstock.conformance.invariants import CheckedScheduler
+from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.settings import EndpointSpec
@@ -82,13 +84,15 @@ def test_other_policies_go_by_weight_where_nothing_they_go_by_differs(
     assert found["a"] == pytest.approx(0.75, abs=off)
 
 
-def test_lots_are_drawn_by_weight() -> None:
+def test_lots_are_drawn_by_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "power_of_two", PowerOfTwo)
     found = shares("power_of_two", {"a": 4.0, "b": 1.0, "c": 1.0}, in_flight=12)
     assert found["a"] == pytest.approx(4 / 6, abs=0.06)
     assert found["b"] == pytest.approx(found["c"], abs=0.03)
 
 
-def test_a_batch_and_a_prompt_weigh_less_where_the_weight_is_more() -> None:
+def test_a_batch_and_a_prompt_weigh_less_where_the_weight_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "lmetric", Lmetric)
     found = shares("lmetric", {"a": 3.0, "b": 1.0}, in_flight=20)
     assert found["a"] == pytest.approx(0.75, abs=0.05)
 

@@ -58,12 +58,6 @@ class ValkeyElection(Section):
     ca_file: values.OptionalFile = setting(None, "With `valkeys`: CA certificates for the server.")
 
 
-class BudgetsInValkey(ValkeyElection):
-    """Keys in Valkey or Redis that several groups share (extra `valkey`)."""
-
-    key: RecordName = setting("penstock", "The prefix of its keys; groups with the same one share budgets.")
-
-
 class PostgresElection(Section):
     """A row in PostgreSQL (extra `postgres`)."""
 

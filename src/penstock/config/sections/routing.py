@@ -16,8 +16,6 @@ from penstock.config.sections.section import Section, setting
 from penstock.core.values.request import PREFIX_CHUNK_BYTES
 from penstock.core.values.settings import PASSED_MAX
 
-WITHOUT_PREFERENCE = ("lmetric",)  # although they look at prefixes
-
 
 def by_session(policy: str) -> bool:
     return traits(policy)[1]
@@ -178,7 +176,7 @@ def routing_checks(routing: RoutingSection, max_wait_s: float) -> Found:
         )
     yield from _of_caches(routing)
     wait_s = 0.0 if routing.affinity_wait == "auto" else routing.affinity_wait
-    if wait_s > 0 and (policy in WITHOUT_PREFERENCE or not any(traits(policy))):
+    if wait_s > 0 and not any(traits(policy)):
         yield problem(("routing", "affinity_wait"), f"means nothing with `policy: {policy}`, which prefers no endpoint")
     if wait_s > 0 and session.strict:
         yield problem(

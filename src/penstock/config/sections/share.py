@@ -6,7 +6,7 @@ The gateways of a group have equal settings except those in `OWN`; a hash of the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, SecretStr
 
@@ -25,7 +25,6 @@ from penstock.config.problems import (
     unreadable,
 )
 from penstock.config.sections.elect import (
-    BudgetsInValkey,
     KubernetesElection,
     PostgresElection,
     ValkeyElection,
@@ -89,21 +88,16 @@ class ElectSection(Section):
         return [key for key in cls.model_fields if isinstance(raw, Mapping) and raw.get(key) is not None]
 
 
-class BudgetsSection(Section):
-    """Shared `tokens_per_minute` and `tokens_per_day` of tenants for several groups (clusters).
-
-    Each group reports its use once a second; no request waits for it.
-    """
-
-    valkey: BudgetsInValkey | None = setting(None, "")
-
-
 class ShareSection(Section):
     """Several gateways with one queue: the leader schedules, all carry bytes (docs/scale.md).
 
     `listen` enables it. The gateways of a group have equal settings, except `listen`, `root_path`, `workers`, `tls`,
     `state_dir`, `log`, `tracing` and this section.
     """
+
+    removed: ClassVar[dict[str, str]] = {
+        "budgets": "a group has one budget per tenant: make one group, or divide `tenants[].limits` between groups",
+    }
 
     listen: OptionalListen = setting(None, "The address for the other gateways of the group, such as `:8081`.")
     advertise: OptionalPlace = setting(
@@ -120,7 +114,6 @@ class ShareSection(Section):
         ge=1,
         le=ALONE_AFTER_S_MAX,
     )
-    budgets: BudgetsSection = BudgetsSection()
     name: values.Name = setting("", "This gateway's name. Default: `share.advertise`.")
 
     @property
@@ -188,7 +181,6 @@ def _elected(raw: object, document: Document) -> Found:
     written = mapping_of(raw)
     yield from one_of(ElectSection.given(written.get("elect")), ElectSection.model_fields, ("share", "elect"))
     yield from elect_checks(written.get("elect"), ("share", "elect"), document)
-    yield from elect_checks(written.get("budgets"), ("share", "budgets"), document)
 
 
 def _beside(document: Document) -> Found:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock import clock
 from penstock.config.model import Settings
-from penstock.config.problems import ConfigError, Problem
-from penstock.config.sections.share import ShareSection
 from penstock.gateway import settings_map
 from penstock.gateway.admin.routes import AdminError, answer
 from penstock.gateway.cluster.listener import Dialler, GroupListener
@@ -19,14 +16,12 @@ from penstock.gateway.cluster.role import GroupNow, GroupRole
 from penstock.gateway.cluster.supervisor import Supervisor
 from penstock.gateway.cluster.table import Table
 from penstock.gateway.elect.choose import election_of
-from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.telemetry.exposition import Levels
 from penstock.http.server.server import Exchange, Handler, HttpServer
 from penstock.share.messages import Leave
 
 if TYPE_CHECKING:
     from penstock.gateway.bootstrap import Parts
-    from penstock.gateway.budgets.together import Together
 
 CLOSE_TIMEOUT_S = 1.0  # for other gateways to take the end of an answer
 WORKERS_TIMEOUT_S = 2.0  # for workers to end, beyond the time for their clients
@@ -99,7 +94,7 @@ class GatewayCluster:
 
 
 class Group:
-    """This gateway's part in its group: its port, its role, and budgets that are shared with other groups."""
+    """This gateway's part in its group: its port and its role."""
 
     def __init__(self, settings: Settings, table: Table, parts: Parts) -> None:
         app, operators, driver = parts.app, parts.operators_app, parts.driver
@@ -121,34 +116,21 @@ class Group:
             GroupPaths(app, of_callers, dial, lambda: role.leader, refuse),
             GroupPaths(operators, is_of_group, dial, lambda: role.leader, refuse),
         )
-        self._budgets = budgets_of(share, driver, decides=lambda: role.role == "leads")
-        if self._budgets is not None:
-            role.beside = self._budgets.why_apart
         parts.metrics.add_sources(
             [
                 _level("decides", "Whether this gateway decides, for all or alone.", lambda: role.decides),
                 _level("alone", "Whether it decides alone, with its part of slots and limits.", self._is_alone),
                 _level("gateways", "Gateways of the group, as last known.", lambda: role.gateways),
                 _level("epoch", "The number of the decider that it follows; it grows with each.", lambda: role.epoch),
-                _level(
-                    "budgets_apart",
-                    "Whether the budgets that other groups have too can't be reached, "
-                    "so that a part of each is used here.",
-                    lambda: self._budgets is not None and self._budgets.apart,
-                ),
             ]
         )
 
     async def start(self) -> None:
         """Take part. OSError: the port is taken."""
         await self.role.start()
-        if self._budgets is not None:
-            self._budgets.start()
 
     async def close(self) -> None:
         """Take part no longer."""
-        if self._budgets is not None:
-            await self._budgets.close()
         await self.role.close()
         await self.questions.wait_closed(CLOSE_TIMEOUT_S)
 
@@ -160,23 +142,6 @@ class Group:
 
     def _is_alone(self) -> bool:
         return self.role.role == "alone"
-
-
-def budgets_of(share: ShareSection, driver: Driver, *, decides: Callable[[], bool]) -> Together | None:
-    """Returns the tenants' budgets that are shared with other groups; None: they are not."""
-    if share.budgets.valkey is None:
-        return None
-    from penstock.gateway.budgets.together import Together  # noqa: PLC0415 - and what its store needs
-    from penstock.gateway.budgets.valkey_budgets import ValkeyBudgets  # noqa: PLC0415
-
-    valkey = share.budgets.valkey
-    try:
-        bank = ValkeyBudgets(
-            valkey.url.get_secret_value(), valkey.key, id_=secrets.token_hex(8), ca_file=valkey.ca_file
-        )
-    except (ValueError, OSError) as error:
-        raise ConfigError([Problem("share.budgets.valkey.url", str(error))]) from None
-    return Together(driver.scheduler, bank, decides=decides)
 
 
 def _level(name: str, text: str, value: Callable[[], float]) -> Levels:

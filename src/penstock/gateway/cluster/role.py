@@ -109,7 +109,6 @@ class GroupRole:
         self._link_s = self._echo_s = 0.0
         self._followed = ""  # the epoch followed last
         self._tasks: list[asyncio.Task[None]] = []
-        self.beside: Callable[[], str | None] = lambda: None  #: other trouble between gateways
         table.role = self
         table.answers.tell_decider = self._link.say
 
@@ -164,7 +163,7 @@ class GroupRole:
     def now(self) -> GroupNow:
         """Returns the status of the group."""
         now, standing = self._now(), self._election.standing
-        trouble = self._link.trouble or self._election.trouble or getattr(standing, "why", "") or self.beside()
+        trouble = self._link.trouble or self._election.trouble or getattr(standing, "why", "")
         ours = self._share.place
         return GroupNow(
             name=self._share.called,
