@@ -31,7 +31,15 @@ class GatewayCluster:
     """Owns the edges, the workers' processes and the group's port."""
 
     def __init__(self, settings: Settings, parts: Parts) -> None:
-        self.table = Table(settings, parts)
+        self.table = Table(
+            settings,
+            driver=parts.driver,
+            endpoints=parts.endpoints,
+            catalog=parts.catalog,
+            affinities=parts.affinities,
+            metrics=parts.metrics,
+            events=parts.events,
+        )
         self._supervisor = Supervisor(self.table, settings, parts.events)
         self.group: Group | None = None
         self.handlers: tuple[Handler, Handler] = RelayedApp(parts.app), parts.operators_app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -10,8 +10,16 @@ from penstock.gateway.cluster.link import Link
 from penstock.share.decider import Peer
 from penstock.share.messages import EdgeStanding, Up
 
-if TYPE_CHECKING:
-    from penstock.gateway.cluster.supervisor import WorkerProcess
+
+class RunningProcess(Protocol):
+    """A worker's process, as its supervisor keeps it running."""
+
+    pid: int  #: 0: not started
+    starts: int
+
+    def kill(self) -> None: ...
+    def ending(self) -> None: ...
+    async def close(self, timeout_s: float) -> None: ...
 
 
 class EdgeNow(msgspec.Struct, frozen=True):
@@ -36,7 +44,7 @@ class Member:
     def __init__(self, name: str, *, where: str | None = None) -> None:
         self.name = name
         self.where = where  #: its address if it belongs to another gateway
-        self.process: WorkerProcess | None = None
+        self.process: RunningProcess | None = None
         self.link: Link[Up] | None = None
         self.peer: Peer | None = None  #: while this gateway decides for it
         self.epoch = 0  #: in which it became a peer

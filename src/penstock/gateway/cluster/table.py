@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import msgspec
 from pydantic import SecretStr
@@ -27,12 +27,19 @@ from penstock.config.load import config_hash, shared_hash
 from penstock.config.model import Settings
 from penstock.config.sections.share import OWN
 from penstock.gateway import settings_map
+from penstock.gateway.admin.events import EventLog
 from penstock.gateway.cluster import counts
 from penstock.gateway.cluster.answers import SharedAnswers
 from penstock.gateway.cluster.endpoint_feed import EndpointFeed
 from penstock.gateway.cluster.link import Link, taken_over
 from penstock.gateway.cluster.member import EdgeNow, Member
+from penstock.gateway.cluster.operators import OperatorOrders
+from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.registry import EndpointRegistry
+from penstock.gateway.proxy.driver import Driver
+from penstock.gateway.proxy.ties import Affinities
 from penstock.gateway.telemetry.edges import edge_levels
+from penstock.gateway.telemetry.metrics import Metrics
 from penstock.share.decider import Decider, Peer
 from penstock.share.frames import decider_reader, why_not
 from penstock.share.messages import (
@@ -60,10 +67,6 @@ from penstock.share.messages import (
     WhoDecides,
 )
 
-if TYPE_CHECKING:
-    from penstock.gateway.bootstrap import Parts
-    from penstock.gateway.cluster.role import GroupRole
-
 logger = logging.getLogger(__name__)
 
 EPOCH: Final = 1  # without a group: workers end with their decider, so it is the only one
@@ -88,22 +91,40 @@ class TurnedAway(msgspec.Struct, frozen=True):
     why: str
 
 
+class OwnRole(Protocol):
+    """This gateway's role in its group, as far as the table asks and tells it."""
+
+    @property
+    def orders(self) -> OperatorOrders: ...
+    def check(self) -> None: ...
+    def superseded(self, epoch: int) -> None: ...
+
+
 class Table:
     """The members, and their updates."""
 
-    def __init__(self, settings: Settings, parts: Parts) -> None:
-        driver, endpoints, affinities = parts.driver, parts.endpoints, parts.affinities
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        driver: Driver,
+        endpoints: EndpointRegistry,
+        catalog: Catalog,
+        affinities: Affinities,
+        metrics: Metrics,
+        events: EventLog,
+    ) -> None:
         share = settings.share
         self._settings = settings
         self._address = share.place if share.enabled else ""  # of this gateway, as edges know it
         self._prefix_seed = affinities.prefix_seed  # the same for each worker, restarted ones included
         self._driver = driver
-        self._metrics = parts.metrics
-        self._events = parts.events
+        self._metrics = metrics
+        self._events = events
         self._hash, self.shared_hash = config_hash(settings), shared_hash(settings)
         bands = _bands(settings)
         self._bands_of = {self._hash: bands, self.shared_hash: bands}
-        self._feed = EndpointFeed(driver, endpoints, parts.catalog, self.members)
+        self._feed = EndpointFeed(driver, endpoints, catalog, self.members)
         self.decider = Decider(
             driver.scheduler,
             driver,
@@ -120,7 +141,7 @@ class Table:
         self._newcomers: dict[Member, None] = {}  # of other gateways, before their hello
         self._gone: dict[str, float] = {}  # gateways that were cut off, and when each had heard this one
         self.refusals: deque[TurnedAway] = deque(maxlen=REFUSALS_KEPT)
-        self.role: GroupRole | None = None  #: of this gateway; None: without a group it always decides
+        self.role: OwnRole | None = None  #: of this gateway; None: without a group it always decides
         self._decides = WhoDecides(None, 0) if share.enabled else WhoDecides("", EPOCH)
         self._for_workers: dict[type, NewKeys | NewRules | Leave] = {}  # the latest of each
         self._timer: asyncio.TimerHandle | None = None
