@@ -172,7 +172,7 @@ cost: .venv/dev.stamp
 	$(BIN)/python benchmarks/cost/calls.py 2>/dev/null
 	$(BIN)/python benchmarks/cost/instructions.py $(AGAINST) $(BIN)/penstock $(wildcard $(COMPILED)/penstock) $(ARGS)
 
-# The whole matrix of strange engines (docs/strange-engines.md): some ten minutes of CPU time; with ARGS a part of it.
+# The whole matrix of strange engines (bench/strange-engines.md): some ten minutes of CPU time; with ARGS a part of it.
 lab: .venv/core.stamp
 	$(BIN)/python -m bench lab --jobs $$($(BIN)/python -c "import os; print(os.cpu_count())") $(ARGS)
 

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from bench.lab.matrix import default_settings
+from bench.lab.pages import FROZEN_IDLE
 from bench.report import done_per_s
 from bench.workload import Lognormal
 from penstock.sim import command
-from penstock.sim.engine.pages import FROZEN_IDLE
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.engine.strange import PLAIN, Strange
 from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Lengths, Stream, sources

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from subprocess import PIPE
@@ -31,6 +31,7 @@ from rig import Gateway, gateway, machine, started
 
 from bench.lab.cells import CELLS, LIGHT_ANSWER, QUEUE_MAX, WARM_S, Cell, CellLoad
 from bench.lab.matrix import LIGHT_MAX, OF_THROUGH_MIN, OF_TOLD_MIN, PICTURE_SHARE, Way
+from bench.lab.pages import fields_of
 from bench.workload import Lognormal
 from penstock.sim.engine.pages import TRUE
 from penstock.sim.engine.strange import Strange
@@ -174,9 +175,7 @@ def _faults(wired: Wired, strange: Strange) -> Iterator[dict[str, Any]]:
     if strange.doors:
         yield {"kind": "door", "course": [list(entry) for entry in strange.doors]}
     if strange.page != TRUE:
-        honest = asdict(TRUE)
-        odd = {name: value for name, value in asdict(strange.page).items() if value != honest[name]}
-        yield {"kind": "metrics_lie", "value": odd}
+        yield {"kind": "metrics_lie", "value": fields_of(strange.page)}
 
 
 def _gateway(folder: Path, cell: Cell, way: Way, engines: list[_Engine]) -> Any:

@@ -2,5 +2,5 @@
 
 A cell (`cells.py`) is one engine that is odd in one way (`Strange`), under one load; `matrix.py` runs each cell three
 times, with nothing told, with the slots told, and with queueing off, and compares the first run with the other two.
-`lab_cli.py` is `python -m bench lab`; docs/strange-engines.md is the page for users.
+`pages.py` are metrics pages that lie; `lab_cli.py` is `python -m bench lab`. Its page is bench/strange-engines.md.
 """

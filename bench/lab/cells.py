@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Final
 
 from bench.capacity import requests_per_s
-from penstock.sim.engine import pages
-from penstock.sim.engine.pages import PAGES
+from bench.lab import pages
+from bench.lab.pages import PAGES
 from penstock.sim.engine.profiles import PROFILES, EngineConfig
 from penstock.sim.engine.strange import PLAIN, Course, Strange
 

@@ -170,16 +170,16 @@ async def test_a_page_lies_about_its_load_and_its_counters_move() -> None:
 
 async def test_the_page_of_another_model_names_it() -> None:
     async with bench() as at:
-        await at.fault(kind="metrics_lie", value={"page": "other-model"}, count=1)
+        await at.fault(kind="metrics_lie", value={"of_another": True}, count=1)
         assert 'vllm:num_requests_running{engine="0",model_name="another"}' in (await at.http.get("/metrics")).text
         assert 'vllm:num_requests_running{engine="0",model_name="sim"}' in (await at.http.get("/metrics")).text
 
 
-async def test_a_page_lies_by_name() -> None:
+async def test_a_page_stands_still_or_has_no_counters() -> None:
     async with bench() as at:
-        await at.fault(kind="metrics_lie", value={"page": "frozen-overloaded"})
+        await at.fault(kind="metrics_lie", value={"frozen": True, "frozen_waiting": 200})
         assert (await at.gauges())["vllm:num_requests_waiting"] == 200
-        await at.fault(kind="metrics_lie", value={"page": "no-counters"})
+        await at.fault(kind="metrics_lie", value={"counters": False})
         assert set(await at.gauges()) == {"vllm:num_requests_running", "vllm:num_requests_waiting"}
 
 
@@ -202,7 +202,8 @@ async def test_a_strange_way_that_makes_no_sense_is_refused(fault: dict[str, Any
 
 
 async def test_the_command_is_strange_from_the_start() -> None:
-    flags = ["--fault", json.dumps({"kind": "no_done"}), "--page", "all-zero"]
+    lie = {"kind": "metrics_lie", "value": {"running_times": 0, "waiting_times": 0}}
+    flags = ["--fault", json.dumps({"kind": "no_done"}), "--fault", json.dumps(lie)]
     command = [sys.executable, "-m", "penstock", "engine", "--port", "0", *flags]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:

@@ -9,12 +9,12 @@ import pytest
 from msgspec import structs
 
 from bench.__main__ import main
+from bench.lab import pages
 from bench.lab.cells import CELLS, SMALL, Cell, stalls
 from bench.lab.matrix import OF_TOLD_MIN, Way, default_settings, run_cell, run_way
 from penstock.config.load import Settings
 from penstock.gateway.settings_map import scheduler_settings
-from penstock.sim.engine import pages
-from penstock.sim.engine.pages import PageWays, StrangePage
+from penstock.sim.engine.pages import TRUE, PageWays, StrangePage
 from penstock.sim.engine.strange import Strange, value_at
 from penstock.sim.engine.values import EngineGauges
 
@@ -29,7 +29,7 @@ def running(count: int) -> EngineGauges:
 
 
 def test_a_true_page_shows_the_gauges() -> None:
-    assert StrangePage(pages.TRUE).read(BUSY, 5.0) is BUSY
+    assert StrangePage(TRUE).read(BUSY, 5.0) is BUSY
 
 
 def test_a_late_page_shows_how_things_were() -> None:

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from bench.lab.pages import MISSING
 from bench.scenarios.base import CHAT, LONG_PROMPTS, STANDARD, Kind, Setup, Variant, capacity_per_s, engines, run
-from penstock.sim.engine.pages import MISSING
 from penstock.sim.engine.strange import Strange
 from penstock.sim.world.workload import Poisson, Stream
 

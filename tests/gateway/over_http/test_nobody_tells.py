@@ -60,7 +60,7 @@ async def test_an_unknown_size_is_found_by_answers_alone(world: World) -> None:
 @pytest.mark.virtual_time
 async def test_gauges_frozen_at_overloaded_close_an_endpoint_only_briefly(world: World) -> None:
     engine = await world.engine(max_num_seqs=8, step_s=0.01)
-    fault(engine, "metrics_lie", value={"page": "frozen-overloaded"})
+    fault(engine, "metrics_lie", value={"frozen": True, "frozen_running": 64, "frozen_waiting": 200})
     await world.gateway(slots=8)
     await world.until(lambda: world.picture().endpoints[0].engine_waiting)
     loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.sim.engine.pages import PAGES
+from bench.lab.pages import PAGES, fields_of
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.conftest import CHAT, World, chat, fault
 from tests.patience import WAIT_S
@@ -62,7 +62,7 @@ async def test_a_slot_comes_back_whatever_an_answer_lacks(world: World, lacks: s
 @pytest.mark.parametrize("page", [name for name in PAGES if name not in SLOW])
 async def test_all_requests_are_answered_whatever_the_metrics_page_shows(world: World, page: str) -> None:
     engine = await world.engine(max_num_seqs=2, step_s=0.005)
-    fault(engine, "metrics_lie", value={"page": page})
+    fault(engine, "metrics_lie", value=fields_of(PAGES[page]))
     await world.gateway(slots="auto")
     async with asyncio.timeout(WAIT_S):
         answers = await asyncio.gather(*(world.chat(stream=True, tokens=4) for _ in range(12)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.sim.engine.pages import PAGES, TRUE, PageWays
+from penstock.sim.engine.pages import TRUE, PageWays
 
 LOG_ENTRIES_MAX = 10_000
 LOG_BODY_BYTES_MAX = 4096  # of larger bodies only size and checksum are logged
@@ -113,13 +113,10 @@ def ways_of(fault: Fault) -> PageWays:
         return PageWays(frozen=True, **{f"frozen_{name}": number for name, number in value.items()})
     if fault.kind != "metrics_lie":
         return TRUE
-    page = PAGES.get(value["page"]) if list(value) == ["page"] else None
-    if page is not None:
-        return page
     unknown = set(value) - {field.name for field in fields(PageWays)}
     if unknown or not value:
         known = ", ".join(field.name for field in fields(PageWays))
-        raise FaultError(f"metrics_lie needs a value: a page ({', '.join(PAGES)}), or of {known}")
+        raise FaultError(f"metrics_lie needs a value of {known}")
     try:
         return msgspec.convert(value, PageWays)
     except msgspec.ValidationError as error:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from penstock.sim.engine.pages import PAGES, PageWays, StrangePage
+from penstock.sim.engine.pages import PageWays, StrangePage
 from penstock.sim.engine.profiles import PROFILES, EngineConfig
 from penstock.sim.fake_engine import metrics
 from penstock.sim.fake_engine import text as engine_text
@@ -311,7 +311,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help='misbehave from the start, as by POST /sim/fault: {"kind": "no_usage"}; again for another one',
     )
-    parser.add_argument("--page", choices=PAGES, help="how its /metrics lies from the start")
 
 
 def config_of(args: argparse.Namespace) -> EngineConfig:
@@ -353,8 +352,6 @@ def run(args: argparse.Namespace) -> int:
         return _complain(str(error))
     try:
         faults = [server.faults.read(text.encode()) for text in args.fault]
-        if args.page is not None:
-            faults.append(Fault("metrics_lie", value={"page": args.page}))
         for fault in faults:
             ways_of(fault)
     except FaultError as error:
