@@ -288,7 +288,7 @@ WRONG_VALUES = {
     "endpoints: [{url: gpu-0:8000}]": (
         "endpoints[0].url: `gpu-0:8000` is not a URL with a host (write `http://gpu-0:8000`)"
     ),
-    "endpoints: [{url: ftp://a}]": "endpoints[0].url: `ftp://a`: expected a URL with http:// or https://, or unix:/path",
+    "endpoints: [{url: ftp://a}]": "endpoints[0].url: `ftp://a`: expected a URL with http://, https:// or unix:/path",
     "endpoints: [{url: 'http://'}]": "endpoints[0].url: `http://` is not a URL with a host",
     "endpoints: [{url: 'http://[::1'}]": "endpoints[0].url: `http://[::1` is not a URL with a host",
     "endpoints: [{url: 'http://a b'}]": (

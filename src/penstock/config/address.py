@@ -162,7 +162,7 @@ def _split(value: str) -> SplitResult | None:
     if "://" not in value:
         return None
     if parts.scheme not in _DEFAULT_PORT:
-        raise Refused(f"{show(value)}: expected a URL with http:// or https://, or unix:/path")
+        raise Refused(f"{show(value)}: expected a URL with http://, https:// or unix:/path")
     if port == 0:
         raise Refused(f"{show(value)}: the port has to be a number from 1 to {PORT_MAX}")
     return parts

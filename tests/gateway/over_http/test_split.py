@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -309,12 +310,15 @@ async def test_of_2000_requests_none_fails_while_a_model_dies_and_returns(world:
             statuses[answer.status] += 1
             answered[-1][answer.json().get("model", "none")] += 1
 
+    def asked(count: int) -> Callable[[], bool]:
+        return lambda: statuses.total() >= count
+
     async def fate() -> None:
         for done in (400, 1_200):
-            await world.until(lambda done=done: statuses.total() >= done)
+            await world.until(asked(done))
             answered.append(Counter())
             await world.engines[1].close()
-            await world.until(lambda done=done: statuses.total() >= done + 400)
+            await world.until(asked(done + 400))
             await world.restart(world.engines[1])
             await world.until(lambda: state(world, 1) == "up")
             answered.append(Counter())
