@@ -134,27 +134,30 @@ class Judge:
 class PageJudge(Judge):
     """The page: a queue is what a step left waiting at two readings, or at one if our streams are late as well.
 
-    Nothing is let in between two readings beyond what the last one proved. It is not believed
+    Nothing is let in between two readings beyond what the last one proved, and after a first queue nothing more while a
+    stream of ours is late, because its reading may be of a moment before that. It is not believed
 
     - while it does not count, or stands still while answers go on (`page.py`; `pages/frozen-*`, `pages/missing`);
-    - if it shows fewer running than streams of ours run (`pages/late-*`, `pages/too-low`);
+    - for half a minute after it stood still beside our streams, or showed fewer running than streams of ours run: it
+      shows an earlier moment (`pages/late-*`, `pages/too-low`);
     - if it shows no queue, although streams are late that it counts as running (`pages/all-running`), or although more
       were sent and no more run (`pages/silent-queue`, `pages/all-zero`). That holds until it shows a queue.
     """
 
-    __slots__ = ("_behind", "_hides", "fit", "honest", "late", "silent")
+    __slots__ = ("_behind", "_hides", "fit", "honest", "silent")
     name = "page"
     grows = 1.0
 
     def __init__(self) -> None:
         self.honest = False  #: it has shown a queue: if it shows none, there is none
-        self.silent = self.late = False
+        self.silent = False
         self.fit = 0  #: so many of ours were there at the last reading without a queue
         self._hides = self._behind = 0  # readings in a row that showed late streams as running, and too few running
 
     def sees(self, ledger: Ledger, now: float) -> bool:
         """True while the page counts, moves, and no doubt is left."""
-        return not (self.silent or self.late) and ledger.page.credible(now) and not ledger.page.mute
+        page = ledger.page
+        return not (self.silent or page.mute or now < page.late_until_s) and page.credible(now)
 
     @property
     def more(self) -> float:
@@ -172,7 +175,7 @@ class PageJudge(Judge):
         queue, begun = _queue(ledger, base), ledger.begun
         self._behind = self._behind + 1 if begun > base.running + max(0.5 * FEW, 0.25 * begun) else 0
         if self._behind >= DOUBTS:
-            self.late = True
+            ledger.page.was_late(now)
         if queue > 0.0:
             self.honest, self.silent = True, False
         hides = queue == 0.0 and base.running >= FULL_SHARE * (ledger.page.own + ledger.page.others)
@@ -186,7 +189,7 @@ class PageJudge(Judge):
         if base is None or now - base.asked_s > READING_S_MAX:
             return None
         inside, queue = page.own + page.others, _queue(ledger, base)
-        used = inside >= IN_USE * slots
+        used, late = inside >= IN_USE * slots, late_streams(ledger, now, LATE)
         if queue == 0.0:
             self.fit = page.own
         if not (used or wanted):
@@ -196,8 +199,8 @@ class PageJudge(Judge):
             ran=base.running,
             queue=queue,
             fits=max(base.running, inside - queue, 0.5 * min(inside, slots)),
-            full=wanted and used and base.waiting <= ledger.fresh,
-            looks=1 if queue >= FEW and 2 * len(late_streams(ledger, now, LATE)) >= queue else 2,
+            full=wanted and used and base.waiting <= ledger.fresh and not (self.honest and late),
+            looks=1 if queue >= FEW and 2 * len(late) >= queue else 2,
             round_s=0.0 if base.running >= IN_USE * slots else SETTLES_S,
         )
 

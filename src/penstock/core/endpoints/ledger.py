@@ -16,7 +16,7 @@ import msgspec
 from penstock.core.endpoints.concurrency import ConcurrencyLimit
 from penstock.core.endpoints.judges import ENDS_MAX
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.page import EnginePage
+from penstock.core.endpoints.page import LATE_S, EnginePage
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 from penstock.core.endpoints.speed import BASE_S, Speed
 from penstock.core.values.observation import Glimpse, Observation
@@ -298,6 +298,8 @@ class Ledger:
         base, last = page.base, page.last
         self._load_until_s = -math.inf
         if not page.read(reading, life_s=self.life_s):
+            if self.shows and page.still_s >= LATE_S:
+                page.was_late(reading.asked_s)
             self._count_door(reading)
             return False
         restarted = last is not None and restarted_between(last, reading)
@@ -419,7 +421,7 @@ class Ledger:
         fresh = 0 if strict else self.fresh
         abandoned = self.abandoned(now)
         base = self.page.base if told else None
-        if base is not None and base.waiting > fresh and self.page.credible(now):
+        if base is not None and base.waiting > fresh and now >= self.page.late_until_s and self.page.credible(now):
             # It queues, so it ran all it could. Each sent since joined its queue, each that ended took one out; if more
             # began than ended, it can run so many more.
             waiting = base.waiting - fresh + abandoned + self._sent - self._ended - self._begun_most

@@ -19,6 +19,8 @@ from penstock.core.values.observation import Observation
 MISSED = 2  # one reading that fails may be a busy loop, ours or the engine's
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 STILL_S = 3.0  # a page may be written every so many steps only: SGLang's every 40
+LATE_S = 1.5  # a page that stood still for longer while streams of ours went on is of an earlier moment,
+LATE_KEPT_S = 30.0  # and may be again
 SHORT_SHARE = 0.5  # of ours that are surely there; a page that shows less is of another engine, or of another time
 OURS_MIN = 4  # requests that may come or go while the page is asked for
 READINGS = 16  # a page may be so many readings late, and show ours that have ended
@@ -63,8 +65,8 @@ class EnginePage:
 
     __slots__ = (
         "_agrees", "_alive_since_s", "_misses", "_pause_s", "_recent", "_short", "_sure_until_s", "_try_s", "_width",
-        "asked_s", "base", "closed_s", "contradicted", "kv_moved_s", "last", "moved_s", "no_page", "others",
-        "outstanding", "own", "read_every_s", "stale_after_s", "worked_s",
+        "asked_s", "base", "closed_s", "contradicted", "kv_moved_s", "last", "late_until_s", "moved_s", "no_page",
+        "others", "outstanding", "own", "read_every_s", "stale_after_s", "worked_s",
     )  # fmt: skip
 
     def __init__(self, stale_after_s: float) -> None:
@@ -75,6 +77,7 @@ class EnginePage:
         self.moved_s = -math.inf  #: and the last one that moved,
         self.kv_moved_s = -math.inf  #: and the last one that showed other memory,
         self.worked_s = -math.inf  #: and the last one that showed more than another queue
+        self.late_until_s = -math.inf  #: until then its queue is of an earlier moment: own streams show the present one
         self.read_every_s = 0.0  #: how often it is read, about
         self.no_page = False  #: something answered when last asked for the page, and had none
         self.own = 0  #: requests of ours that had been sent when the last reading that moved was asked for
@@ -188,7 +191,16 @@ class EnginePage:
     @property
     def mute(self) -> bool:
         """Whether it has stood still for some seconds while answers went on, with or without counters on it."""
-        return self.asked_s - self._alive_since_s >= STILL_S
+        return self.still_s >= STILL_S
+
+    @property
+    def still_s(self) -> float:
+        """How long it has stood still while answers went on; minus infinity if it has not."""
+        return self.asked_s - self._alive_since_s
+
+    def was_late(self, now: float) -> None:
+        """Note that it shows an earlier moment than our own streams: for some time its queue counts for nothing."""
+        self.late_until_s = now + LATE_KEPT_S
 
     def changes_s(self, now: float) -> float:
         """Returns when the page's validity ends or changes by time."""
