@@ -76,8 +76,7 @@ def test_a_request_that_waits_too_long_is_evicted_with_a_retry_after() -> None:
 def test_a_band_may_forbid_waiting_altogether() -> None:
     made = scheduler(SchedulerSettings(bands=(BandSettings("now", wait_s_max=0.0),)), a=1)
     fill(made, 1)
-    made.arrived(request("late"), now=1.0)
-    assert ends(made.expire(now=1.0)) == [("late", "evicted", "queue_timeout")]
+    assert ends(made.arrived(request("late"), now=1.0)) == [("late", "rejected", "queue_full")]
 
 
 def test_where_nobody_is_alive_a_known_model_waits_and_then_gets_no_endpoint() -> None:

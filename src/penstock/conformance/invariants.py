@@ -587,7 +587,8 @@ class CheckedScheduler(Scheduler):
         victims = [a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DISPLACED]
         assert not victims or request.id in self._state.entries, f"{victims} had to go for {request}, who was refused"
         for victim in victims:
-            assert victim == max(first_visits, key=first_visits.__getitem__), f"{victim} had to go for {request}"
+            youngest = max(first_visits, key=first_visits.__getitem__, default=None)
+            assert victim == youngest, f"{victim} had to go for {request}"
             del first_visits[victim]
 
     def _check_tenants(self) -> None:

@@ -51,7 +51,7 @@ def test_the_codes_on_the_wire_are_these() -> None:
     }
     assert " ".join(Failure) == (
         "connect stale reset busy server_error first_byte_timeout not_an_engine key_refused model_gone too_long"
-        " modality broken"
+        " modality no_path no_tools no_feature broken"
     )
     assert " ".join(EndpointState) == (
         "up down loading sleeping stopping hung draining refused_key unproven stuck silent ejected held"

@@ -341,7 +341,7 @@ def test_what_left_the_queue_unsent_has_one_word() -> None:
     lately = minute.last.now(1.0)
     assert [(row.kind, row.what) for row in lately.rows] == [
         ("evicted", "evicted: the request timed out in the queue"),
-        ("evicted", "evicted: the queue is full and a request of a higher band took the place"),
+        ("evicted", "evicted: a request of a higher band took the place"),
         ("evicted", "evicted: the service is overloaded"),
         ("refused", "refused: the service is overloaded"),
     ]
