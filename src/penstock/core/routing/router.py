@@ -241,7 +241,7 @@ class Router:
 
     def waits(self, entry: Entry) -> None:
         """Note that the request of `entry` is queued."""
-        if (prefix := entry.prefix) and self._policy.uses_prefix:
+        if prefix := entry.prefix:  # also under a policy that uses none: another one may be set while it waits
             middle = _middle(prefix)
             alike = self._queued.get(middle)
             if alike is None:
