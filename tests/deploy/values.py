@@ -204,7 +204,7 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         {"existingSecrets": {"admin": {"readTokenKey": "read"}}},
         "existingSecrets.admin.readTokenKey names an entry of no",
     ),
-    ({"settings": {"queue": {"stop_timeout": "10m"}}}, "queue.stop_timeout (600 s)"),
+    ({"settings": {"queue": {"stop_timeout": "10m"}}}, "queue.stop_timeout (610 s)"),
     ({"terminationGracePeriodSeconds": 30}, "terminationGracePeriodSeconds is 30"),
     ({"replicas": 2, "persistence": {"enabled": True}}, "persistence holds the batches of one gateway"),
     (
