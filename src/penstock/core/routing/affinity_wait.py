@@ -23,7 +23,7 @@ from penstock.core.routing.router import Router
 from penstock.core.values.settings import PASSED_MAX
 
 SCORE_HOLDS_S = 0.05  # a score is not computed again for so long: some engine steps
-EXTENDED = 2.0  # times the wait that was worth it at first: of 1,807 waits before a full pool none took as long
+EXTENDED = 2.0  # times the wait that was worth it at first; in three replays 99 % took less than that, the longest 2.1
 WAITING_MAX = 4 * PASSED_MAX  # each turn of the pump passes all of them, at about half a microsecond each
 
 
