@@ -18,7 +18,7 @@ LAYERS = ("state", "questions", *TRANSITIONS, "reconfigure")  # from the lowest 
 LINES_MAX = 350
 SENDS_NOTHING = {
     *("passed_on", "moved", "kv_stored", "kv_removed", "kv_cleared", "kv_lost"),
-    *("budget_shared", "budget_apart", "credited", "remembered", "drained"),
+    *("credited", "remembered", "drained"),
 }
 
 

@@ -549,16 +549,6 @@ class Scheduler(Questions):
             state.queues.touch(endpoint)
         return pumping.pumped(state, now)
 
-    def budget_shared(self, tenant: str, period_s: float, left: float, *, now: float) -> list[Action]:
-        """All gateways that share this budget of `tenant` have so much `left`."""
-        self._state.quotas.shared(tenant, period_s, left, now)
-        return []
-
-    def budget_apart(self, tenant: str, period_s: float, part: float, *, now: float) -> list[Action]:
-        """The other gateways that share this budget can't be reached: go on with `part` of it."""
-        self._state.quotas.apart(tenant, period_s, part, now)
-        return []
-
     def evicted(self, request_id: str, *, now: float) -> list[Action]:
         """An operator ends a request: a queued one is refused, a running one aborted. Unknown: nothing happens."""
         return self._evicted((request_id,), now)

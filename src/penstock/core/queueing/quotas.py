@@ -8,10 +8,6 @@ refuses until it is paid off; a request larger than all that a bucket holds is l
 leaves that debt. Promised and tested: from any moment on, admitted work stays within rate × time + one bucket (+ the
 part of the last request beyond a bucket), and the final charge is the actual use.
 
-A budget of tokens may be shared with other gateways that decide apart, in another cluster. They report their use: the
-bucket then holds the common remainder (`shared`). While they are unreachable, it continues as this gateway's part
-(`apart`).
-
 A request counts in several accounts if its key or its model within the tenant has limits: it has to be within all of
 them. The names of these begin with the tenant's and a line break, which no tenant's name has.
 
@@ -27,7 +23,7 @@ from typing import Literal
 
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.lifecycle import State
-from penstock.core.values.rows import Allowance, Budget, Left, LimitReached, TenantSnapshot
+from penstock.core.values.rows import Allowance, Left, LimitReached, TenantSnapshot
 from penstock.core.values.settings import Limits
 
 MINUTE_S = 60.0
@@ -41,14 +37,11 @@ Accounts = tuple[str, ...]  # of one request: its tenant's or part's, then those
 class TokenBucket:
     """An allowance that refills at a steady rate, up to the worth of one period."""
 
-    __slots__ = ("_at_s", "_level", "_part", "_rate_per_s", "_whole", "period_s", "size", "taken")
+    __slots__ = ("_at_s", "_level", "_rate_per_s", "size")
 
     def __init__(self, per_period: int, period_s: float = MINUTE_S) -> None:
         assert per_period > 0
-        self.size = self._whole = float(per_period)
-        self.period_s = period_s
-        self.taken = 0.0  #: total use here, without refunds
-        self._part = 1.0  # of the whole budget that this bucket is
+        self.size = float(per_period)
         self._rate_per_s = per_period / period_s
         self._level = self.size  # as of `_at_s`
         self._at_s: float | None = None
@@ -73,29 +66,6 @@ class TokenBucket:
         """Charge `amount`, negative to give back. Nothing is kept beyond a full bucket."""
         self._level = min(self.size, self.left(now) - amount)
         self._at_s = now
-        self.taken += amount
-
-    def shared(self, left: float, now: float) -> None:
-        """Set the common remainder of a shared budget."""
-        self._be(1.0)
-        self._level, self._at_s = min(self.size, left), now
-
-    def apart(self, part: float, now: float) -> None:
-        """Become `part` of the budget, of remainder and refill, until it is `shared` again. A debt stays."""
-        if self._part < 1.0:
-            return  # it is already
-        left = self.left(now)
-        self._be(part)
-        self._level, self._at_s = min(left, left * part), now
-
-    def budget(self, tenant: str, now: float) -> Budget:
-        """Returns this gateway's row of the shared budget, for the gateways that share it."""
-        return Budget(tenant, self.period_s, self._whole, self.left(now), self.taken)
-
-    def _be(self, part: float) -> None:
-        self._part = part
-        self.size = max(self._whole * part, 1.0)
-        self._rate_per_s = self.size / self.period_s
 
 
 def own_account(tenant: str, kind: Literal["key", "model"], name: str) -> str:
@@ -141,7 +111,6 @@ class _Account:
         ):
             if ours is not None and theirs is not None:
                 ours.take(ours.size - theirs.left(now), now)
-                ours.taken = theirs.taken
 
 
 class Quotas:
@@ -340,28 +309,6 @@ class Quotas:
         held = [self._accounts[name] for name in accounts if name in self._accounts]
         found = self._found[accounts] = held, [account for account in held if account.rated]
         return found
-
-    # --- shared with other gateways that decide ---------------------------------------------------------------
-
-    def budgets(self, now: float) -> list[Budget]:
-        """Returns the budgets of tokens that there are."""
-        return [
-            bucket.budget(name, now) for name, account in self._accounts.items() for bucket in account.token_buckets
-        ]
-
-    def shared(self, tenant: str, period_s: float, left: float, now: float) -> None:
-        """Set the common remainder of a shared budget; ignored without such a limit."""
-        for bucket in self._buckets(tenant, period_s):
-            bucket.shared(left, now)
-
-    def apart(self, tenant: str, period_s: float, part: float, now: float) -> None:
-        """Go on with `part` of the budget."""
-        for bucket in self._buckets(tenant, period_s):
-            bucket.apart(part, now)
-
-    def _buckets(self, tenant: str, period_s: float) -> list[TokenBucket]:
-        account = self._accounts.get(tenant)
-        return [] if account is None else [each for each in account.token_buckets if each.period_s == period_s]
 
     # --- the picture ----------------------------------------------------------------------------------------
 

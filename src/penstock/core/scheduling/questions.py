@@ -28,7 +28,7 @@ from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request
-from penstock.core.values.rows import Allowance, Budget, Serving
+from penstock.core.values.rows import Allowance, Serving
 from penstock.core.values.settings import Limits
 
 _SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: a request that can't wait is sent anyway
@@ -189,10 +189,6 @@ class Questions:
     def allowance(self, accounts: Accounts, *, now: float) -> Allowance | None:
         """Returns the least rest of each rate of these accounts; None: no rate is set."""
         return self._state.quotas.allowance(accounts, now)
-
-    def budgets(self, *, now: float) -> list[Budget]:
-        """Returns the budgets of tokens that tenants have."""
-        return self._state.quotas.budgets(now)
 
     def limits_of(self, account: str) -> Limits | None:
         """Returns the limits of a tenant, or of an account within it; None: no limit."""

@@ -57,16 +57,6 @@ class SourceSnapshot(msgspec.Struct, frozen=True):
     off: int  #: endpoints about which it is not asked now
 
 
-class Budget(msgspec.Struct, frozen=True):
-    """A tenant's tokens for one period, for sharing with other gateways."""
-
-    tenant: str
-    period_s: float
-    size: float  #: the capacity
-    left: float
-    taken: float  #: since the gateway's start, here; only refunds decrease it
-
-
 class LimitReached(msgspec.Struct, frozen=True, gc=False):
     """The limit that a tenant, one of its keys, or one of its models has reached."""
 
