@@ -119,6 +119,7 @@ class Engine(msgspec.Struct, frozen=True):
     door_path: str = ""  #: the number of requests open on the engine's HTTP side
     door: Callable[[object], float | None] | None = None
     models_path: str = "/v1/models"
+    lists_unloaded: bool = False  #: the list has models that are not loaded, too: an empty one is no sign of loading
     documents: tuple[Document, ...] = ()
     # --- reading its page
     series: Series | None = None

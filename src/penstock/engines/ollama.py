@@ -23,6 +23,7 @@ OLLAMA = Engine(
     owned_by=("library",),
     signs=(("/api/version", ("version",)),),
     probe_path="/api/version",
+    lists_unloaded=True,
     documents=(version_at("/api/version"), Document("/api/tags", _tags)),
     no_model=("model '{}' not found", 'model "{}" not found'),
     flags={"slots": "OLLAMA_NUM_PARALLEL (1 unless set): put the same number into `slots`"},

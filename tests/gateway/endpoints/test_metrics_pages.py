@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import logging
+import math
 import zlib
 
 import pytest
 
+from penstock.gateway.endpoints import observer
 from tests.gateway.conftest import World
 from tests.gateway.endpoints.test_not_an_engine import COMPLETION, PAGE, Site, always, answer_json, http
 
@@ -131,7 +133,10 @@ NOTHING: dict[str, object] = {
 
 
 @pytest.mark.parametrize("listing", NOTHING)
-async def test_an_engine_without_models_is_an_engine(world: World, listing: str) -> None:
+async def test_an_ollama_without_models_is_an_engine_that_loads_none(
+    world: World, monkeypatch: pytest.MonkeyPatch, listing: str
+) -> None:
+    monkeypatch.setattr(observer, "LOADING_S", math.inf)  # of engines whose empty list may mean that they load a model
     site = await engine(
         world, {b"/v1/models": answer_json(NOTHING[listing]), b"/api/version": answer_json({"version": "0.11.0"})}
     )

@@ -364,7 +364,9 @@ class Observer:
     @property
     def _loads(self) -> bool:
         """Whether it lists no model and may be loading one."""
-        return self._empty_s is not None and self._driver.now() < self._empty_s + LOADING_S
+        if self._empty_s is None or (self.engine or OPENAI).lists_unloaded:
+            return False
+        return self._driver.now() < self._empty_s + LOADING_S
 
     def _vouch(self, listing: Listing, *, lists: bool) -> None:
         """Report whether there is evidence of an engine: its list, its recognised kind, or the configuration."""
