@@ -1,5 +1,7 @@
-# One door per chore. `make demo` and `make test` need Python 3.11 (with venv), make and a package index.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# One door per chore. `make demo` and `make test` need Python 3.11 or later with venv (Debian, Ubuntu: python3-venv), make and
+# a package index; scripts/venv says what is missing. PYTHON: by default the first of these that will do.
+PYTHON ?= $(shell for name in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$name -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && exec echo $$name; done; echo python3)
 BIN := .venv/bin
 # Bytecode is kept, whatever the environment says: a run of the tests starts Python some two hundred times.
 export PYTHONDONTWRITEBYTECODE =
@@ -9,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE =
 .DEFAULT_GOAL := test
 
 .venv/core.stamp: requirements.lock pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@./scripts/venv '$(PYTHON)' .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
@@ -45,7 +47,7 @@ COMPILED := .venv-compiled/bin
 BUILD_NEEDS = $$($(COMPILED)/python -c "import tomllib; it = tomllib.load(open('pyproject.toml', 'rb')); \
 	print(*it['build-system']['requires'], *it['tool']['hatch']['build']['targets']['wheel']['hooks']['custom']['dependencies'])")
 compiled: requirements.lock
-	test -x $(COMPILED)/python || $(PYTHON) -m venv .venv-compiled
+	@./scripts/venv '$(PYTHON)' .venv-compiled
 	$(COMPILED)/pip install --quiet --disable-pip-version-check $(BUILD_NEEDS)
 	@$(COMPILED)/python -c "import hatch_build, sys; sys.exit(hatch_build.missing_compiler())"
 	$(COMPILED)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
@@ -104,7 +106,7 @@ test-page: .venv/dev.stamp
 CLIENTS = .venv-clients
 PROXY_NEEDS = fastapi uvicorn python-multipart orjson backoff annotated_doc apscheduler redis mcp expression fastapi-sso soundfile pyjwt
 $(CLIENTS)/stamp: requirements.lock requirements-dev.lock Makefile
-	test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@./scripts/venv '$(PYTHON)' $(CLIENTS)
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock -r requirements.lock
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --only-binary :all: \
 		anthropic==2.12.0 langchain-openai==1.7.3 litellm==1.106.2 "openai<3" $(PROXY_NEEDS)
@@ -192,7 +194,8 @@ generated: .venv/dev.stamp
 
 # Re-resolve the locked dependencies (needs pip-tools, which it installs beside the project).
 lock:
-	test -x .venv-lock/bin/pip-compile || ($(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet pip-tools)
+	@./scripts/venv '$(PYTHON)' .venv-lock
+	test -x .venv-lock/bin/pip-compile || .venv-lock/bin/pip install --quiet pip-tools
 	./scripts/lock
 
 clean:

@@ -8,8 +8,8 @@ from pathlib import Path
 import penstock
 
 HOT = "penstock.core.dispatch.pump"  # compiled in every build that compiles anything
-COSTS = "2 to 3 times the CPU per request"  # docs/results.md, "CPU beside others"
-REMEDY = "`pip install` compiles where it finds a C compiler (gcc, python3-dev), `make compiled` in a checkout"
+COSTS = "1.5 times the CPU per request"  # docs/results.md, "CPU beside others"
+REMEDY = "Wheels for Linux are compiled; in a checkout `PENSTOCK_COMPILE=yes pip install .` compiles (gcc, python3-dev)"
 
 
 def compiled() -> bool:

@@ -6,11 +6,12 @@ import argparse
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock.build import kind
+from penstock.build import COSTS, kind
 from penstock.cli.commands import parser
 from penstock.cli.main import main
 from penstock.core.dispatch import pump
@@ -48,7 +49,15 @@ def test_every_command_is_in_a_group_of_the_help(capsys: pytest.CaptureFixture[s
     listed = re.findall(r"^    ([a-z-]+) ", out, re.MULTILINE)
     whole = next(a for a in parser("")._actions if isinstance(a, argparse._SubParsersAction))
     assert sorted(listed) == sorted(whole.choices)
-    assert "docs/configuration.md" in out
+    assert re.search(r"^docs: (\S+), all settings: (\S+) beside it$", out, re.MULTILINE) is not None, out
+
+
+def test_the_help_names_docs_that_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("--help",), ("check", "--help")):
+        named = re.search(r"^docs: (\S+), all settings: (\S+) beside it$", asked(capsys, *words)[1], re.MULTILINE)
+        assert named is not None
+        assert Path(named[1]).is_file()
+        assert Path(named[1]).with_name(named[2]).is_file()
 
 
 @pytest.mark.parametrize("command", ["endpoint", "tenant", "keys", "batch", "queue"])
@@ -88,8 +97,18 @@ def test_a_command_imports_only_its_own_modules() -> None:
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert asked(capsys, "--version") == (0, f"penstock {penstock.__version__} ({kind()})\n", "")
-    plain = "plain Python: 2 to 3 times the CPU per request"
+    plain = "plain Python: 1.5 times the CPU per request"
     assert kind() == (plain if pump.__file__.endswith(".py") else "compiled")
+
+
+def test_what_plain_python_costs_is_what_the_results_say() -> None:
+    rows = [line.split("|") for line in Path("docs/results.md").read_text().splitlines()]
+    both = [(float(row[2]), float(row[4])) for row in rows if len(row) == 7 and re.fullmatch(r" [\d.]+ ", row[4])]
+    ratios = [plain / compiled for plain, compiled in both if plain > 0]
+    assert len(ratios) >= 3
+    stated = re.match(r"([\d.]+) times the CPU per request", COSTS)
+    assert stated is not None
+    assert all(abs(ratio - float(stated[1])) < 0.1 for ratio in ratios), ratios
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,9 @@ def test_the_plain_wheel_and_the_sources_are_good(tmp_path: Path) -> None:
     assert f"{info}/licenses/LICENSE" in names
     assert "penstock = penstock.cli.main:main" in scripts
     assert "penstock/py.typed" in names
-    assert not [name for name in names if not name.startswith(("penstock/", info))]
+    docs = f"penstock_gateway-{penstock.__version__}.data/data/share/doc/penstock/"
+    assert {f"{docs}index.md", f"{docs}configuration.md"} <= set(names)
+    assert not [name for name in names if not name.startswith(("penstock/", info, docs))]
 
 
 STATED = {

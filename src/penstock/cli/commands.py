@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import penstock
@@ -17,7 +18,6 @@ from penstock.cli import hints
 
 RUN, SET_UP, OPERATE, TRY = "run", "set up", "operate a running gateway", "try out, without a GPU"
 _LISTING = {"endpoint": "list", "tenant": "ls", "keys": "ls", "batch": "ls", "queue": "list"}  # each one's own word
-_DOCS = "docs: docs/index.md, all settings: docs/configuration.md"
 _EXAMPLES = """\
 examples:
   penstock demo                                             before and after, in half a minute
@@ -81,7 +81,7 @@ class _Whole(hints.Parser):
             _EXAMPLES,
             "",
             "`penstock COMMAND --help` has a command's flags; --version prints the version.",
-            _DOCS,
+            _docs(),
         ]
         return "\n".join(lines) + "\n"
 
@@ -98,13 +98,13 @@ def parser(asked: str | None) -> argparse.ArgumentParser:
     commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=hints.Parser)
     for name, command in _COMMANDS.items():
         description = command.description or f"{command.help.capitalize()}."
-        examples = "\n".join(["examples:", *[f"  penstock {line}" for line in command.examples.split("; ")], "", _DOCS])
+        examples = "\n".join(["examples:", *[f"  penstock {line}" for line in command.examples.split("; ")]])
         sub = commands.add_parser(
             name,
             prog=f"penstock {name}",
             help=command.help,
             description=description,
-            epilog=examples if command.examples else None,
+            epilog=f"{examples}\n\n{_docs()}" if command.examples and asked == name else None,
             formatter_class=_Formatter,
             allow_abbrev=False,
         )
@@ -113,6 +113,20 @@ def parser(asked: str | None) -> argparse.ArgumentParser:
             sub.set_defaults(run=module.run, command=name)
             module.add_arguments(sub)
     return whole
+
+
+def _docs() -> str:
+    """Where the docs are: in the environment of an installed package, or in the checkout."""
+    from importlib import metadata
+
+    found = Path(__file__).parents[3] / "docs"
+    try:
+        for file in metadata.files(penstock.__distribution__) or ():
+            if file.parts[-2:] == ("penstock", "index.md"):
+                found = Path(str(file.locate())).parent
+    except metadata.PackageNotFoundError:
+        pass  # run from the sources
+    return f"docs: {found.resolve()}/index.md, all settings: configuration.md beside it"
 
 
 class _Formatter(argparse.HelpFormatter):
