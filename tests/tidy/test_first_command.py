@@ -1,4 +1,4 @@
-"""The first command, `make` in a clean clone: it takes a Python that will do, or says what is missing; README shows it."""
+"""The first command, `make` in a clean clone: it takes a Python that will do, or says what is missing."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def test_what_an_interrupted_start_left_is_made_again(tmp_path: Path) -> None:
 )
 def test_make_takes_the_first_python_that_will_do(tmp_path: Path, pythons: dict[str, str], chosen: str) -> None:
     path = path_with(tmp_path, **pythons)
-    command = [f"{path}/make", "--no-print-directory", "--dry-run", "--always-make", "-C", str(ROOT), ".venv/core.stamp"]
+    flags = ["--no-print-directory", "--dry-run", "--always-make"]
+    command = [f"{path}/make", *flags, "-C", str(ROOT), ".venv/core.stamp"]
     done = subprocess.run(command, capture_output=True, text=True, env={"PATH": path}, timeout=60)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^\./scripts/venv '(.*)' \.venv$", done.stdout, re.MULTILINE) is not None, done.stdout
