@@ -19,6 +19,8 @@ from penstock.engines.tgi import TGI
 from penstock.engines.trtllm import TRTLLM
 from penstock.engines.vllm import VLLM
 
+PENSTOCK = "penstock"  # a gateway's `name` in its documents: it speaks its callers' dialects and is no engine
+
 ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (VLLM, SGLANG, TGI, LLAMACPP, TRTLLM, LMDEPLOY, OLLAMA, OPENAI)
 }
@@ -46,4 +48,6 @@ def signs() -> Iterator[tuple[str, Engine]]:
 
 def by_sign(engine: Engine, path: str, page: Json) -> bool:
     """Returns True if `page`, found at `path`, is the sign of `engine`."""
-    return any(path == its and all(key in page for key in keys) for its, keys in engine.signs)
+    return page.get("name") != PENSTOCK and any(
+        path == its and all(key in page for key in keys) for its, keys in engine.signs
+    )

@@ -254,7 +254,7 @@ async def test_only_callers_paths_pass(world: World, method: str, path: str) -> 
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/models/sim", "/queue", "/health", "/version", "/engines", "/ready"]
+    "path", ["/v1/models", "/v1/models/sim", "/queue", "/health", "/version", "/engines", "/ready", "/api/tags"]
 )
 async def test_callers_own_paths_are_answered_as_at_the_gateways_port(world: World, path: str) -> None:
     async with pool(world, 1) as its:
@@ -265,6 +265,15 @@ async def test_callers_own_paths_are_answered_as_at_the_gateways_port(world: Wor
         assert answer.status.code == direct.status == 200
         assert answer.body[:9] == direct.body[:9]
         assert await code_of(stream) is grpc.StatusCode.OK
+
+
+async def test_ollamas_clients_may_ask_about_a_model(world: World) -> None:
+    async with pool(world, 1) as its:
+        stream = its.stream()
+        await stream.head("POST", "/api/show")
+        await stream.body(b'{"model": ', b'"sim"}')
+        answer = (await stream.hears()).immediate_response
+        assert (answer.status.code, json.loads(answer.body)["model_info"]["general.basename"]) == (200, "sim")
 
 
 async def test_a_path_of_engines_takes_post_only(world: World) -> None:

@@ -200,7 +200,7 @@ async def test_connections_in_all_are_limited_with_what_the_others_have(world: W
 async def test_own_paths_are_answered_by_the_first_process_for_whom_the_worker_names(world: World) -> None:
     await world.engine()
     await world.gateway(workers=2)
-    for path in ("/ready", "/version", "/v1/models", "/metrics", "/admin/state", "/queue", "/engines"):
+    for path in ("/ready", "/version", "/v1/models", "/metrics", "/admin/state", "/queue", "/engines", "/api/tags"):
         answer = await world.ask("GET", path, headers={"x-penstock-peer": "8.8.8.8 1"})
         assert answer.status == 200, path  # /admin is open to this machine alone, and that header is ours
     head = await world.client(request("HEAD", "/v1/models"))

@@ -18,6 +18,8 @@ import penstock
 from penstock.core.endpoints.roles import Role, one_sided
 from penstock.core.explain.snapshot import ALL, Snapshot
 from penstock.core.values.catalogue import AWAY, Reason
+from penstock.engines.recognise import PENSTOCK
+from penstock.gateway.builtin import ollama
 from penstock.gateway.builtin.queue import own_queue
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
@@ -31,6 +33,9 @@ from penstock.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
 from penstock.http.server.server import Exchange, Header
 
 MODEL = "/v1/models/"  # and its name
+SHOW = "/api/show"
+#: Paths about models. With `identity.require_key` they take a key, and they show a key its models only.
+_OF_MODELS = ("/v1/", "/api/tags", SHOW)
 _ROOT = b"""This is Penstock, a gateway in front of LLM inference engines.
 
 OpenAI's clients: the base URL is this address with /v1 behind it (POST /v1/chat/completions, GET /v1/models).
@@ -40,6 +45,7 @@ What is served and what is missing: GET /ready. Where your requests stand in the
 _ROOT_OPERATORS = b"For operators: the page is at /admin/, metrics are at /metrics.\n"
 #: Asked by load balancers, some of which send `OPTIONS` (HAProxy's `httpchk` without arguments does).
 PROBED = frozenset({"/", "/health", "/healthz", "/livez", "/ready", "/readyz"})
+METHODS = {**dict.fromkeys(PROBED, ("GET", "HEAD", "OPTIONS")), SHOW: ("POST",)}  #: where they are not GET and HEAD
 BODY_BYTES_MAX = 4096  # of a query: ignored, but some clients send `{}`
 
 
@@ -83,6 +89,9 @@ class OwnPaths:
             "/version": self._version,
             "/queue": self._queue,
             "/v1/models": self._models,
+            "/api/version": self._ollama_version,
+            "/api/tags": self._tags,
+            "/api/show": self._show,
         }
 
     def owns(self, path: str) -> bool:
@@ -90,11 +99,11 @@ class OwnPaths:
 
     def begin(self, exchange: Exchange) -> int:
         """Refuse other methods, and clients that may not see the models. Returns the limit on the body."""
-        methods = ("GET", "HEAD", "OPTIONS") if exchange.target_path in PROBED else ("GET", "HEAD")
+        methods = METHODS.get(exchange.target_path, ("GET", "HEAD"))
         if exchange.method not in methods:
             allow = ", ".join(methods).encode()
             self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", allow)])
-        elif exchange.target_path.startswith("/v1/"):
+        elif exchange.target_path.startswith(_OF_MODELS):
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):
                 self._refuse(exchange, key.reason, key.message)
@@ -158,11 +167,32 @@ class OwnPaths:
         self._page.ask(lambda page: self._answer(exchange, 200, CONTENT_TYPE.encode(), page))
 
     def _version(self, exchange: Exchange) -> None:
-        self._json(exchange, 200, {"version": penstock.__version__, "name": "penstock"})
+        self._json(exchange, 200, {"version": penstock.__version__, "name": PENSTOCK})
 
     def _models(self, exchange: Exchange) -> None:
-        entries = [entry for entry in self._catalog.entries() if _may_use(exchange, str(entry["id"]))]
-        self._json(exchange, 200, {"object": "list", "data": entries})
+        self._json(exchange, 200, {"object": "list", "data": self._entries(exchange)})
+
+    def _entries(self, exchange: Exchange) -> list[dict[str, object]]:
+        """Returns the models that the key, if any, may use."""
+        return [entry for entry in self._catalog.entries() if _may_use(exchange, str(entry["id"]))]
+
+    def _ollama_version(self, exchange: Exchange) -> None:
+        self._json(exchange, 200, ollama.VERSION)
+
+    def _tags(self, exchange: Exchange) -> None:
+        self._json(exchange, 200, {"models": [ollama.tag(entry) for entry in self._entries(exchange)]})
+
+    def _show(self, exchange: Exchange) -> None:
+        model = ollama.model_asked(exchange.body)
+        if not model:
+            self._refuse(exchange, Reason.BAD_REQUEST, ollama.NO_MODEL)
+            return
+        found = filter(None, map(self._catalog.entry, ollama.names(model)))
+        entry = next((e for e in found if _may_use(exchange, model) or _may_use(exchange, str(e["id"]))), None)
+        if entry is None:
+            self._refuse(exchange, Reason.MODEL_NOT_FOUND, errors.model_not_found(model))
+        else:
+            self._json(exchange, 200, ollama.show(entry))
 
     def _model(self, exchange: Exchange) -> None:
         name = unquote(exchange.target_path.removeprefix(MODEL))

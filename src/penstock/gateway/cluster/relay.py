@@ -29,7 +29,7 @@ LENGTH_HEADER: Final = b"content-length"
 #: The paths that only the first process can answer. `/health` is not among them: a worker answers it itself.
 PATHS = (
     *("/", "/ready", "/readyz", "/metrics", "/autoscale", "/version", "/queue"),
-    *("/v1/models", "/admin", "/v1/files", "/v1/batches"),
+    *("/v1/models", "/admin", "/v1/files", "/v1/batches", "/api/version", "/api/tags", "/api/show"),
 )
 _ENGINE_PATHS = (ENGINES, *VERBS)
 _PREFIXES = tuple(f"{path}/" for path in ("/v1/models", "/admin", "/autoscale", "/v1/files", "/v1/batches"))

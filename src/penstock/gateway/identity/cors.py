@@ -71,4 +71,4 @@ class Cors:
 
 def _is_callers(path: str) -> bool:
     """Whether a path is for clients; the others are for operators and probes, never for pages."""
-    return route(path) is not None or path.startswith("/v1/") or path == "/queue"
+    return route(path) is not None or path.startswith(("/v1/", "/api/")) or path == "/queue"
