@@ -8,7 +8,7 @@ its choice, and when the scheduler is done there must be no choice left, which i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.core.dispatch import admission
@@ -140,7 +140,8 @@ class Oracle:
         only_reserved = [model for model in models if self._only_reserved_left(model, band, free, now, known=known)]
         plain = [model for model in models if model not in only_reserved]
         bumped = [entry for entry in band.bumped.values() if entry in order]
-        lines = [bumped, *(self._under_share_line(band, order, model, now, known=known) for model in only_reserved)]
+        lines: list[Sequence[Entry | None]] = [bumped]
+        lines += [self._under_share_line(band, order, model, now, known=known) for model in only_reserved]
         first = next((x for x in order if x.request.model in plain), None)
         if first is not None and self._is_over_share(first, now, known=known):
             lines += [[first], self._under_share_line(band, order, first.model, now, known=known)]
@@ -148,8 +149,8 @@ class Oracle:
         lines += [[x for x in order if x.request.model == model] for model in plain if len(plain) > 1]
         if not known:  # the order is uncertain: claim nothing that any of them could block
             passed += [x for x in order if not self._places(x, free, reserved, now, known=False)]
-            for entry in passed:
-                self._reserve(entry, free, reserved, now, backfilled=entry.backfilled)
+            for x in passed:
+                self._reserve(x, free, reserved, now, backfilled=x.backfilled)
 
         def places_of(other: Entry) -> list[Endpoint]:
             places = self._places(other, free, reserved, now, known=known)
@@ -160,7 +161,7 @@ class Oracle:
             for entry in line:
                 if looked_at >= PASSED_MAX:
                     break
-                if (entry.node, entry.model) in ahead:
+                if entry is None or (entry.node, entry.model) in ahead:
                     looked_at += 1
                     continue
                 if places := self._places(entry, free, reserved, now, known=known):
@@ -240,14 +241,20 @@ class Oracle:
                         return False
         return True
 
-    def _under_share_line(self, band: Band, order: list[Entry], model: str, now: float, *, known: bool) -> list[Entry]:
-        """Requests of flows under their share, as the pump judges it; if not `known`, also when it last looked."""
+    def _under_share_line(
+        self, band: Band, order: list[Entry], model: str, now: float, *, known: bool
+    ) -> list[Entry | None]:
+        """Requests of flows under their share, as the pump judges it.
+
+        If not `known`, it judged some time ago, and time alone may have brought a flow under its share since. Then None
+        takes the place of its requests in the window: they may have been looked at or not.
+        """
         line = [entry for entry in order if entry.model == model]
         flows = [*(_top(entry) for entry in line[:1]), *band.flows_under_share(model)]
         times = (now,) if known else (now, now - RESERVE_REVIEW_S - ROUNDING_S)
         judge = self._state.under_share.under_share
-        under_share = {flow for flow in flows if all(judge(flow, model, when) for when in times)}
-        return [entry for entry in line if _top(entry) in under_share]
+        judged = {flow: [judge(flow, model, when) for when in times] for flow in flows}
+        return [x if all(judged[_top(x)]) else None for x in line if any(judged.get(_top(x), ()))]
 
     def _order(self, band: Band, free: Iterable[Endpoint]) -> Iterator[Entry]:
         """The fair order: by tags from the top level down, then by key and arrival. Held flows do not count."""

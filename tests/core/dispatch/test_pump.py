@@ -297,6 +297,20 @@ def test_a_light_request_that_was_sent_at_once_finds_a_kept_slot_when_it_comes_b
     assert sent(until(made, 3.0))[:1] == [("l", "a")]
 
 
+def test_after_32_requests_under_their_share_room_is_reserved_for_a_large_one_over_its_share() -> None:
+    made = scheduler(a=100)
+    made.arrived(request("computed", prompt_tokens=10_000, tenant="other"), now=0.0)
+    fill(made, 25, tenant="heavy", output_tokens=1)
+    for at in range(2):
+        made.arrived(request(f"ahead{at}", tenant=f"light{at}"), now=0.0)  # so the large one's flow is next
+    assert made.arrived(request("large", prompt_tokens=9_000, tenant="heavy"), now=0.0) == []
+    for at in range(32):
+        name = f"passes{at}"
+        assert sent(made.arrived(request(name, tenant=f"light{at % 2}"), now=0.0)) == [(name, "a")]
+    assert made.arrived(request("waits", tenant="light0"), now=0.0) == []
+    assert sent(until(made, 5.0)) == [("large", "a"), ("waits", "a")]  # the prompts before it are computed
+
+
 def test_slots_are_not_kept_where_all_stand_in_one_line() -> None:
     made = scheduler(structs.replace(RESERVED, fairness="fcfs"), a=8)
     assert all(made.arrived(request(str(at)), now=0.0) for at in range(8))

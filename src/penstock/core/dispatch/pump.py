@@ -190,11 +190,12 @@ class Pump:
         endpoints = self._candidates.fitting(head, free_to_head, now)
         if not endpoints and head.prefix and self._look(head, now):
             endpoints = self._candidates.fitting(head, free_to_head, now)
-        if endpoints and (allowed := self._in_bound(head, endpoints, None, now)):  # of a scarce model some were passed
-            return self._warm_first(head, allowed, None, now)
+        if endpoints and (allowed := self._in_bound(head, endpoints, now)):  # of a scarce model some were passed
+            return self._warm_first(head, allowed, now)
         found = None
-        if self._under_share.is_over_share(head, now):  # room is left to others, which may stand far behind
-            found = self._first_fit(self._under_share.in_order(band, head.model, now), free, now, head=head)
+        if self._under_share.is_over_share(head, now):  # room is left to others, which may stand far behind and pass it
+            found = self._first_fit(iter((head,)), free, now)
+            found = found or self._first_fit(self._under_share.in_order(band, head.model, now), free, now)
         return found or self._overtake(band, models, free, now)
 
     def _overtake(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
@@ -220,13 +221,11 @@ class Pump:
         free: list[Endpoint],
         now: float,
         *,
-        head: Entry | None = None,
         bumped: bool = False,
     ) -> Found | None:
         """The first of a line, within the window, that fits. Notes which it passes over, and reserves room.
 
-        No flow gets too far ahead of passed-over requests or of a `head` whose turn it was, unless an operator ordered
-        it: `bumped`.
+        No flow gets too far ahead of passed-over requests, unless an operator ordered it: `bumped`.
         """
         looked_at, prefill_room, kv_room = 0, math.inf, math.inf
         ahead: set[tuple[Node, str]] = set()  # flows that are as far ahead as may be: others pass them, too
@@ -247,7 +246,7 @@ class Pump:
                 prefill_room, kv_room = _largest_room(free)
             if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
                 endpoints = self._candidates.fitting(entry, self._backfill.unreserved(free), now)
-                allowed = endpoints if bumped else self._in_bound(entry, endpoints, head, now)
+                allowed = endpoints if bumped else self._in_bound(entry, endpoints, now)
                 if (
                     allowed
                     and waiting
@@ -256,7 +255,7 @@ class Pump:
                 ):
                     return found
                 if allowed:
-                    return (entry, allowed) if bumped else self._warm_first(entry, allowed, head, now)
+                    return (entry, allowed) if bumped else self._warm_first(entry, allowed, now)
                 if endpoints:
                     ahead.add((entry.node, entry.model))
                     looked_at += 1
@@ -268,11 +267,11 @@ class Pump:
             self._backfill.reserve(entry, free, now)
         return None
 
-    def _warm_first(self, entry: Entry, endpoints: list[Endpoint], head: Entry | None, now: float) -> Found:
+    def _warm_first(self, entry: Entry, endpoints: list[Endpoint], now: float) -> Found:
         """Returns a request of the same flow and model whose prompt is cached there, or `entry` itself."""
 
         def fitting(other: Entry, warm: list[Endpoint]) -> list[Endpoint]:
-            return self._in_bound(other, self._candidates.fitting(other, warm, now), head, now)
+            return self._in_bound(other, self._candidates.fitting(other, warm, now), now)
 
         return self._warm.choose(entry, endpoints, fitting, now)
 
@@ -299,11 +298,9 @@ class Pump:
                     return other, endpoints
         return None
 
-    def _in_bound(self, entry: Entry, endpoints: list[Endpoint], head: Entry | None, now: float) -> list[Endpoint]:
+    def _in_bound(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """Returns its endpoints, limited by its flow's lead over requests that would be overtaken."""
         overtaken = self._backfill.passed
-        if head is not None and not (head.affinity.may_wait and self._affinity.waits(head, now)):
-            overtaken = [head, *overtaken]
         return self._backfill.in_bound(entry, endpoints, overtaken, now) if overtaken and endpoints else endpoints
 
 
