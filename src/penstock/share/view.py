@@ -97,6 +97,11 @@ class View:
             return True
         return False if self._sure else None
 
+    def awaits_models(self, name: str) -> bool:
+        """Returns whether the endpoint is in service and has not listed its models yet."""
+        row = self.rows.get(name)
+        return row is not None and row.models is None and not row.serves_any and name not in self._out
+
     def works(self, model: str, *, now: float) -> bool:  # noqa: ARG002
         """Returns whether the model takes requests now, if only after a moment."""
         if not self._stopped.isdisjoint((model, None)):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from penstock.gateway.endpoints import observer
-from tests.gateway.conftest import World, chat
+from penstock.gateway.endpoints import early, observer
+from tests.gateway.conftest import CHAT, Answer, World, chat
 from tests.gateway.proxy.test_engine_paths import whole
 from tests.gateway.raw_engine import Peer, RawEngine
+from tests.ports import free_port
 
 OK = whole({"id": "c", "choices": [{"index": 0, "text": "a", "message": {"role": "assistant", "content": "a"}}]})
 
@@ -92,3 +94,54 @@ async def test_an_engine_whose_list_becomes_empty_loads_its_models_again(world: 
     engine.models = ["sim"]
     assert (await asked).status == 200
     assert (await world.ask(body=chat(model="other"))).error()["code"] == "model_not_found"
+
+
+# --- requests for one endpoint (`?id=`) --------------------------------------------------------------------------
+
+
+async def pinned(world: World, path: str = CHAT, body: dict[str, Any] | None = None) -> Answer:
+    name = world.picture().endpoints[0].name
+    return await world.ask(path=f"{path}?id={name}", body=chat() if body is None else body)
+
+
+@pytest.mark.parametrize("body", [chat(), chat(model="small"), {"prompt": "x"}], ids=["model", "split", "no model"])
+async def test_a_request_for_one_endpoint_waits_for_its_list_of_models(
+    world: World, workers: int, body: dict[str, Any]
+) -> None:
+    engine = Loader()
+    await before(world, engine, workers=workers, models={"small": {"split": {"other": 1, "sim": 1}}})
+    asked = world.soon(pinned(world, body=body))
+    looks = engine.listed
+    await world.until(lambda: engine.listed >= looks + 2)
+    assert not asked.done()
+    engine.models = ["sim"]
+    assert (await asked).status == 200
+    assert world.picture().waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("queue", "refused"),
+    [
+        ({"max_wait": "100ms"}, "no_endpoint"),
+        ({"max_wait": "0s"}, "no_endpoint"),
+        ({"max_requests": 0}, "queue_full"),
+        ({"max_wait": "1h"}, "no_endpoint"),
+    ],
+)
+async def test_it_waits_within_a_bound(
+    world: World, monkeypatch: pytest.MonkeyPatch, queue: dict[str, Any], refused: str
+) -> None:
+    monkeypatch.setattr(early, "TELLING_S_MAX", 0.2)
+    await before(world, Loader(), queue=queue)
+    answer = await pinned(world)
+    assert (answer.error()["code"], answer.header("retry-after")) == (refused, "1")
+
+
+async def test_a_request_for_an_endpoint_that_is_down_or_unknown_does_not_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early, "TELLING_S_MAX", math.inf)
+    await world.gateway(endpoints=[{"url": f"http://127.0.0.1:{free_port()}"}], queue={"max_wait": "1h"})
+    await world.until(lambda: world.picture().endpoints[0].state == "down")
+    assert (await pinned(world)).error()["code"] == "no_endpoint"
+    assert (await world.ask(path=f"{CHAT}?id=other", body=chat())).error()["code"] == "endpoint_not_found"

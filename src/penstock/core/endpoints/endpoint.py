@@ -82,6 +82,11 @@ class Endpoint:
         """Whether it exists and is meant to be used, in any state."""
         return self.health.up and not self.drained
 
+    @property
+    def awaits_models(self) -> bool:
+        """Whether it is in service and may still list its models for the first time."""
+        return self.in_service and self.tells_models and self.models is None
+
     def works(self, now: float) -> bool:
         """Whether it takes requests, if only after a moment: one that is ejected does not, even if it is the last."""
         return self.in_service and not self.health.ejected(now) and not self.proof.left_to_others

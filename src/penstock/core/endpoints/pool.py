@@ -113,7 +113,7 @@ class Pool:
     @property
     def telling(self) -> bool:
         """Whether some endpoint has not reported its models yet."""
-        return any(e.in_service and e.tells_models and e.models is None for e in self)
+        return any(e.awaits_models for e in self)
 
     def _answering(self, model: str) -> list[Endpoint]:
         """Returns the endpoints in service that answer for the model."""

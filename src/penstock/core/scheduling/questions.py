@@ -141,6 +141,11 @@ class Questions:
         """True if an endpoint serves the model; None: one may, which has not reported yet or is being replaced."""
         return self._state.pool.knows(model, now)
 
+    def awaits_models(self, name: str) -> bool:
+        """True while an endpoint in service has not listed its models; False if there is no such endpoint."""
+        endpoint = self._state.pool.get(name)
+        return endpoint is not None and endpoint.awaits_models
+
     def works(self, model: str, *, now: float) -> bool:
         """True if an endpoint takes requests for the model, if only after a moment, and no operator stopped it."""
         return self._state.works(model, now)

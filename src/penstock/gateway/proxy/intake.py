@@ -15,8 +15,8 @@ from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import TOOLS, Request
 from penstock.gateway.endpoints.catalog import Catalog
+from penstock.gateway.endpoints.early import EarlyRequests
 from penstock.gateway.endpoints.splits import Split
-from penstock.gateway.endpoints.unnamed import Unnamed
 from penstock.gateway.identity.caller import Caller, Sender, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.own_limits import own_flow
@@ -85,7 +85,7 @@ class Intake:
         self._affinities = affinities
         self._slices = Slices()
         self._unpacking = Unpacking(0)
-        self._unnamed = Unnamed(means.driver, self._knows_models)
+        self._early = EarlyRequests(means.driver)
 
     def follow(self, settings: Settings) -> None:
         """Admit new requests by `settings`."""
@@ -94,7 +94,7 @@ class Intake:
         self._asks_usage = settings.accounting.usage == "auto"
         self._body_bytes_max = self._unpacking.bytes_max = settings.limits.max_body
         self._profiles = profiles(settings)
-        self._unnamed.follow(settings.queue)
+        self._early.follow(settings.queue)
 
     def take(self, exchange: Exchange, sender: Sender, journey: type[QueuedJourney] = QueuedJourney) -> None:
         """Admit a request of `sender` whose body has arrived."""
@@ -179,22 +179,12 @@ class Intake:
 
     def _parsed(self, arrival: Arrival, read: Read, journey: type[QueuedJourney]) -> None:
         """Identify, address, then tie and admit, or send at once, a request whose body was read."""
-        if read.peek.model is None:
-
-            def go_on(refused_for: Reason | None) -> None:
-                if refused_for is None:
-                    self._parsed(arrival, read, journey)
-                else:
-                    self._refusals.refuse(arrival.exchange, refused_for)
-
-            if self._unnamed.waits(arrival.exchange, go_on):
-                return
         arrival.peek, arrival.body, arrival.contents = read.peek, read.body, read.contents
         try:
+            if (read.peek.model is None or "id=" in arrival.exchange.query) and self._is_early(arrival, read, journey):
+                return
             arrival.named = read.peek.model or self._sole_model()
             arrival.profile = self._profiles.get(arrival.named, PLAIN)
-            if "id=" in arrival.exchange.query:
-                arrival.pinned = _pinned(arrival.exchange.query)
             if arrival.caller is None:
                 arrival.caller = self._identify(arrival)
                 if arrival.profile.fallback:
@@ -214,6 +204,22 @@ class Intake:
             self._refusals.refuse(arrival.exchange, Reason.DRAINING)
         else:
             DirectJourney(arrival, self._means).begin()
+
+    def _is_early(self, arrival: Arrival, read: Read, journey: type[QueuedJourney]) -> bool:
+        """Let a request wait that can't be addressed before engines have listed their models. Raises BadBody."""
+        exchange = arrival.exchange
+
+        def go_on(refused_for: Reason | None) -> None:
+            if refused_for is None:
+                self._parsed(arrival, read, journey)
+            else:
+                self._refusals.refuse(exchange, refused_for)
+
+        arrival.pinned = pinned = _pinned(exchange.query) if "id=" in exchange.query else None
+        queued = arrival.route.kind is PathKind.QUEUED
+        if pinned is not None and queued and self._early.waits_for_endpoint(pinned, exchange, go_on):
+            return True
+        return read.peek.model is None and self._early.waits(self._knows_models, exchange, go_on)
 
     def _sole_model(self) -> str:
         """The model of a request that names none: the only one."""
