@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from random import Random
 
 import pytest
 
 from penstock.conformance.invariants import Books, CheckedScheduler
+from penstock.core.dispatch import admission
 from penstock.core.dispatch.pump import Pump
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.capped_flows import CappedFlows
@@ -35,6 +37,10 @@ def forgets_to_touch(patch: pytest.MonkeyPatch) -> None:
         return pumping.pumped(state, now)
 
     patch.setattr(pumping, "touched", touched)
+
+
+def believes_verdicts_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(admission, "holds_until_s", lambda *_, **__: math.inf)
 
 
 def loses_leases(patch: pytest.MonkeyPatch) -> None:
@@ -124,6 +130,7 @@ def miscounts_the_tree(patch: pytest.MonkeyPatch) -> None:
 
 
 BROKEN = [
+    believes_verdicts_for_ever,
     displaces_the_oldest,
     forgets_flows,
     forgets_holds,

@@ -24,7 +24,7 @@ from penstock.conformance.tree_check import check_tree
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.roles import Role
-from penstock.core.queueing.band import Band
+from penstock.core.queueing.band import Band, Verdict
 from penstock.core.queueing.entry import MAY_WAIT, NO_AFFINITY, NO_RETRY, Entry
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.scheduling.state import SchedulerState
@@ -464,6 +464,7 @@ class CheckedScheduler(Scheduler):
         for band in self._state.queues.bands:
             check_tree(band.tree, [entry for entry in self._state.entries.values() if entry.band == band.rank])
             self._check_holds(band)
+            self._check_verdicts(band, now)
         self._thorough_at = self._facts
         self._check_time(now)
 
@@ -549,6 +550,21 @@ class CheckedScheduler(Scheduler):
             "the drain is over, and some wait"
         )
 
+    def _check_verdicts(self, band: Band, now: float) -> None:
+        """A verdict that is kept equals one made now, unless the endpoint was touched or the verdict's time is over."""
+        for endpoint in self._state.pool:
+            if endpoint in band.unchecked:
+                assert endpoint not in band.open, f"{endpoint.name} is to be judged, and is open"
+                continue
+            assert not endpoint.touched, f"{endpoint.name} was touched, and is not to be judged"
+            assert (endpoint in band.open) != (endpoint in band.closed), f"{endpoint.name} is open and closed"
+            kept = band.open.get(endpoint) or band.closed[endpoint]
+            assert band.holds_until_s <= kept.until_s, f"the verdict on {endpoint.name} would not be looked at again"
+            if now < kept.until_s:
+                made = self._state.candidates.judge(endpoint, band.settings, now)
+                shown, fresh = _shown(kept), _shown(made)
+                assert shown == fresh, f"at {now} {endpoint} is {fresh} to {band.settings.name}, and counts as {shown}"
+
     def _check_holds(self, band: Band) -> None:
         """Exactly the models paused by operators, or with all endpoints closed, are held."""
         if band.unchecked or band.holds_changed:
@@ -603,6 +619,10 @@ class CheckedScheduler(Scheduler):
         for account, flows in self._state.capped.flows.items():
             assert self._state.quotas.at_limit((account,)), f"{account} may run more, and its flows are held"
             assert all(node.capped for _, node in flows)
+
+
+def _shown(verdict: Verdict) -> tuple[object, ...]:
+    return verdict.cause, verdict.free_slots, verdict.room, verdict.room_over_share
 
 
 def _check_within(

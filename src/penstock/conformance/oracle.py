@@ -17,7 +17,7 @@ from penstock.core.dispatch.reserved_slots import SHARE_MAX
 from penstock.core.dispatch.under_share import RESERVE_REVIEW_S
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.roles import Role
-from penstock.core.queueing.band import Band
+from penstock.core.queueing.band import Band, Room
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node
 from penstock.core.values.settings import PASSED_MAX
@@ -303,7 +303,7 @@ class Oracle:
             return False
         return self._leaves_one_clear(entry, endpoint, now, known=known)
 
-    def _room(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> admission.Room:
+    def _room(self, entry: Entry, endpoint: Endpoint, now: float, *, known: bool) -> Room:
         """Returns an endpoint's room for a request; if it is tried against its gauges, these are ignored."""
         settings, band = self._state.settings.admission, self._state.queues.bands[entry.band]
         tried = endpoint.ledger.page.closed_s is not None and admission.by_page(

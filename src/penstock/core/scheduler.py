@@ -103,12 +103,13 @@ class Scheduler(Questions):
         endpoint = state.pool.holder(held)
         if endpoint is None:
             return []
+        was_busy = endpoint.health.trial is None and endpoint.liveness.stuck_s is None
         endpoint.first_token(held, now)
         sending.look_at(state, endpoint, now)
         if well and not endpoint.proof.settled:
             returning.well(state, endpoint, now)
-        if len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.made_wait:
-            return []  # closed before and after, and no request waits elsewhere for this prompt to be computed
+        if was_busy and len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.made_wait:
+            return []  # full before and after, and no request waits elsewhere for this prompt to be computed
         return pumping.touched(state, endpoint, now)
 
     def passed_on(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002
@@ -545,8 +546,7 @@ class Scheduler(Questions):
         state.under_share.judge_again(now)
         state.recorder.relined([entry for entry in state.entries.values() if entry.state is State.WAITING], now)
         state.wait_causes.look(now, at_once=True)
-        for endpoint in state.pool:
-            state.queues.touch(endpoint)
+        state.queues.touch_all(state.pool)
         return pumping.pumped(state, now)
 
     def evicted(self, request_id: str, *, now: float) -> list[Action]:
@@ -619,8 +619,7 @@ class Scheduler(Questions):
             band.by_age()
             if afresh:
                 band.tree.level(_largest_costs(state, band.entries.values()))
-        for endpoint in state.pool:
-            state.queues.touch(endpoint)
+        state.queues.touch_all(state.pool)
         actions: list[Action] = []
         returning.evict_unknown(state, now, actions)
         pumping.hand_out(state, now, actions)

@@ -1,8 +1,8 @@
 """May this endpoint take a request of this band now, and this very request (docs/design.md#admission).
 
 An endpoint is *open* when all conditions hold. Each has a name; the first that does not hold is the endpoint's cause,
-and of all endpoints' causes `explain/wait_causes.py` makes that of a request. A condition that passes with time also
-returns when to ask again.
+and of all endpoints' causes `explain/wait_causes.py` makes that of a request. `holds_until_s` says when time alone may
+change the answer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import math
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.page import TRY_S
 from penstock.core.endpoints.roles import Role
+from penstock.core.queueing.band import Room
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import AdmissionSettings, BandSettings
-
-Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
 
 OVER_SHARE_PREFILL_TOKENS = 2048  # one step's budget of most engines: computed at once, nothing waits behind it
 OVER_SHARE_KV_SHARE = (
@@ -25,6 +24,9 @@ OVER_SHARE_KV_SHARE = (
 
 
 _BY_PAGE = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what a page may close an endpoint for
+_OF_HEALTH = (
+    Cause.NO_BACKEND, Cause.PAUSED, Cause.UNPROVEN, Cause.HELD, Cause.EJECTED, Cause.RETURNING, Cause.STUCK
+)  # fmt: skip
 
 
 def closed(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float) -> Cause | None:
@@ -93,11 +95,15 @@ def _queues(endpoint: Endpoint, band: BandSettings, now: float, *, told: bool = 
 
 
 def _slow(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
-    ledger, own = endpoint.ledger, endpoint.limits
-    pace_s_max = band.time_per_output_token_s_max or settings.time_per_output_token_s_max
-    if own is not None and own.time_per_output_token_s_max is not None:
-        pace_s_max = min(pace_s_max or math.inf, own.time_per_output_token_s_max)
+    ledger, pace_s_max = endpoint.ledger, _pace_s_max(endpoint, band, settings)
     return pace_s_max is not None and ledger.speed.exceeds(pace_s_max, now, own=bool(ledger.leases))
+
+
+def _pace_s_max(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings) -> float | None:
+    own, pace_s_max = endpoint.limits, band.time_per_output_token_s_max or settings.time_per_output_token_s_max
+    if own is not None and own.time_per_output_token_s_max is not None:
+        return min(pace_s_max or math.inf, own.time_per_output_token_s_max)
+    return pace_s_max
 
 
 def room(endpoint: Endpoint, settings: AdmissionSettings, *, tried: bool = False, now: float) -> Room:
@@ -146,25 +152,41 @@ def kv_tokens(entry: Entry, endpoint: Endpoint) -> int:
     return entry.estimated_tokens
 
 
-def misfit(entry: Entry, endpoint: Endpoint, settings: AdmissionSettings, *, now: float) -> Cause | None:
-    """Why this request may not go to an endpoint that is open to its band; None when it may."""
+def misfit(entry: Entry, endpoint: Endpoint, room: Room, *, now: float) -> Cause | None:
+    """Why this request may not go to an endpoint with so much `room`; None when it may."""
     if entry.excludes(endpoint.name, now):
         return Cause.SHUNNED
-    prefill_tokens, tokens = room(endpoint, settings, now=now)
+    prefill_tokens, tokens = room
     if entry.uncached_at(endpoint.index) > prefill_tokens:
         return Cause.PREFILL_FULL
     return Cause.KV_FULL if kv_tokens(entry, endpoint) > tokens else None
 
 
-def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
-    """Returns when time alone may next lift a cause that keeps requests from the endpoint; infinity when it won't."""
-    if cause in (Cause.NO_BACKEND, Cause.PAUSED):
-        return math.inf
+def holds_until_s(
+    cause: Cause | None, endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, *, now: float
+) -> float:
+    """Returns until when time alone changes nothing of an endpoint's `cause`, or of its room if it is open."""
+    ledger = endpoint.ledger
+    if cause is not None:
+        if cause in _OF_HEALTH:
+            return _health_changes_s(cause, endpoint, now)
+        if cause is Cause.SLOTS_FULL and len(ledger.leases) >= ledger.limit.slots:
+            return math.inf  # a lease has to end
+    until_s = ledger.review_s(now)
+    if now < ledger.page.late_until_s < until_s:
+        until_s = ledger.page.late_until_s
+    if _pace_s_max(endpoint, band, settings) is not None:
+        forgotten_s = ledger.speed.forgotten_s(now)
+        if now < forgotten_s < until_s:
+            until_s = forgotten_s
+    return min(until_s, *_tries_s(cause, endpoint, now)) if cause is not None and cause in _BY_PAGE else until_s
+
+
+def _health_changes_s(cause: Cause, endpoint: Endpoint, now: float) -> float:
+    """Returns when a cause that has nothing to do with the load may end; infinity: time does not end it."""
     if cause is Cause.STUCK:
         liveness = endpoint.liveness
         return math.inf if liveness.stuck_s is None else liveness.tried_s(endpoint.ledger)
-    if cause is Cause.SLOTS_FULL and len(endpoint.ledger.leases) >= endpoint.slots:
-        return math.inf  # a lease has to end
     if cause is Cause.UNPROVEN:
         if (first_s := endpoint.first_until_s) > now:
             return first_s
@@ -174,10 +196,7 @@ def lifts_s(cause: Cause, endpoint: Endpoint, *, now: float) -> float:
     if cause in (Cause.HELD, Cause.EJECTED):
         ends_s = (endpoint.health.held_until_s, endpoint.health.ejected_until_s)
         return min(end_s for end_s in ends_s if end_s > now)
-    review_s = endpoint.ledger.review_s(now)
-    if cause in _BY_PAGE:
-        review_s = min(review_s, *_tries_s(cause, endpoint, now))
-    return min(review_s, endpoint.ledger.speed.forgotten_s(now)) if cause is Cause.PACE else review_s
+    return math.inf  # it is down, or an operator drained it
 
 
 def _tries_s(cause: Cause, endpoint: Endpoint, now: float) -> list[float]:

@@ -1,12 +1,14 @@
 """The endpoints that are open to a request's band and have room for it.
 
-`admission.py` checks one endpoint; this checks all candidates, and caches the results until they are touched.
+`admission.py` has the conditions; here they become the `Verdict` of a band on an endpoint, in one place. The bands keep
+it (`queueing/band.py`), the pump and the explanation of a wait read it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 from penstock.core.dispatch import admission
 from penstock.core.dispatch.backfill import Backfill
@@ -15,7 +17,7 @@ from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
-from penstock.core.queueing.band import Band
+from penstock.core.queueing.band import Band, Verdict
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
@@ -23,7 +25,8 @@ from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import PASSED_MAX, AdmissionSettings, BandSettings
 
-UNBOUNDED = (math.inf, math.inf)
+UNBOUNDED: Final = (math.inf, math.inf)
+NO_ROOM: Final = (0.0, 0.0)
 _AWAY = (Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD, Cause.EJECTED, Cause.STUCK)  # not busy with others' requests
 
 
@@ -61,17 +64,39 @@ class CandidateFilter:
 
     def open_to(self, endpoint: Endpoint, entry: Entry, now: float) -> bool:
         """True if an endpoint would take this very request now."""
-        band = self._queues.bands[entry.band].settings
-        return (
-            self.closed(endpoint, band, now) is None
-            and admission.misfit(entry, endpoint, self.settings, now=now) is None
-        )
+        band = self._queues.bands[entry.band]
+        self.look(band, now)
+        verdict = band.open.get(endpoint)
+        return verdict is not None and admission.misfit(entry, endpoint, verdict.room, now=now) is None
 
-    def check_open(self, band: Band, now: float) -> None:
-        """Ask endpoints that were touched whether they are open to `band`."""
+    def judge(self, endpoint: Endpoint, band: BandSettings, now: float) -> Verdict:
+        """Returns the verdict of a band on an endpoint as of `now`. Changes nothing."""
+        settings = self.settings
+        cause = self.closed(endpoint, band, now)
+        until_s = admission.holds_until_s(cause, endpoint, band, settings, now=now)
+        if cause is not None:
+            return Verdict(cause, until_s, 0.0, NO_ROOM, NO_ROOM)
+        if now < endpoint.health.ejected_until_s:
+            until_s = min(until_s, self._pool.ejections_change_s(now))
+        ledger = endpoint.ledger
+        # Slots are counted at decode endpoints: pure prefill has none to reserve.
+        free_slots = ledger.limit.slots - ledger.load(now) if endpoint.role is not Role.PREFILL else 0.0
+        room = admission.room(endpoint, settings, tried=ledger.page.closed_s is not None, now=now)
+        return Verdict(None, until_s, free_slots, room, admission.over_share_room(room, endpoint))
+
+    def look(self, band: Band, now: float) -> None:
+        """Judge the endpoints that were touched, and those whose verdicts time may have changed."""
+        if now >= band.holds_until_s:
+            band.touch_expired(now)
+        if not band.unchecked:
+            return
         for endpoint in band.unchecked:
-            ledger = endpoint.ledger
-            cause = self.closed(endpoint, band.settings, now)
+            endpoint.touched = False
+            verdict = self.judge(endpoint, band.settings, now)
+            asks = verdict.cause is not None or endpoint.ledger.page.closed_s is not None
+            if asks and self._ask_page(endpoint, band, verdict.cause, now):
+                verdict = self.judge(endpoint, band.settings, now)
+            cause = verdict.cause
             away = cause is not None and cause in _AWAY
             if away != (endpoint in band.away):
                 if away:
@@ -79,29 +104,28 @@ class CandidateFilter:
                 else:
                     del band.away[endpoint]
                 band.holds_changed = True
-            if cause is not None or ledger.page.closed_s is not None:
-                self._ask_page(endpoint, band.settings, cause, now)
-            if cause is None:
-                # Slots are counted at decode endpoints: pure prefill has none to reserve.
-                answers = endpoint.role is not Role.PREFILL
-                band.opened(endpoint, ledger.limit.slots - ledger.load(now) if answers else 0.0)
-                tried = ledger.page.closed_s is not None
-                endpoint.room = room = admission.room(endpoint, self.settings, tried=tried, now=now)
-                endpoint.room_over_share = admission.over_share_room(room, endpoint)
-                if room != UNBOUNDED:
-                    self._look_again(endpoint, ledger.review_s(now))
-            else:
-                band.closed[endpoint] = cause
-                self._look_again(endpoint, admission.lifts_s(cause, endpoint, now=now))
+            band.judged(endpoint, verdict)
+            if cause is not None or verdict.room != UNBOUNDED:
+                self._look_again(endpoint, verdict.until_s)
         band.unchecked.clear()
 
-    def _ask_page(self, endpoint: Endpoint, band: BandSettings, cause: Cause | None, now: float) -> None:
-        """Note whether nothing but its page closes an endpoint; then a request is sent all the same, in time."""
+    def _ask_page(self, endpoint: Endpoint, band: Band, cause: Cause | None, now: float) -> bool:
+        """Note whether nothing but its page closes an endpoint; then a request is sent all the same, in time.
+
+        Returns True if that is news, for other bands, too.
+        """
         page = endpoint.ledger.page
-        if admission.by_page(endpoint, band, self.settings, cause, now=now):
+        before_s = page.closed_s
+        if admission.by_page(endpoint, band.settings, self.settings, cause, now=now):
             page.closes(now)
         elif cause is None and endpoint.ledger.load(now) > 0:
             page.opens()  # an idle one takes a request whatever its memory: that shows nothing
+        if page.closed_s == before_s:
+            return False
+        for other in self._queues.bands:
+            if other is not band:
+                other.touch(endpoint)
+        return True
 
     def away(self, model: str, band: Band) -> bool:
         """True if no endpoint for the model takes anything, as far as is known: all are down, drained, or back off."""
@@ -140,8 +164,10 @@ class CandidateFilter:
         over_share = self._under_share.is_over_share(entry, now)
         if self._pool.roles.any:
             endpoints = self._computing(entry, endpoints, now)
+        verdicts = self._queues.bands[entry.band].open
         for endpoint in self.serving(model, endpoints):
-            prefill_room, kv_room = endpoint.room_over_share if over_share else endpoint.room
+            verdict = verdicts[endpoint]
+            prefill_room, kv_room = verdict.room_over_share if over_share else verdict.room
             if prompt_tokens > prefill_room and (not cached or entry.uncached_at(endpoint.index) > prefill_room):
                 continue
             if tokens > kv_room and admission.kv_tokens(entry, endpoint) > kv_room:
@@ -167,10 +193,10 @@ class CandidateFilter:
     def partners(self, entry: Entry, now: float) -> list[Endpoint]:
         """Returns the decode endpoints that have room for a divided request now."""
         model, over_share, found = entry.model, self._under_share.is_over_share(entry, now), []
-        for endpoint in self._queues.bands[entry.band].open:
+        for endpoint, verdict in self._queues.bands[entry.band].open.items():
             if endpoint.role is not Role.DECODE or endpoint in self._backfill.reserved or not endpoint.serves(model):
                 continue
-            if entry.estimated_tokens > (endpoint.room_over_share if over_share else endpoint.room)[1]:
+            if entry.estimated_tokens > (verdict.room_over_share if over_share else verdict.room)[1]:
                 continue
             if entry.excludes(endpoint.name, now):
                 self._look_again(endpoint, entry.excluded_until_s(endpoint.name))

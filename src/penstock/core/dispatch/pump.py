@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-from penstock.core.dispatch.admission import Room
 from penstock.core.dispatch.backfill import Backfill
 from penstock.core.dispatch.candidates import CandidateFilter
 from penstock.core.dispatch.operator_pauses import OperatorPauses
@@ -22,7 +21,7 @@ from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.dispatch.warm_first import WarmFirst
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
-from penstock.core.queueing.band import Band
+from penstock.core.queueing.band import Band, Room
 from penstock.core.queueing.capped_flows import CAPPED_MAX, CappedFlows
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Node, top
@@ -100,7 +99,7 @@ class Pump:
         """True if the highest band waiting for the endpoint's models waits for slots, as far as is known."""
         for band in self._queues.bands:
             if any(endpoint.serves(model) for model in band.tree.root.backlog):
-                return band.closed.get(endpoint) in _FOR_SLOTS
+                return band.closed_for(endpoint) in _FOR_SLOTS
         return False
 
     def alone(self, entry: Entry, now: float) -> list[Endpoint]:
@@ -114,8 +113,7 @@ class Pump:
         """
         request = entry.request
         band = self._queues.bands[request.band]
-        if band.unchecked:
-            self._candidates.check_open(band, now)
+        self._candidates.look(band, now)
         if (
             (entry.affinity.may_wait and not self._affinity.plain(entry))
             or self._pool.roles.any
@@ -137,7 +135,7 @@ class Pump:
         In a full pool most newcomers change nothing, and this test costs a tenth of a pass of the pump.
         """
         band, model = self._queues.bands[entry.band], entry.model
-        if band.unchecked:
+        if band.unchecked or now >= band.holds_until_s:
             return True
         self._backfill.begin()
         free = self._candidates.serving(model, list(band.open))
@@ -157,8 +155,7 @@ class Pump:
         return not self._pauses.sends(model) or self._candidates.away(model, band)
 
     def _next_of(self, band: Band, now: float) -> Found | None:
-        if band.unchecked:
-            self._candidates.check_open(band, now)
+        self._candidates.look(band, now)
         if band.holds_changed:
             band.holds_changed = False
             band.tree.hold({model for model in band.tree.root.backlog if self.holds(model, band)})
@@ -205,7 +202,7 @@ class Pump:
         fit hide only others of their own model.
         """
         alone = band.tree.waiting == self._queues.waiting  # no other band has work, so none is overtaken
-        if alone and band.prompt_tokens_min() > max((e.room[0] for e in free), default=0.0):
+        if alone and band.prompt_tokens_min() > _largest_room(band, free)[0]:
             return None  # nothing that waits is small enough: no need to look at each
         found = self._first_fit(band.tree.in_order(models), free, now)
         if found is None and len(models) > 1:
@@ -243,7 +240,7 @@ class Pump:
                 looked_at += 1
                 continue
             if looked_at == 1:  # most lines end with the first one
-                prefill_room, kv_room = _largest_room(free)
+                prefill_room, kv_room = _largest_room(self._queues.bands[entry.band], free)
             if entry.uncached_tokens <= prefill_room and entry.estimated_tokens <= kv_room:
                 endpoints = self._candidates.fitting(entry, self._backfill.unreserved(free), now)
                 allowed = endpoints if bumped else self._in_bound(entry, endpoints, now)
@@ -310,11 +307,11 @@ def _of_models(entries: Mapping[int, Entry], models: list[str]) -> Iterator[Entr
             yield entry
 
 
-def _largest_room(endpoints: list[Endpoint]) -> Room:
-    """Returns the upper bounds of requests that fit any of them, per measure."""
+def _largest_room(band: Band, endpoints: list[Endpoint]) -> Room:
+    """Returns the upper bounds of a band's requests that fit any of its open `endpoints`, per measure."""
     most_prefill = most_kv = 0.0
     for endpoint in endpoints:
-        prefill_room, kv_room = endpoint.room
+        prefill_room, kv_room = band.open[endpoint].room
         most_prefill = max(most_prefill, prefill_room)
         most_kv = max(most_kv, kv_room)
     return most_prefill, most_kv

@@ -207,7 +207,7 @@ class UnderShare:
         if self._pool.uniform and not self._backfill.reserved:
             free = band.free_slots
         else:
-            free = sum(band.open[e] for e in endpoints if e.serves(model))
+            free = sum([band.open[e].free_slots for e in endpoints if e.serves(model)])
         if free > reserved or (band.settings.preemptible and free + self._preemption.takeable(model) > reserved):
             return False
         # Arrivals are forgotten, so time alone may shrink the reserve.

@@ -61,8 +61,7 @@ class Endpoint:
         self.turn = 0.0  # among equals the least is next: it moves on with each request that is sent there
         self.failure: str | None = None  # the last one
         self.failed_s = 0.0
-        self.room = (math.inf, math.inf)  # as of when it was last found open: `admission.room`
-        self.room_over_share = self.room  # and `admission.room_over_share`
+        self.touched = False  # since a band judged it last: then all bands will
 
     def __repr__(self) -> str:
         return f"Endpoint({self.name!r}, leases={len(self.ledger.leases)}/{self.slots})"

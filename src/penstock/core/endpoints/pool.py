@@ -6,6 +6,7 @@ not health.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint
@@ -143,6 +144,10 @@ class Pool:
         if health.trial is not None and health.on_trial(len(endpoint.ledger.leases), now):
             return Cause.RETURNING
         return Cause.STUCK if endpoint.liveness.closed(endpoint.ledger, now) else None
+
+    def ejections_change_s(self, now: float) -> float:
+        """Returns when the next ejection ends; infinity if there is none."""
+        return min([e.health.ejected_until_s for e in self if e.health.ejected(now)], default=math.inf)
 
     def others_move(self, endpoint: Endpoint, now: float) -> bool:
         """True if another endpoint could do the same work and is well: it moves, or has nothing to do."""

@@ -23,7 +23,6 @@ from penstock.core.values.lifecycle import State
 from penstock.core.values.located import NOWHERE
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import LimitReached
-from penstock.core.values.settings import AdmissionSettings
 
 KEPT = 1_000  # requests that ended
 DISPATCHES_KEPT = 1_000  # searched for the requests that went first
@@ -218,9 +217,7 @@ class Recorder:
         """Note the `limit` of its tenant for which a request is being refused, if that is why."""
         self._trails[entry.seq].limit = limit
 
-    def reconfigured(
-        self, bands: Sequence[str], settings: AdmissionSettings, entries: Iterable[Entry], now: float
-    ) -> None:
+    def reconfigured(self, bands: Sequence[str], entries: Iterable[Entry], now: float) -> None:
         """Follow other settings, and maybe other bands: `entries` that wait go on waiting, in another line."""
         here = [(entry, self._trails[entry.seq]) for entry in entries]
         waiting = [(entry, trail) for entry, trail in here if entry.state is State.WAITING and trail.meter is not None]
@@ -229,7 +226,7 @@ class Recorder:
         old = {name: rank for rank, name in enumerate(self._bands)}
         self._bands = bands
         self._shares.rearranged([old.get(name) for name in bands])
-        self._waits.reconfigured(settings)
+        self._waits.reconfigured()
         for entry, trail in here:
             trail.band = bands[entry.band]
             if trail.meter is not None:

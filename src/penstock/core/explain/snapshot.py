@@ -271,7 +271,7 @@ def endpoint_now(
     """`busy`: the highest band with work; `tight`: endpoints open to it that do not help, and why."""
     ledger = endpoint.ledger
     base = ledger.page.base if ledger.page.credible(now) else None
-    closed = busy.closed.get(endpoint) if busy is not None else None
+    closed = busy.closed_for(endpoint) if busy is not None else None
     misfit = tight.get(endpoint) if closed is None else None
     return EndpointSnapshot(
         name=endpoint.name,
@@ -404,7 +404,7 @@ def _whole(tokens: float | None) -> int | None:
 
 def _closed(band: Band, endpoint: Endpoint, cause: Cause | None) -> bool:
     """Whether the endpoint does not take the first in line for that cause."""
-    return band.closed.get(endpoint) is cause or (cause in _SIZES and endpoint in band.open)
+    return band.closed_for(endpoint) is cause or (cause in _SIZES and endpoint in band.open)
 
 
 def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: Recorder, now: float) -> RequestRows:

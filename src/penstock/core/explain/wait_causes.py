@@ -12,6 +12,7 @@ A line is looked at when it forms, then whenever the pump has found that nothing
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from penstock.core.dispatch import admission
@@ -21,12 +22,11 @@ from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
-from penstock.core.queueing.band import Band
+from penstock.core.queueing.band import Band, Verdict
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Accounts, Quotas
 from penstock.core.values.catalogue import Cause
-from penstock.core.values.settings import AdmissionSettings
 
 LOOK_S = 0.1  # a tenth of a second is nothing in a wait that somebody asks about
 LOOKS_MAX = 32  # lines looked at in one round, so that a thousand models cost no more than a few
@@ -97,7 +97,6 @@ class Waits:
         candidates: CandidateFilter,
         quotas: Quotas,
         pauses: OperatorPauses,
-        settings: AdmissionSettings,
     ) -> None:
         self._queues = queues
         self._pool = pool
@@ -105,7 +104,6 @@ class Waits:
         self._candidates = candidates
         self._quotas = quotas
         self._pauses = pauses
-        self._settings = settings
         self._lines: dict[tuple[int, str, Accounts], Line] = {}
         self._round_s = 0.0
 
@@ -142,9 +140,8 @@ class Waits:
         """Returns a visit that is under way as if it were over now."""
         return Stayed(stay.begin, stay.begin_s, stay.line.span, now)
 
-    def reconfigured(self, settings: AdmissionSettings) -> None:
-        """Begin again with other `settings`, and maybe other bands. No request is in any line at this moment."""
-        self._settings = settings
+    def reconfigured(self) -> None:
+        """Begin again, maybe with other bands. No request is in any line at this moment."""
         self._lines.clear()
 
     def look(self, now: float, *, at_once: bool = False) -> None:
@@ -198,8 +195,8 @@ class Waits:
             first = next(iter(self._pool), None)
             if first is None or not first.serves(model):
                 return Counter(), []
-            return Counter(band.closed.values()), list(band.open)
-        closed = Counter([cause for e, cause in band.closed.items() if e.serves(model)])
+            return _causes(band.closed.values()), list(band.open)
+        closed = _causes([verdict for e, verdict in band.closed.items() if e.serves(model)])
         return closed, [e for e in band.open if e.serves(model)]
 
     def sized_by(self, model: str) -> dict[str, int]:
@@ -213,13 +210,13 @@ class Waits:
         whole = head is not None and head.whole
         serving = [e for e in self._pool if e.serves(model)]
         computing = [e for e in serving if roles.computes(e, model, whole=whole)]
-        closed = Counter([band.closed[e] for e in computing if e in band.closed])
+        closed = _causes([band.closed[e] for e in computing if e in band.closed])
         free = [e for e in computing if e in band.open]
         answering = [e for e in serving if e.role is Role.DECODE]
         if whole or any(e in band.open for e in answering):
             return closed, free
         if any(e.role is Role.PREFILL for e in free):
-            closed.update(band.closed[e] for e in answering if e in band.closed)
+            closed += _causes([band.closed[e] for e in answering if e in band.closed])
         return closed, [e for e in free if e.role is not Role.PREFILL]
 
     def _higher(self, band: Band, model: str) -> bool:
@@ -233,15 +230,15 @@ class Waits:
             return Cause.TENANT_CAP  # the flows of all that wait are held
         if head.affinity.preferred or now < head.affinity.locate_until_s:
             return Cause.AFFINITY
-        misfits = [self._misfit(head, endpoint, now) for endpoint in free]
+        misfits = [self._misfit(band, head, endpoint, now) for endpoint in free]
         causes = [cause for cause in misfits if cause is not None]
         if len(causes) == len(misfits):
             return dominant(Counter(causes))
         is_reserved = self._under_share.reserved_slots(model, now) > 0 or self._under_share.is_over_share(head, now)
         return Cause.CLASS_SHARE if is_reserved else Cause.TURN
 
-    def _misfit(self, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
-        cause = admission.misfit(head, endpoint, self._settings, now=now)
+    def _misfit(self, band: Band, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
+        cause = admission.misfit(head, endpoint, band.open[endpoint].room, now=now)
         divides = endpoint.role is Role.PREFILL and not head.whole
         return Cause.KV_FULL if cause is None and divides and not self._candidates.partners(head, now) else cause
 
@@ -255,6 +252,10 @@ class Waits:
         idle = [key for key, line in self._lines.items() if not line.entries and now - line.looked_s >= idle_s]
         for key in idle:
             del self._lines[key]
+
+
+def _causes(verdicts: Iterable[Verdict]) -> Counter[Cause]:
+    return Counter([verdict.cause for verdict in verdicts if verdict.cause is not None])
 
 
 def dominant(closed: Counter[Cause]) -> Cause:

@@ -2,12 +2,13 @@
 
 Bands are strict: a band is asked only when those above it can send nothing, except for the share of the service that a
 lower band may be promised (`min_share`). Asking every endpoint at every event would make each decision cost
-O(endpoints), so a band remembers answers: an endpoint found closed is not asked again until something happened to it
-(`touch`), one found open stays so until it is touched.
+O(endpoints), so a band keeps a `Verdict` on each: it stands until something happens to the endpoint (`touch`), or until
+the time that the verdict names. `CandidateFilter.judge` is the one place that makes them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,23 @@ from penstock.core.values.settings import BandSettings
 if TYPE_CHECKING:
     from penstock.core.values.catalogue import Cause
 
+Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
 FLOWS_UNDER_SHARE_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order
+
+
+class Verdict:
+    """May requests of a band go to an endpoint, and if not, why? Never changed: another one replaces it."""
+
+    __slots__ = ("cause", "free_slots", "room", "room_over_share", "until_s")
+
+    def __init__(
+        self, cause: Cause | None, until_s: float, free_slots: float, room: Room, room_over_share: Room
+    ) -> None:
+        self.cause = cause  #: why the endpoint is closed; None: it is open
+        self.until_s = until_s  #: time alone changes nothing of it until then
+        self.free_slots = free_slots  #: of an open one, as the next two: those that a reserve may be kept of
+        self.room = room  #: how large a request may be
+        self.room_over_share = room_over_share  #: of a flow over its share, while others need room
 
 
 class Band:
@@ -36,19 +53,22 @@ class Band:
         self._under_share: dict[str, dict[Node, None]] = {}  # by model: when their last request came
         self._sizes: dict[int, int] = {}  # how many wait, by size class of their prompts
         self.credit = 0.0  # service promised by `min_share` and not yet given
-        self.open: dict[Endpoint, float] = {}  # with the slots each had free when it was found open
-        self.free_slots = 0.0  # the sum of these
-        self.unchecked: dict[Endpoint, None] = {}
+        self.open: dict[Endpoint, Verdict] = {}  # those that are open to it
+        self.closed: dict[Endpoint, Verdict] = {}  # those that are not
+        self.unchecked: dict[Endpoint, None] = {}  # those to be judged, again or for the first time
+        self.holds_until_s = math.inf  # until then no verdict changes by time alone
+        self.free_slots = 0.0  # the sum of those of the open ones
         self.bumped: dict[int, Entry] = {}  # requests that operators bumped, by arrival number, in that order
-        self.closed: dict[Endpoint, Cause] = {}  # why each was closed when it was last found so
         self.away: dict[Endpoint, None] = {}  # those that take no request at all
         self.holds_changed = False  # perhaps: it is to be looked at again which models are held
 
     def touch(self, endpoint: Endpoint) -> None:
-        """Ask again whether the endpoint is open, because something happened to it."""
-        free = self.open.pop(endpoint, None)
-        if free is not None:
-            self.free_slots = self.free_slots - free if self.open else 0.0
+        """Judge the endpoint again, because something happened to it. Until then the last cause is the known one."""
+        if endpoint in self.unchecked:
+            return
+        verdict = self.open.pop(endpoint, None)
+        if verdict is not None:
+            self.free_slots = self.free_slots - verdict.free_slots if self.open else 0.0
         self.unchecked[endpoint] = None
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -58,11 +78,29 @@ class Band:
         self.closed.pop(endpoint, None)
         self.away.pop(endpoint, None)
 
-    def opened(self, endpoint: Endpoint, free_slots: float) -> None:
-        """Remember that the endpoint is open, with so many `free_slots`, until it is touched."""
-        self.open[endpoint] = free_slots
-        self.closed.pop(endpoint, None)
-        self.free_slots += free_slots
+    def judged(self, endpoint: Endpoint, verdict: Verdict) -> None:
+        """Keep the verdict on an endpoint."""
+        if verdict.cause is None:
+            self.open[endpoint] = verdict
+            self.closed.pop(endpoint, None)
+            self.free_slots += verdict.free_slots
+        else:
+            self.closed[endpoint] = verdict
+        self.holds_until_s = min(self.holds_until_s, verdict.until_s)
+
+    def closed_for(self, endpoint: Endpoint) -> Cause | None:
+        """Returns why an endpoint is closed, as last judged; None: it was open, or is not judged yet."""
+        verdict = self.closed.get(endpoint)
+        return None if verdict is None else verdict.cause
+
+    def touch_expired(self, now: float) -> None:
+        """Judge those endpoints again whose verdicts may be others by now."""
+        self.holds_until_s = math.inf
+        for endpoint, verdict in [*self.open.items(), *self.closed.items()]:
+            if verdict.until_s <= now:
+                self.touch(endpoint)
+            elif verdict.until_s < self.holds_until_s:
+                self.holds_until_s = verdict.until_s
 
     def note_under_share(self, flow: Node, model: str) -> None:
         """Remember that `flow`, for which a request just came, is under its share."""

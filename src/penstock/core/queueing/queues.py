@@ -7,7 +7,7 @@ least, so least is lost. A request that came back from an engine was admitted on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from penstock.core.endpoints.endpoint import Endpoint
@@ -115,10 +115,14 @@ class Queues:
             band.forget(endpoint)
 
     def touch(self, endpoint: Endpoint) -> None:
-        """Let every band ask `endpoint` again, because something happened to it.
-
-        Those that have yet to ask, do so anyway.
-        """
-        for band in self.bands:
-            if endpoint not in band.unchecked:
+        """Let every band judge `endpoint` again, because something happened to it."""
+        if not endpoint.touched:
+            endpoint.touched = True
+            for band in self.bands:
                 band.touch(endpoint)
+
+    def touch_all(self, endpoints: Iterable[Endpoint]) -> None:
+        """Let every band judge these `endpoints`; bands may be new."""
+        for endpoint in endpoints:
+            endpoint.touched = False
+            self.touch(endpoint)

@@ -110,8 +110,12 @@ def _preemptible(state: SchedulerState, entry: Entry, lease: Lease) -> bool:
 def _lacking_a_slot(state: SchedulerState, head: Entry, band: Band, now: float) -> Iterator[Endpoint]:
     """Yields the endpoints that would take `head` if one lease less were there."""
     settings = state.settings.admission
-    for endpoint, cause in list(band.closed.items()):
-        if cause is not Cause.SLOTS_FULL or not endpoint.serves(head.model) or head.excludes(endpoint.name, now):
+    for endpoint, verdict in list(band.closed.items()):
+        if (
+            verdict.cause is not Cause.SLOTS_FULL
+            or not endpoint.serves(head.model)
+            or head.excludes(endpoint.name, now)
+        ):
             continue
         ledger, preferred = endpoint.ledger, head.affinity.preferred
         if ledger.lingers or (preferred and endpoint not in preferred):
@@ -121,5 +125,5 @@ def _lacking_a_slot(state: SchedulerState, head: Entry, band: Band, now: float) 
         queued = ledger.engine_queue(now)
         if queued > 0 and queued + 1 >= band.settings.engine_waiting_max:
             continue  # the aborted request counts as queued there until the engine has stopped
-        if admission.misfit(head, endpoint, settings, now=now) is None:
+        if admission.misfit(head, endpoint, admission.room(endpoint, settings, now=now), now=now) is None:
             yield endpoint

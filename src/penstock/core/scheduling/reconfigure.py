@@ -50,12 +50,11 @@ def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float)
     state.capped.uncap_all()
     state.holds_changed()
     state.under_share.judge_again(now)
-    state.recorder.reconfigured([band.name for band in settings.bands], settings.admission, state.entries.values(), now)
+    state.recorder.reconfigured([band.name for band in settings.bands], state.entries.values(), now)
     state.budget.share = settings.retry_budget
     state.preemption.follow(settings.admission.preempted_share_max, bands=state.has_preemptible())
     state.paced = state.has_pace_limit()
-    for endpoint in state.pool:
-        state.queues.touch(endpoint)
+    state.queues.touch_all(state.pool)
     return pumping.pumped(state, now)
 
 

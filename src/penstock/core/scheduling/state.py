@@ -137,7 +137,6 @@ class SchedulerState:
             candidates=self.candidates,
             quotas=self.quotas,
             pauses=self.pauses,
-            settings=settings.admission,
         )
         self.recorder = Recorder(self.wait_causes, self.shares, [band.name for band in settings.bands])
         self.order_keys = keys_of(settings)
