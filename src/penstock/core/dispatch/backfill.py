@@ -35,9 +35,10 @@ class Backfill:
 
     def begin(self) -> None:
         """A turn begins."""
-        self.passed.clear()
-        self.held.clear()
-        self.reserved.clear()
+        if self.passed or self.held or self.reserved:
+            self.passed.clear()
+            self.held.clear()
+            self.reserved.clear()
 
     def unreserved(self, endpoints: list[Endpoint]) -> list[Endpoint]:
         """Returns the endpoints without reserved room in this turn."""

@@ -71,16 +71,21 @@ class CandidateFilter:
 
     def judge(self, endpoint: Endpoint, band: BandSettings, now: float) -> Verdict:
         """Returns the verdict of a band on an endpoint as of `now`. Changes nothing."""
-        settings = self.settings
-        cause = self.closed(endpoint, band, now)
+        settings, ledger = self.settings, endpoint.ledger
+        cause = self._pool.unhealthy(endpoint, now)
+        # An idle one is open, to a request of any size, if it has slots.
+        idle = cause is None and ledger.limit.slots * band.ceiling > 0 and ledger.idle(now)
+        if cause is None and not idle:
+            cause = admission.closed(endpoint, band, settings, now=now)
         until_s = admission.holds_until_s(cause, endpoint, band, settings, now=now)
         if cause is not None:
             return Verdict(cause, until_s, 0.0, NO_ROOM, NO_ROOM)
         if now < endpoint.health.ejected_until_s:
             until_s = min(until_s, self._pool.ejections_change_s(now))
-        ledger = endpoint.ledger
         # Slots are counted at decode endpoints: pure prefill has none to reserve.
         free_slots = ledger.limit.slots - ledger.load(now) if endpoint.role is not Role.PREFILL else 0.0
+        if idle:
+            return Verdict(None, until_s, free_slots, UNBOUNDED, UNBOUNDED)
         room = admission.room(endpoint, settings, tried=ledger.page.closed_s is not None, now=now)
         return Verdict(None, until_s, free_slots, room, admission.over_share_room(room, endpoint))
 
@@ -153,7 +158,7 @@ class CandidateFilter:
 
     def fitting(self, entry: Entry, endpoints: list[Endpoint], now: float) -> list[Endpoint]:
         """Returns those of the open `endpoints` with room for this very request."""
-        if self._quotas.at_limit(entry.accounts):
+        if self._quotas.capped and self._quotas.at_limit(entry.accounts):
             return []
         model = entry.model
         prompt_tokens = entry.prompt_tokens

@@ -43,9 +43,10 @@ class PrefillStagger:
 
     def begin(self) -> None:
         """A turn begins: results of the last one are void."""
-        self._soonest.clear()
-        self._overdue_s = math.inf
-        self.made_wait = False
+        if self._soonest or self.made_wait:
+            self._soonest.clear()
+            self._overdue_s = math.inf
+            self.made_wait = False
 
     def sent(self, prefill_s: float) -> None:
         """Note that a prompt of a flow over its share was sent, which takes `prefill_s` to compute."""

@@ -224,13 +224,11 @@ class Endpoint:
         """True if requests for `model` may go here."""
         if self.left_to_others is not None and (self.left_all_to_others or model in self.left_to_others):
             return False
-        return self.claims(model)
+        return not self.tells_models or (self.models is not None and model in self.models)  # as `claims`
 
     def claims(self, model: str) -> bool:
         """True if it reports `model`, or may serve it, and was not found to lack it."""
-        if not self.tells_models:
-            return True
-        return self.models is not None and model in self.models
+        return not self.tells_models or (self.models is not None and model in self.models)
 
     def shares_models(self, other: Endpoint) -> bool:
         """True if one may stand in for the other: some model is served by both."""

@@ -100,11 +100,12 @@ class Ledger:
 
     def _enter(self, lease: Lease) -> None:
         lease.epoch = self.epoch
-        lease.streamed = lease.streamed and not self.comes_whole
+        if self._whole >= WHOLE_AFTER:
+            lease.streamed = False
         self.leases[lease.serial] = lease
         self.streams += lease.streamed
-        lease.beside = self.sent_there
-        lease.within_proven = lease.beside <= self.limit.proven()
+        lease.beside = beside = len(self.leases) - self.pending
+        lease.within_proven = beside <= self.limit.proven()
         self._load_until_s = -math.inf
 
     def reserve(self, lease: Lease) -> None:
@@ -253,8 +254,9 @@ class Ledger:
             self.prefill.remove(lease)
         self._ended += 1
         self._begun -= 1
-        self._tokens -= lease.tokens
-        self._ends.append((now, lease.dispatched_s, lease.tokens))
+        tokens = lease.tokens
+        self._tokens -= tokens
+        self._ends.append((now, lease.dispatched_s, tokens))
         if not lease.streamed or lease.first_token_s is not None:
             self.limit.on_ended(len(self.leases) - self.reserved, now)
         if abandoned:
@@ -412,6 +414,13 @@ class Ledger:
             self._load, self._load_until_s = float(len(self.leases)), math.inf
         return self._load
 
+    def idle(self, now: float) -> bool:
+        """True if nothing is believed to run or to wait on the endpoint, ours or others'."""
+        if self.leases or self._abandoned or self.load(now) > 0.0:
+            return False
+        base = self.page.base
+        return base is None or not base.waiting
+
     def engine_queue(self, now: float, *, told: bool = True, strict: bool = False) -> float:
         """Returns how many requests are believed to wait inside the engine: by its page, or those of ours that have not
         begun and exceed its slots.
@@ -427,15 +436,19 @@ class Ledger:
             waiting = base.waiting - fresh + abandoned + self._sent - self._ended - self._begun_most
             return max(0.0, waiting)
         unbegun = self.reserved - self.pending
-        if not unbegun and not abandoned:
+        if not (unbegun or abandoned):
             return 0.0
         load = self.load(now) if told else float(len(self.leases))
         return max(0.0, min(float(unbegun + abandoned), load + abandoned - self.slots))
 
     def review_s(self, now: float) -> float:
         """Returns when time alone may next lower the load, the engine queue or the KV usage; infinity when it can't."""
-        due_s = min(self.prefill.due_s, min([slot[1] for slot in self._abandoned if slot[1] > now], default=math.inf))
-        return min(due_s, self.page.changes_s(now)) if self.page.credible(now) else due_s
+        if now >= self._load_until_s:
+            self.load(now)
+        due_s = min(self.prefill.due_s, self._load_until_s)  # the load stands for as long as the page counts
+        if self._abandoned:
+            due_s = min(due_s, min([slot[1] for slot in self._abandoned if slot[1] > now], default=math.inf))
+        return due_s
 
     def kv_usage(self, now: float) -> float | None:
         """Returns the assumed share of KV memory in use; None if not reported."""

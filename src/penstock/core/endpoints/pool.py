@@ -104,8 +104,9 @@ class Pool:
 
     def knows(self, model: str, now: float) -> bool | None:
         """True if an endpoint serves the model; None while one may: not reported yet, being replaced, or configured."""
-        if any(e.serves(model) and not self._put_off(e, now) for e in self):
-            return True
+        for e in self._endpoints.values():
+            if e.serves(model) and (e.tells_models or not self._put_off(e, now)):
+                return True
         if model in self._named_models or now < (self._gone.get(model) or now):
             return None
         told = all(e.models is not None or not e.tells_models for e in self)
@@ -135,7 +136,10 @@ class Pool:
             return Cause.NO_BACKEND
         if endpoint.drained:
             return Cause.PAUSED
-        if endpoint.proof.waits(len(endpoint.ledger.leases), now) or now < endpoint.first_until_s:
+        proof = endpoint.proof
+        if (proof.closed or not proof.answered) and (
+            proof.waits(len(endpoint.ledger.leases), now) or now < endpoint.first_until_s
+        ):
             return Cause.UNPROVEN
         if now < health.held_until_s:
             return Cause.HELD
@@ -143,7 +147,8 @@ class Pool:
             return None if self._panics(endpoint, now) else Cause.EJECTED
         if health.trial is not None and health.on_trial(len(endpoint.ledger.leases), now):
             return Cause.RETURNING
-        return Cause.STUCK if endpoint.liveness.closed(endpoint.ledger, now) else None
+        liveness = endpoint.liveness
+        return Cause.STUCK if liveness.stuck_s is not None and liveness.closed(endpoint.ledger, now) else None
 
     def ejections_change_s(self, now: float) -> float:
         """Returns when the next ejection ends; infinity if there is none."""
@@ -294,8 +299,7 @@ class Pool:
 
     def _put_off(self, endpoint: Endpoint, now: float) -> bool:
         """Whether it claims to serve any model, failed to prove it, and is not tried again yet."""
-        leases = endpoint.ledger.leases
-        return not endpoint.tells_models and not leases and endpoint.proof.waits(0, now)
+        return not endpoint.tells_models and not endpoint.ledger.leases and endpoint.proof.waits(0, now)
 
     def _panics(self, endpoint: Endpoint, now: float) -> bool:
         """Whether so few of the endpoints that share its models (and its role) are left that ejections are ignored."""

@@ -69,7 +69,9 @@ class Proof:
     @property
     def settled(self) -> bool:
         """True if another good answer would change nothing."""
-        return self.stands and (self.answered or not self.by_word)
+        if self.closed or self.key_refused:
+            return False
+        return self.answered or (self.vouched and not self.by_word)
 
     def first_until_s(self, leases: int, oldest_s: float) -> float:
         """Returns until when its first requests hold back further ones; minus infinity if they do not.
@@ -101,11 +103,14 @@ class Proof:
         self.forgive()
         self.answered = False
 
-    def succeeded(self) -> None:
-        """Note a good answer."""
+    def succeeded(self) -> bool:
+        """Note a good answer. Returns True if only now the endpoint counts as an engine that accepts our requests."""
+        stood = self.answered or self.vouched
         if self.strikes or self._errors or self.closed or self.key_refused:
+            stood = stood and not self.closed and not self.key_refused
             self.forgive()
         self.answered = True
+        return not stood
 
     def struck(self, now: float) -> None:
         """Note an answer that no engine gives."""

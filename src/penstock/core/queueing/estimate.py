@@ -37,7 +37,7 @@ SOUND_TOKENS = 500.0
 VIDEO_TOKENS = 1000.0
 DOCUMENT_TOKENS = 750.0
 OUTPUT_TOKENS = 16.0  # a low guess: too little is charged as an answer grows, too much given back only at its end
-LEARNING_RATE = 0.1  # about the last twenty answers
+LEARNING_RATE: Final = 0.1  # about the last twenty answers
 PIECE_LEARNING_RATE = 0.2  # of the whole; with much text, whose estimate errs, pieces show little
 PROMPT_TOKENS_MAX = 1_048_576  # the longest context that is served
 PIECE_TOKENS_MAX = 131_072.0  # an hour of sound or video
@@ -69,11 +69,6 @@ class _Learned:
     def __init__(self) -> None:
         self.tokens_per_byte = UNKNOWN
         self.output_tokens = UNKNOWN  # may well be 0: an embedding has no answer
-
-
-def _moved(average: float, value: float, rate: float = LEARNING_RATE) -> float:
-    """Returns the `average` after another `value` was seen. The first one counts in full."""
-    return value if average < 0.0 else average + rate * (value - average)
 
 
 class Estimator:
@@ -120,9 +115,11 @@ class Estimator:
         for key in ((tenant, model), ("", model)):
             learned = self._learned.renewed_or(key, _Learned)
             if ratio >= 0.0:
-                learned.tokens_per_byte = _moved(learned.tokens_per_byte, ratio)
+                known = learned.tokens_per_byte
+                learned.tokens_per_byte = ratio if known < 0.0 else known + LEARNING_RATE * (ratio - known)
             if answers:
-                learned.output_tokens = _moved(learned.output_tokens, output_tokens / answers)
+                known, length = learned.output_tokens, output_tokens / answers
+                learned.output_tokens = length if known < 0.0 else known + LEARNING_RATE * (length - known)
 
     def _learn_pieces(self, tenant: str, model: str, contents: Contents, prompt_tokens: int) -> None:
         """Divide the tokens beyond the text among the pieces, in proportion to their expectation."""
@@ -135,7 +132,7 @@ class Estimator:
                 known = self._piece_tokens.get((kind, model))
                 before = at_first if known is None else known
                 tokens = min(factor * max(1.0, before), PIECE_TOKENS_MAX)
-                self._piece_tokens.set((kind, model), _moved(before, tokens, rate))
+                self._piece_tokens.set((kind, model), before + rate * (tokens - before))
 
     def _tokens_per_byte(self, tenant: str, model: str) -> float:
         for key in ((tenant, model), ("", model)):

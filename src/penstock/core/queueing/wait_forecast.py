@@ -67,7 +67,7 @@ class WaitForecast:
 
     def dispatched(self, entry: Entry, *, queued: bool, now: float) -> None:
         """Note that a request was sent. `queued`: others for the same model wait."""
-        learned = self._of(entry.model)
+        learned = self._models.renewed_or(entry.model, _Model)
         learned.first_tokens.sent(entry.uncached_tokens, now)
         if not queued:
             if learned.drain.measured:
@@ -82,11 +82,11 @@ class WaitForecast:
 
     def first_token(self, model: str, prompt_tokens: int, after_s: float, now: float) -> None:
         """Record a first token `after_s` after the dispatch, for a prompt with `prompt_tokens` to compute."""
-        self._of(model).first_tokens.came(prompt_tokens, after_s, now)
+        self._models.renewed_or(model, _Model).first_tokens.came(prompt_tokens, after_s, now)
 
     def lease_ended(self, entry: Entry, after_s: float, now: float) -> None:
         """Note that a request was at an endpoint for `after_s`."""
-        learned = self._of(entry.model)
+        learned = self._models.renewed_or(entry.model, _Model)
         fade = math.exp((learned.ended_s - now) / WINDOW_S)
         learned.seconds = learned.seconds * fade + after_s
         learned.work = learned.work * fade + (1.0 if self._by_request else entry.work)
@@ -114,11 +114,11 @@ class WaitForecast:
 
     def may_try(self, entry: Entry, now: float) -> bool:
         """True if the request is to be sent although it is forecast to be late, to learn."""
-        return self._of(entry.model).first_tokens.may_try(entry.uncached_tokens, now)
+        return self._models.renewed_or(entry.model, _Model).first_tokens.may_try(entry.uncached_tokens, now)
 
     def refused(self, model: str, within_s: float, now: float) -> None:
         """Record that a deadline `within_s` from arrival was refused because of the queue."""
-        learned = self._of(model)
+        learned = self._models.renewed_or(model, _Model)
         if now >= learned.scarce_until_s or within_s >= learned.refused_s:
             learned.refused_s, learned.scarce_until_s = within_s, now + SCARCE_S
 
@@ -195,9 +195,6 @@ class WaitForecast:
         if drain > RATE_MIN and learned.drain.elapsed_s(now) >= RATE_TRUSTED_S:
             return max(drain, by_slots) if since_s > -math.inf else drain
         return by_slots or (drain if drain > RATE_MIN else None)
-
-    def _of(self, model: str) -> _Model:
-        return self._models.renewed_or(model, _Model)
 
 
 def _fading(node: Node, now: float) -> float:

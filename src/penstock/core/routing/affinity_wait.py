@@ -56,8 +56,7 @@ class AffinityWait:
 
     def plain(self, entry: Entry) -> bool:
         """True if nothing but scores may let the request wait: then that is known before it is queued."""
-        request, router = entry.request, self._router
-        return router.weighs_wait and not router.strict and request.home is None and not request.locate_s
+        return entry.affinity is MAY_WAIT and self._router.weighs_wait and not self._router.strict
 
     def reconfigured(self, entry: Entry) -> None:
         """Let a queued request wait from now on, or no longer: the policy may be another."""

@@ -29,12 +29,12 @@ _ANSWERS = frozenset(
 
 def well(state: SchedulerState, endpoint: Endpoint, now: float, *, refused: bool = False) -> None:
     """The endpoint answered. A request that it `refused` shows that it is well, but not that it is an engine."""
-    changes = endpoint.health.ejected(now)
-    endpoint.health.succeeded()
+    health = endpoint.health
+    changes = now < health.ejected_until_s
+    health.succeeded()
     if not refused:
         state.pool.answered += 1
-        changes = changes or not endpoint.proof.stands
-        endpoint.proof.succeeded()
+        changes = endpoint.proof.succeeded() or changes
     if changes:
         state.health_changed(now)
     state.queues.touch(endpoint)

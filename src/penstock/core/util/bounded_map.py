@@ -50,9 +50,11 @@ class BoundedMap(Generic[Key, Value]):
 
     def renewed_or(self, key: Key, new: Callable[[], Value]) -> Value:
         """Returns the key's value, which counts as set now, or a `new` one."""
-        value = self.renewed(key)
+        value = self._young.get(key)
         if value is None:
-            value = new()
+            value = self._elder.pop(key, None)
+            if value is None:
+                value = new()
             self._join(key, value)
         return value
 

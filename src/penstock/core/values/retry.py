@@ -38,7 +38,8 @@ class RetryBudget:
 
     def sent(self, now: float) -> None:
         """Note that a request was sent for the first time: it allows a part of a retry."""
-        self._advance(now)
+        if int(now) != self._second:
+            self._advance(now)
         self._sent[self._second % WINDOW_S] += 1
 
     def take(self, now: float, *, under_way: int) -> bool:
