@@ -122,7 +122,8 @@ def _explain(client: AdminClient, args: argparse.Namespace) -> int:
         score = told["explanation"]["sent"]["scored_by"] or "score"
         table = Table("open then", "leases", "slots", "prefill tokens", "cached", score, box=None, padding=(0, 1))
         for one in candidates:
-            figures = [str(one[key]) for key in ("leases", "slots", "prefill_tokens", "cached_tokens")]
+            loads = [one[key] for key in ("leases", "slots", "prefill_tokens", "cached_tokens")]
+            figures = ["" if load is None else str(load) for load in loads]
             figures.append("" if one["score"] is None else f"{one['score']:.3g}")
             table.add_row(Text(views.plain(one["endpoint"])), *figures)
         console.print(table)

@@ -63,7 +63,7 @@ class Scheduler(Questions):
         state.seq += 1
         entry = Entry(request, state.seq)
         state.recorder.arrived(entry, now)
-        admits = not state.draining and state.pauses.admits(request.model)
+        admits = not state.draining and (not state.pauses.drained or state.pauses.admits(request.model))
         refusal = _unservable(state, request, now) if admits else Reason.DRAINING
         if refusal is not None:
             elsewhere = refusal is Reason.NO_ENDPOINT and state.other_works(request, now)
@@ -73,9 +73,10 @@ class Scheduler(Questions):
             least = least_prompt_tokens(contents_of(request))
             if max(least, entry.prompt_tokens) > request.prompt_tokens_max:
                 return [waiting.refuse(state, entry, Reason.CONTEXT_LENGTH_EXCEEDED, now)]
-        limit = state.quotas.admit(entry.accounts, tokens=entry.estimated_tokens, now=now)
-        if limit is not None:
-            return [waiting.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]
+        if state.quotas.any:
+            limit = state.quotas.admit(entry.accounts, tokens=entry.estimated_tokens, now=now)
+            if limit is not None:
+                return [waiting.refuse(state, entry, Reason.TENANT_LIMIT, now, limit)]
         if state.pool.differ and request.pinned is None:
             for name in fit.unfit(state.pool, entry, now):
                 entry.own_retry().excluded[name] = math.inf
@@ -97,7 +98,8 @@ class Scheduler(Questions):
         entry = state.leases[lease]
         entry.move(Event.FIRST_TOKEN)
         entry.seen(1)
-        held = entry.leased()
+        held = entry.lease
+        assert held is not None
         state.recorder.first_byte(entry, now)
         state.forecast.first_token(entry.model, held.prompt_tokens, now - held.began_s, now)
         endpoint = state.pool.holder(held)
@@ -108,7 +110,8 @@ class Scheduler(Questions):
         sending.look_at(state, endpoint, now)
         if well and not endpoint.proof.settled:
             returning.well(state, endpoint, now)
-        if was_busy and len(endpoint.ledger.leases) >= endpoint.slots and not state.stagger.made_wait:
+        ledger = endpoint.ledger
+        if was_busy and len(ledger.leases) >= ledger.limit.slots and not state.stagger.made_wait:
             return []  # full before and after, and no request waits elsewhere for this prompt to be computed
         return pumping.touched(state, endpoint, now)
 
@@ -156,7 +159,8 @@ class Scheduler(Questions):
         state = self._state
         entry = state.leases[lease]
         model = entry.model
-        held = entry.leased()
+        held = entry.lease
+        assert held is not None
         if usage is not None:
             state.router.answered(held, usage, now)
             if held.transferred_tokens:
@@ -177,7 +181,8 @@ class Scheduler(Questions):
         if endpoint is None:
             return pumping.pumped(state, now)
         if held.first_token_s is None:  # it did not stream, or was empty
-            endpoint.health.answered(endpoint.slots)
+            if endpoint.health.trial is not None:
+                endpoint.health.answered(endpoint.slots)
             endpoint.liveness.began(held, endpoint.ledger, now)
         sending.look_at(state, endpoint, now)
         if refused and endpoint.proof.refused(now - held.began_s, well=state.pool.answered):
@@ -751,7 +756,8 @@ def _unservable(state: SchedulerState, request: Request, now: float) -> Reason |
     if request.pinned is None:
         if state.pool.knows(request.model, now) is False:
             return Reason.MODEL_NOT_FOUND
-        return Reason.NO_ENDPOINT if state.goes_elsewhere(request, now) else None
+        has_others = request.falls_back or request.others
+        return Reason.NO_ENDPOINT if has_others and state.goes_elsewhere(request, now) else None
     endpoint = state.pool.get(request.pinned)
     if endpoint is None:
         return Reason.ENDPOINT_NOT_FOUND

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from penstock.core.dispatch.admission import closed, lifts_s, misfit, over_share_room
+from penstock.core.dispatch.admission import closed, holds_until_s, misfit, over_share_room, room
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
 from penstock.core.values.catalogue import Cause
@@ -34,6 +34,14 @@ def endpoint(slots: int = 4, *, leases: int = 0) -> Endpoint:
 def verdict(at: Endpoint, *, now: float = 1.0, waiting: int = 2, ceiling: float = 1.0) -> Cause | None:
     band = BandSettings("b", engine_waiting_max=waiting, ceiling=ceiling)
     return closed(at, band, SETTINGS, now=now)
+
+
+def misfits(entry: Entry, at: Endpoint, *, now: float) -> Cause | None:
+    return misfit(entry, at, room(at, SETTINGS, now=now), now=now)
+
+
+def holds(cause: Cause, at: Endpoint, *, now: float) -> float:
+    return holds_until_s(cause, at, BandSettings("b"), SETTINGS, now=now)
 
 
 def test_slots() -> None:
@@ -82,11 +90,11 @@ def test_what_is_too_large_for_the_kv_memory_left_does_not_fit() -> None:
     at = endpoint()
     small, large = (waiting_entry("r", prompt_tokens=tokens) for tokens in (10, 600))
     at.ledger.observe(Observation(0.5, running=0, waiting=0, kv_usage=0.5, kv_capacity_tokens=1000))
-    assert misfit(large, at, SETTINGS, now=1.0) is None  # an idle endpoint takes one, however large
+    assert misfits(large, at, now=1.0) is None  # an idle endpoint takes one, however large
     at.ledger.add(lease(1, at=0.6))
-    assert misfit(large, at, SETTINGS, now=1.0) is Cause.KV_FULL
-    assert misfit(small, at, SETTINGS, now=1.0) is None
-    assert misfit(large, at, SETTINGS, now=9.0) is None  # what was read is too old
+    assert misfits(large, at, now=1.0) is Cause.KV_FULL
+    assert misfits(small, at, now=1.0) is None
+    assert misfits(large, at, now=9.0) is None  # what was read is too old
 
 
 def test_what_stands_on_its_way_to_the_engine_is_not_before_it() -> None:
@@ -96,25 +104,25 @@ def test_what_stands_on_its_way_to_the_engine_is_not_before_it() -> None:
     speed = at.ledger.speed
     plenty = (math.inf, math.inf)
     assert over_share_room(plenty, at)[0] == OVER_SHARE_PREFILL_TOKENS - 500
-    speed.path_s, speed.rate, speed._samples = 1.05, 10_000.0, 5.0
+    speed.path_s, speed.rate, speed.rate_known = 1.05, 10_000.0, True
     assert over_share_room(plenty, at)[0] == pytest.approx(OVER_SHARE_PREFILL_TOKENS - 500 + 10_000)
 
 
 def test_shunned() -> None:
     entry = Entry(request("r"), 1)
     entry.own_retry().excluded = {"a": 2.0}
-    assert misfit(entry, endpoint(), SETTINGS, now=1.0) is Cause.SHUNNED
+    assert misfits(entry, endpoint(), now=1.0) is Cause.SHUNNED
 
 
 def test_each_cause_has_the_time_at_which_it_may_end_by_itself() -> None:
     at = endpoint(leases=4)
-    assert lifts_s(Cause.NO_BACKEND, at, now=1.0) == math.inf
-    assert lifts_s(Cause.SLOTS_FULL, at, now=1.0) == math.inf
+    assert holds(Cause.NO_BACKEND, at, now=1.0) == math.inf
+    assert holds(Cause.SLOTS_FULL, at, now=1.0) == math.inf
     at.health.held_until_s, at.health.ejected_until_s = 3.0, 9.0
-    assert lifts_s(Cause.HELD, at, now=1.0) == 3.0
-    assert lifts_s(Cause.EJECTED, at, now=4.0) == 9.0
+    assert holds(Cause.HELD, at, now=1.0) == 3.0
+    assert holds(Cause.EJECTED, at, now=4.0) == 9.0
     at.ledger.observe(Observation(2.0, 4, 0))
-    assert lifts_s(Cause.KV_FULL, at, now=3.0) == 7.0
+    assert holds(Cause.KV_FULL, at, now=3.0) == 7.0
 
 
 def test_which_models_it_serves() -> None:

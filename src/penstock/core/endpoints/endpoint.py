@@ -142,7 +142,8 @@ class Endpoint:
         """Note that the engine has taken a request in and computed its prompt."""
         self.liveness.began(lease, self.ledger, now)
         self.ledger.first_token(lease, now)
-        self.health.answered(self.slots)
+        if self.health.trial is not None:
+            self.health.answered(self.slots)
 
     def set_slots(self, slots: int | Literal["auto"]) -> None:
         """Set the slots by hand: a number is fixed from now on.
@@ -199,9 +200,10 @@ class Endpoint:
 
     def looked(self, now: float, *, wanted: bool) -> bool:
         """Evaluate its size by our own requests. Returns True when the slots changed with it."""
-        slots = self.slots
-        self.ledger.limit.look(self.ledger, now, wanted=wanted)
-        return slots != self.slots
+        limit = self.ledger.limit
+        slots = limit.slots
+        limit.look(self.ledger, now, wanted=wanted)
+        return slots != limit.slots
 
     def frees_s(self, now: float) -> float | None:
         """Returns the seconds until the first of its requests is expected to end; None if it has none.

@@ -32,7 +32,9 @@ class PrefillBacklog:
 
     def add(self, lease: Lease) -> None:
         """Add the prompt of a request that was sent, and predict on the lease when it is computed."""
-        queued = round(self.left(lease.dispatched_s)) + lease.prompt_tokens
+        queued = lease.prompt_tokens
+        if self.leases:
+            queued += round(self.left(lease.dispatched_s))
         lease.prefill_end_s = lease.dispatched_s + queued / self.speed.rate + BASE_S
         lease.queued_tokens = queued
         self.speed.sent(queued)
@@ -40,12 +42,12 @@ class PrefillBacklog:
         self.outstanding_tokens += lease.prompt_tokens
         if not lease.streamed:
             self.due_s = min(self.due_s, lease.prefill_end_s)
-        if len(self.leases) == 1:
+        if self.speed.rate_known and len(self.leases) == 1:
             self._await_progress()
 
     def first_token(self, lease: Lease, now: float, *, teaches: bool) -> None:
         """Note that a prompt is computed, as its first token shows, and learn the speed from it."""
-        self.speed.on_first_token(lease, now, begun_s=self._begun_s(lease), teaches=teaches)
+        self.speed.on_first_token(lease, now, begun_s=max(lease.dispatched_s, self._free_s), teaches=teaches)
         self._free_s = now
         self.remove(lease)
 
@@ -61,7 +63,8 @@ class PrefillBacklog:
         self.outstanding_tokens -= lease.prompt_tokens - lease.computed_tokens
         self.computed_tokens += lease.prompt_tokens
         lease.prefix = ()  # only for detecting that it is being computed
-        self._await_progress()
+        if self.leases:
+            self._await_progress()
 
     def restarted(self, after_s: float) -> None:
         """Forget all prompts sent before `after_s`: another process answers now."""

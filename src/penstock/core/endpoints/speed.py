@@ -33,7 +33,7 @@ class Speed:
     __slots__ = (
         "_first_until_s", "_least_s", "_page_queued", "_page_s", "_page_sent", "_page_since",
         "_page_until_s", "_samples", "_seconds", "_step_until_s", "_tokens", "between_s", "kept_until_s", "path_s",
-        "rate", "step_s",
+        "rate", "rate_known", "step_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -46,15 +46,11 @@ class Speed:
         self._tokens = TOKENS_PER_S * GUESS_S
         self._seconds = GUESS_S
         self._samples = 0.0
+        self.rate_known = False  #: the speed of prompts was seen often enough to go by
         self._first_until_s = self._step_until_s = -math.inf  # until then our own first tokens and steps count
         self._page_s, self._page_until_s = 0.0, -math.inf  # the page's own time per output token, and until when
         self._page_since: Observation | None = None  # the reading that the next one is counted from
         self._page_sent = self._page_queued = 0  # prompts since the last page, and tokens before and in each
-
-    @property
-    def rate_known(self) -> bool:
-        """Whether the speed of prompts was seen often enough to go by."""
-        return self._samples >= SAMPLES_MIN
 
     @property
     def seen(self) -> bool:
@@ -162,6 +158,7 @@ class Speed:
         """Forget first tokens, which came with whole answers."""
         self.rate, self.path_s = TOKENS_PER_S, None
         self._tokens, self._seconds, self._samples = TOKENS_PER_S * GUESS_S, GUESS_S, 0.0
+        self.rate_known = False
         self._first_until_s = -math.inf
 
     # --- the page -------------------------------------------------------------------------------------------------
@@ -204,6 +201,7 @@ class Speed:
         weight = min(1.0, tokens / SAMPLE_TOKENS)  # of a few tokens it shows how long a step is
         kept = 0.9**weight
         self._samples += weight
+        self.rate_known = self._samples >= SAMPLES_MIN
         self._tokens = kept * self._tokens + weight * tokens
         self._seconds = kept * self._seconds + weight * elapsed_s
         self.rate = max(1.0, self._tokens / self._seconds)

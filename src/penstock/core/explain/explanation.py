@@ -26,14 +26,14 @@ class Served(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, gc=False):
-    """An endpoint that was open to it when it was sent."""
+    """An endpoint that was open to it when it was sent. Loads are not noted of a request that went at once, cold."""
 
     endpoint: str
-    leases: int
-    slots: int
-    prefill_tokens: int  #: ahead of it at that endpoint, sent and not computed
-    cached_tokens: int  #: of its own prompt, believed to be cached there
-    score: float | None  #: by the routing policy; None: there was no choice
+    leases: int | None = None
+    slots: int | None = None
+    prefill_tokens: int | None = None  #: ahead of it at that endpoint, sent and not computed
+    cached_tokens: int | None = None  #: of its own prompt, believed to be cached there
+    score: float | None = None  #: by the routing policy; None: there was no choice
 
 
 class Sent(msgspec.Struct):

@@ -20,7 +20,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.routing.policies.base import Choice
 from penstock.core.values.catalogue import Cause, Reason
 from penstock.core.values.lifecycle import State
-from penstock.core.values.located import NOWHERE
+from penstock.core.values.located import NOWHERE, Located
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import LimitReached
 
@@ -53,7 +53,7 @@ class Trail:
         self.stays: list[Stayed] | None = None  # those that are over
         self.sent: Sent | None = None  # the last dispatch; its times are the clock's
         self.choice: Choice | None = None  # and the endpoints compared for it
-        self.open: list[_Loaded] = []  # some of those that were open then
+        self.open: list[_Loaded] | None = None  # some of those that were open then; None: it went at once
         self.counted = 0.0  # service its meter got for it
         self.requeues: list[tuple[float, str, str]] | None = None
         self.first_s: float | None = None
@@ -110,14 +110,9 @@ class Recorder:
             model = trail.model = shares.model(entry.model)
         chosen = choice.endpoint
         trail.choice, located = choice, entry.located
-        shown: list[_Loaded] = []
-        trail.open = shown
-        for endpoint in (chosen, *endpoints[:CANDIDATES_MAX]):
-            if endpoint is not chosen or not shown:
-                ledger = endpoint.ledger
-                cached = 0 if located is NOWHERE else located.tokens(endpoint.index)
-                ahead = ledger.prefill.outstanding_tokens
-                shown.append((endpoint, len(ledger.leases), ledger.limit.slots, ahead, cached))
+        trail.open = None
+        if trail.stays is not None or located.levels or located.told:  # of the others only the choice is known
+            trail.open = _loads(chosen, endpoints, located)
         node = entry.node
         parent = node.parent
         while parent is not None and parent.parent is not None:
@@ -186,10 +181,11 @@ class Recorder:
     def released(self, entry: Entry) -> None:
         """Count out a request that is at no endpoint any more."""
         trail = self._trails[entry.seq]
-        assert trail.meter is not None
-        assert trail.model is not None
-        trail.meter.running -= 1
-        trail.model.running -= 1
+        meter, model = trail.meter, trail.model
+        assert meter is not None
+        assert model is not None
+        meter.running -= 1
+        model.running -= 1
 
     def requeued(self, entry: Entry, failure: str, endpoint: str, now: float) -> None:
         """Note that a request goes back to the queue because of `failure`: its service is taken off again."""
@@ -261,7 +257,7 @@ class Recorder:
             if usage is not None:
                 model.prompt_tokens += usage.prompt_tokens
                 model.output_tokens += usage.completion_tokens
-            if entry.charged != trail.counted and entry.cost and trail.meter is not None and trail.sent is not None:
+            if entry.cost and entry.charged != trail.counted and trail.meter is not None and trail.sent is not None:
                 self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent.at_s)
         _strip(entry)
         self._ended.append(entry)
@@ -375,11 +371,27 @@ def _strip(entry: Entry) -> None:
     entry.forget_route()
 
 
+def _loads(chosen: Endpoint, endpoints: Sequence[Endpoint], located: Located) -> list[_Loaded]:
+    """Returns the chosen endpoint and some of the others that are open, with their loads."""
+    shown: list[_Loaded] = []
+    for endpoint in (chosen, *endpoints[:CANDIDATES_MAX]):
+        if endpoint is not chosen or not shown:
+            ledger = endpoint.ledger
+            cached = 0 if located is NOWHERE else located.tokens(endpoint.index)
+            shown.append((endpoint, len(ledger.leases), ledger.limit.slots, ledger.prefill.outstanding_tokens, cached))
+    return shown
+
+
 def _candidates(trail: Trail) -> list[Candidate]:
     """Returns the endpoints that were open at the dispatch, the chosen one first, as they stood then."""
     choice = trail.choice
+    if choice is None:
+        return []
+    if trail.open is None:
+        among = (choice.endpoint, *[e for e in choice.among[:CANDIDATES_MAX] if e is not choice.endpoint])
+        return [Candidate(endpoint.name, score=choice.score(endpoint)) for endpoint in among]
     return [
-        Candidate(endpoint.name, leases, slots, ahead, cached, None if choice is None else choice.score(endpoint))
+        Candidate(endpoint.name, leases, slots, ahead, cached, choice.score(endpoint))
         for endpoint, leases, slots, ahead, cached in trail.open
     ]
 

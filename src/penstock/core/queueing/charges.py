@@ -86,7 +86,10 @@ class Charges:
     def dispatched(self, tree: QueueTree, entry: Entry) -> None:
         """Charge the estimate to the entry's flow."""
         entry.charged_output = entry.output_tokens
-        self._charge_up_to(tree, entry, entry.cost)
+        cost = entry.cost
+        if cost != entry.charged:
+            tree.charge(entry.node, cost - entry.charged)
+            entry.charged = cost
 
     def progressed(self, tree: QueueTree, entry: Entry) -> bool:
         """Charge an answer's growth beyond its estimate, a step in advance.
@@ -102,12 +105,15 @@ class Charges:
 
     def settle(self, tree: QueueTree, entry: Entry, usage: Usage) -> float:
         """Replace the estimate by the true `usage`. Returns the true cost."""
-        cost = self.policy(entry.band, entry.prices).cost(
+        prices = entry.prices
+        policy = self._policies[entry.band] if prices is None else self._with(entry.band, prices)
+        cost = policy.cost(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
         )
-        self._charge_up_to(tree, entry, cost)
+        if cost != entry.charged:
+            self._charge_up_to(tree, entry, cost)
         return cost
 
     def refund(self, tree: QueueTree, entry: Entry) -> None:

@@ -41,11 +41,13 @@ class TtftEvidence:
 
     def sent(self, prompt_tokens: int, now: float) -> None:
         """Note that a prompt was sent of which `prompt_tokens` have to be computed."""
-        self._of(prompt_tokens).sent_s = now
+        known = self._sizes.get(prompt_tokens.bit_length()) or self._of(prompt_tokens)
+        known.sent_s = now
 
     def came(self, prompt_tokens: int, after_s: float, now: float) -> None:
         """Note that the first token of such an answer came `after_s` after the dispatch."""
-        self._of(prompt_tokens).answers.append((now, after_s))
+        known = self._sizes.get(prompt_tokens.bit_length()) or self._of(prompt_tokens)
+        known.answers.append((now, after_s))
 
     def at_best_s(self, prompt_tokens: int, now: float) -> float:
         """Returns the time that none of the last first tokens was below; 0 without evidence."""

@@ -68,6 +68,8 @@ class Router:
 
     def look(self, entry: Entry, now: float) -> None:
         """Find out which endpoints hold how much of the prompt of `entry` now."""
+        if not (entry.prefix or entry.blocks is not None or entry.looked_up is not None):
+            return  # nothing is known of it
         if self._policy.uses_prefix:
             entry.located = located = self._located(entry, now)
             entry.believe(located.most, entry.prompt_tokens)
@@ -431,9 +433,9 @@ class Router:
             output_tokens=entry.output_tokens,
             now=now,
             matched=matched,
-            home=self.home(request, now, whole=entry.whole),
+            home=self.home(request, now, whole=entry.whole) if self._policy.uses_session else None,
             alive=lambda: self._pool.usable(request, now, whole=entry.whole),
-            price_weight_s=self.settings.price_weight_s if self._weighs_prices() else 0.0,
+            price_weight_s=self.settings.price_weight_s if self._pool.priced and self._weighs_prices() else 0.0,
         )
 
     def _adapter(self, model: str) -> dict[int, int]:
@@ -491,11 +493,11 @@ class Router:
         return {endpoint_of(n): tokens - common for bits, tokens in telling for n in bits_of(bits)}, common
 
     def _located(self, entry: Entry, now: float) -> Located:
-        request, sources = entry.request, self.sources
         by_history = entry.blocks is None and entry.looked_up is None
+        if by_history and not entry.prefix:
+            return NOWHERE
+        request, sources = entry.request, self.sources
         if by_history:
-            if not request.prefix:
-                return NOWHERE
             by_history = now >= sources.off_until_s and not self._doubted
             if by_history and entry.located.version == self._history.version:
                 return entry.located  # as last looked at, and nothing has happened since

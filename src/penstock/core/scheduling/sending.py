@@ -13,7 +13,7 @@ from penstock.core.endpoints.liveness import CHECK_S
 from penstock.core.endpoints.roles import Role
 from penstock.core.queueing import codel
 from penstock.core.queueing.band import Band
-from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.entry import NO_RETRY, Entry
 from penstock.core.scheduling import waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action, Dispatch
@@ -26,9 +26,9 @@ BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant 
 
 def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Learn an endpoint's slots from our own answers, and set the timer that acts on it."""
+    limit = endpoint.ledger.limit
     if endpoint.finds_slots:
         look(state, endpoint, now)
-        limit = endpoint.ledger.limit
         state.look_again(endpoint, now if limit.shrunk else limit.looks_s(endpoint.ledger, now))
 
 
@@ -123,7 +123,7 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     state.recorder.sent(entry, endpoints, choice, now)
     tree.lent(node)
     state.charges.dispatched(tree, entry)
-    if state.quotas.started(entry.accounts):
+    if state.quotas.any and state.quotas.started(entry.accounts):
         state.capped.cap(entry)
     state.lease_serial += 1
     lease = Lease(
@@ -142,7 +142,8 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
         prefix=request.prefix,
         twin_computing=entry.twin_computing,
     )
-    assert not state.settings.queue_enabled or len(chosen.ledger.leases) < chosen.slots
+    ledger = chosen.ledger
+    assert not state.settings.queue_enabled or len(ledger.leases) < ledger.limit.slots
     decode, decode_lease = None, None
     if divides:
         decode, decode_lease = reserve_decode(state, entry, answering, now)
@@ -150,11 +151,12 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     _hold(state, entry, lease, band)
     if state.look_s == math.inf and chosen.liveness.warm and len(state.pool) > 1:
         state.look_s = now + CHECK_S
-    chosen.ledger.add(lease)
+    ledger.add(lease)
     chosen.dispatches_total += 1
     state.pool.took_turn(chosen, endpoints, lease.serial)
     state.affinity.used(chosen)
-    if not entry.retry.attempts and not entry.retry.refusals and not (entry.retry.recalls or entry.retry.preemptions):
+    retry = entry.retry
+    if retry is NO_RETRY or not (retry.attempts or retry.refusals or retry.recalls or retry.preemptions):
         state.budget.sent(now)
     queued = state.queues.waiting > 0 and any(request.model in b.tree.root.backlog for b in state.queues.bands)
     state.forecast.dispatched(entry, queued=queued, now=now)
@@ -309,7 +311,8 @@ def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool 
 
     `abandoned`: the engine is not done yet.
     """
-    lease = entry.leased()
+    lease = entry.lease
+    assert lease is not None
     del state.leases[lease.serial]
     if state.preemption.held:
         state.preemption.held.pop(lease.serial, None)
@@ -318,8 +321,9 @@ def release(state: SchedulerState, entry: Entry, now: float, *, abandoned: bool 
         state.queues.touch(answering)
     state.recorder.released(entry)
     state.queues.bands[entry.band].tree.returned(entry.node)
-    for account in state.quotas.ended(entry.accounts):
-        state.capped.uncap(account)
+    if state.quotas.any:
+        for account in state.quotas.ended(entry.accounts):
+            state.capped.uncap(account)
     state.under_share.ended(entry, now)
     endpoint = state.pool.holder(lease)
     if endpoint is not None:

@@ -109,14 +109,16 @@ def fail(state: SchedulerState, entry: Entry, failure: Failure, now: float, acti
 def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, reason: Reason | None = None) -> None:
     """Settle and forget an admitted request. `usage=None` refunds the whole charge."""
     used, tree = 0, state.queues.bands[entry.band].tree
-    state.promised.settle(entry, 0.0 if usage is None else usage.work)
+    if entry.counted_in is not None:
+        state.promised.settle(entry, 0.0 if usage is None else usage.work)
     if usage is None:
         state.charges.refund(tree, entry)
     else:
         state.charges.settle(tree, entry, usage)
         used = usage.prompt_tokens + usage.completion_tokens
     state.recorder.ended(entry, reason, usage, now)
-    state.quotas.settle(entry.accounts, reserved=entry.estimated_tokens, used=used, now=now)
+    if state.quotas.any:
+        state.quotas.settle(entry.accounts, reserved=entry.estimated_tokens, used=used, now=now)
     forget(state, entry)
     if state.watcher is not None:
         state.watcher.settled(entry, usage)

@@ -89,7 +89,8 @@ def _sent(told: Explanation, sent: Sent) -> list[str]:
     line = f"Sent after {seconds(sent.at_s)} to {short_name(sent.endpoint)}, one of {sent.open_endpoints} open"
     if sent.candidates:  # not of a request that another scheduler sent
         chosen, *others = sent.candidates
-        line += f": {chosen.leases} of {chosen.slots} slots taken, {chosen.prefill_tokens:,} prompt tokens queued"
+        if chosen.leases is not None:
+            line += f": {chosen.leases} of {chosen.slots} slots taken, {chosen.prefill_tokens:,} prompt tokens queued"
         if chosen.cached_tokens:
             line += f", {chosen.cached_tokens:,} of its prompt tokens cached there"
         if rest := ", ".join(f"{o.score:.3g} at {printable(o.endpoint, 40)}" for o in others if o.score is not None):

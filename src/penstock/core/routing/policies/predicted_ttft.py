@@ -41,27 +41,29 @@ class PredictedTtft(RoutingPolicy):
         now, matched = context.now, context.matched
         prompt_tokens, output_tokens = context.prompt_tokens, context.output_tokens
         fastest = 0.0
-        for endpoint in endpoints:
-            speed = endpoint.ledger.speed
-            if speed.rate > fastest and speed.rate_known:
-                fastest = speed.rate
-        fastest = fastest or TOKENS_PER_S
         price_weight_s = context.price_weight_s
         costs: list[float] = []
         for endpoint in endpoints:  # one loop without calls, because it runs over all open endpoints
             ledger = endpoint.ledger
             prefill, speed = ledger.prefill, ledger.speed
-            rate = speed.rate if speed.rate_known else fastest
+            if speed.rate_known:
+                rate = speed.rate
+            else:
+                rate = fastest = fastest or _fastest(endpoints)
             uncached = prompt_tokens - (matched.get(endpoint.index, 0) if matched else 0)
             left = prefill.left(now) if prefill.leases else 0.0
             first_token_s = (left + (uncached if uncached > 1 else 1)) / rate
+            load = ledger.load(now)
+            if not load:
+                costs.append(first_token_s + price_weight_s * endpoint.price if price_weight_s else first_token_s)
+                continue
             # A step takes a base and a part per request in it. With a batch as large as the endpoint takes, that part
             # is about half of the step on the GPUs measured; so the slow-down is half the pace there, in proportion
             # below.
             pace_s = speed.decode_s(now)
             if pace_s is None:
                 pace_s = speed.time_per_output_token_s(now) or PACE_S
-            slow_down_s = 0.5 * pace_s * ledger.load(now) / (ledger.limit.slots or 1)
+            slow_down_s = 0.5 * pace_s * load / (ledger.limit.slots or 1)
             cost = first_token_s + DECODE_WEIGHT * output_tokens * slow_down_s
             costs.append(cost + price_weight_s * endpoint.price if price_weight_s else cost)
         return costs
@@ -114,3 +116,8 @@ class PredictedTtft(RoutingPolicy):
             return []
         dearest, enough = min(costs) + self.settings.affinity_escape_s, AFFINITY_SHARE * most
         return [at for at, tokens in enumerate(held) if tokens >= enough and costs[at] <= dearest]
+
+
+def _fastest(endpoints: Sequence[Endpoint]) -> float:
+    """Returns the most prompt tokens per second of the endpoints that were seen at work."""
+    return max([e.ledger.speed.rate for e in endpoints if e.ledger.speed.rate_known], default=TOKENS_PER_S)
