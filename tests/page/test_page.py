@@ -45,7 +45,7 @@ async def test_it_shows_a_flood_as_it_comes_and_goes(world: World, window: Windo
     await window.says("Holding 7")
     await window.says("all slots are taken, 2 of 2 on 1 engine")
     await window.says("team-1", "#tenants")
-    await window.says("all slots are taken", "#requests")
+    await window.says("all slots it may use are taken", "#requests")
     await let_go(clients)
     await window.says("Idle: nothing waits, nothing runs.")
 
@@ -55,7 +55,7 @@ async def test_it_explains_a_waiting_request(world: World, window: Window) -> No
     await window.open(world)
     await window.open_groups()
     await window.page.click('#requests tr[data-key="w1"] button[data-verb="explain"]')
-    await window.says("all slots are taken (slots_full)", "#explain-story")
+    await window.says("all slots it may use are taken (slots_full)", "#explain-story")
     await window.page.keyboard.press("Escape")
     await window.page.click("#controls")
     await window.page.fill("#find-id", "w2")

@@ -36,7 +36,7 @@ async def saturated(world: World, window: Window) -> tuple[str, str, str]:
     await window.says("▸ 6 requests", "#requests")
     assert await window.page.locator("#listed tbody tr").count() == 2, "six requests are one row"
     await window.page.click('#listed button:text-is("Explain oldest")')
-    await window.says("all slots are taken", "#explain-story")
+    await window.says("all slots it may use are taken", "#explain-story")
     await window.page.keyboard.press("Escape")
     return "▲ busy", "all slots are taken, 2 of 2", "nightly"
 

@@ -233,7 +233,7 @@ def test_a_model_reports_its_cause_and_the_number_of_endpoints() -> None:
     made.observed("b", full(1.0, 0.95), now=1.0)
     made.arrived(request("w"), now=1.0)
     (model,) = made.snapshot(now=3.0).models
-    assert (model.cause, model.cause_endpoints, model.endpoints, model.up) == (Cause.KV_FULL, 2, 2, 2)
+    assert (model.cause, model.closed, model.endpoints, model.up) == (Cause.KV_FULL, {Cause.KV_FULL: 2}, 2, 2)
     assert (model.waiting, model.running, model.slots, model.oldest_wait_s) == (1, 2, 8, 2.0)
     assert model.kv_usage_min == pytest.approx(0.93)
     assert [endpoint.closed for endpoint in made.snapshot(now=3.0).endpoints] == [Cause.KV_FULL] * 2

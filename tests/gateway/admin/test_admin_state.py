@@ -81,8 +81,8 @@ async def test_a_waiting_request_is_explained(world: World) -> None:
     clients = await crowded(world)
     told = (await world.ask("GET", "/admin/requests/w1")).json()
     assert (told["explanation"]["waits_for"], told["explanation"]["tenant"]) == ("slots_full", "team-b")
-    assert any("all slots are taken (slots_full)" in line for line in told["story"])
-    now = "Waits now: all slots are taken (slots_full), at 1 endpoint; "
+    assert any("all slots it may use are taken (slots_full)" in line for line in told["story"])
+    now = "Waits now: all slots it may use are taken (slots_full), at 1 endpoint; "
     assert any(line.startswith(now) for line in told["story"])
     missing = await world.ask("GET", "/admin/requests/nobody")
     assert (missing.status, missing.error()["code"]) == (404, "request_not_found")

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
+from penstock.core.values.catalogue import Cause, Outcome, Reason
 from penstock.core.values.catalogue import Failure as Retry
-from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import LimitReached
 from penstock.gateway.admin.events import EventLog
@@ -146,7 +146,9 @@ def test_what_broke_and_what_was_refused_stands_in_the_sentence_with_whose_it_wa
     assert advice(picture, lately) == f"{look} The others are not enough: many requests get no answer."
     quiet = FailureWindow(Failures()).now(1.0)
     assert advice(picture, quiet) == f"{look} The others carry its load."
-    waits = msgspec.structs.replace(picture, waiting=3)
+    full = Cause.SLOTS_FULL
+    models = [msgspec.structs.replace(model, waiting=3, cause=full) for model in picture.models]
+    waits = msgspec.structs.replace(picture, waiting=3, models=models)
     assert advice(waits, quiet) == f"{look} The others are not enough: requests wait."
     assert "Last minute" not in headline(picture, Around(lately=quiet))
 

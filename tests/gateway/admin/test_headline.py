@@ -198,7 +198,7 @@ def test_a_turn_is_no_reason_where_no_slot_is_left() -> None:
     picture = full(scheduler(a=2), 2).snapshot(now=1.0)
     in_turn = msgspec.structs.replace(picture.models[0], cause=Cause.TURN)
     assert model_why(in_turn, picture) == "all slots are taken, 2 of 2 on 1 engine"
-    room = msgspec.structs.replace(in_turn, taken=1, cause_endpoints=0)
+    room = msgspec.structs.replace(in_turn, taken=1, closed={})
     assert model_why(room, picture) == TURN
 
 

@@ -85,21 +85,35 @@ def test_refusals_by_a_tenants_own_limit_stand_in_the_sentence_and_alarm_nobody(
     assert tone(picture, around) == "ok"
 
 
-def caused(cause: Cause | None, waiting: int = 3) -> Snapshot:
+def caused(cause: Cause | None, waiting: int = 3, closed: dict[Cause, int] | None = None) -> Snapshot:
     picture = running(None)
     return msgspec.structs.replace(
-        picture, models=[msgspec.structs.replace(picture.models[0], cause=cause, waiting=waiting)]
+        picture, models=[msgspec.structs.replace(picture.models[0], cause=cause, closed=closed or {}, waiting=waiting)]
     )
 
 
-def shown(steady: Steady, cause: Cause | None, now: float) -> Cause | None:
-    return steady.look(caused(cause), now).models[0].cause
+BOTH = {Cause.SLOTS_FULL: 1, Cause.KV_FULL: 1}
+
+
+def shown(steady: Steady, cause: Cause | None, now: float, closed: dict[Cause, int] | None = None) -> Cause | None:
+    return steady.look(caused(cause, closed=BOTH if closed is None else closed), now).models[0].cause
 
 
 def test_two_causes_that_alternate_are_shown_as_one() -> None:
     steady = Steady()
-    seen = [shown(steady, (Cause.SLOTS_FULL, Cause.TURN)[at % 2], float(at)) for at in range(60)]
+    seen = [shown(steady, (Cause.SLOTS_FULL, Cause.KV_FULL)[at % 2], float(at)) for at in range(60)]
     assert set(seen) == {Cause.SLOTS_FULL}
+    steady = Steady()
+    seen = [shown(steady, (Cause.CLASS_SHARE, Cause.TURN)[at % 2], float(at), {}) for at in range(60)]
+    assert set(seen) == {Cause.CLASS_SHARE}
+
+
+def test_a_cause_that_holds_nowhere_any_more_is_not_shown_beside_numbers_of_this_moment() -> None:
+    """It said "all slots are taken, 6 of 8" for four seconds."""
+    steady = Steady()
+    assert shown(steady, Cause.SLOTS_FULL, 0.0, {Cause.SLOTS_FULL: 2}) is Cause.SLOTS_FULL
+    assert shown(steady, Cause.KV_FULL, 1.0, {Cause.KV_FULL: 2}) is Cause.KV_FULL
+    assert shown(steady, Cause.TURN, 2.0, {Cause.KV_FULL: 1}) is Cause.TURN, "one endpoint is open"
 
 
 def test_a_cause_that_stays_is_shown_after_four_seconds_and_an_order_or_fault_at_once() -> None:

@@ -41,14 +41,14 @@ def explained(made: CheckedScheduler, name: str, **changes: Any) -> str:
 
 def test_a_request_that_higher_bands_overtake_is_promised_no_time() -> None:
     assert explained(starved(), "item", estimated_wait_s=9.0) == (
-        f"Waits now: {TURN} (turn); at 1 endpoint all slots are taken; "
+        f"Waits now: {TURN} (turn); at 1 endpoint all slots it may use are taken; "
         "at least 9.0 s more, and as long as higher bands keep sending."
     )
 
 
 def test_a_request_of_the_highest_band_gets_the_forecast_and_its_cause_once() -> None:
     assert explained(starved(), "r9", estimated_wait_s=2.0) == (
-        "Waits now: all slots are taken (slots_full), at 1 endpoint; about 2.0 s more."
+        "Waits now: all slots it may use are taken (slots_full), at 1 endpoint; about 2.0 s more."
     )
 
 
@@ -66,14 +66,16 @@ def with_cause(picture: Snapshot, cause: Cause) -> Snapshot:
     ]
     return msgspec.structs.replace(
         picture,
-        models=[msgspec.structs.replace(picture.models[0], cause=cause, taken=0)],
+        models=[
+            msgspec.structs.replace(picture.models[0], cause=cause, closed={Cause.KV_FULL: 1, Cause.PACE: 1}, taken=0)
+        ],
         requests=msgspec.structs.replace(picture.requests, waiting=rows),
     )
 
 
 def test_rows_of_the_next_band_name_the_cause_of_the_headline_and_lower_ones_their_own() -> None:
     steady, picture = Steady(), starved().snapshot(now=9.0)
-    for at, cause in enumerate([Cause.KV_FULL, Cause.TURN, Cause.KV_FULL, Cause.TURN]):
+    for at, cause in enumerate([Cause.KV_FULL, Cause.PACE, Cause.KV_FULL, Cause.PACE]):
         shown = steady.look(with_cause(picture, cause), float(at))
         assert shown.models[0].cause is Cause.KV_FULL
         assert {(row.band, row.cause) for row in shown.requests.waiting} == {

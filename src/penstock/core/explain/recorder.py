@@ -323,7 +323,7 @@ class Recorder:
             output_tokens=usage.completion_tokens if usage is not None else entry.output_tokens,
             waited_s=now - entry.waits_since_s if waiting else entry.waited_s,
             waits=[Waited(c, s) for c, s in sorted(seconds.items(), key=lambda item: -item[1])],
-            waits_for=self._waits.present(trail.stay, now) if trail.stay is not None else None,
+            waits_for=self._waits.present(trail.stay.line, now) if trail.stay is not None else None,
             closed=dict(closed),
             slots_by=self._waits.sized_by(request.model) if waiting else {},
             estimated_wait_s=estimated_wait_s,

@@ -27,7 +27,7 @@ from penstock.core.explain.wait_causes import Line, Waits
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
-from penstock.core.values.catalogue import Cause, EndpointState, Reason
+from penstock.core.values.catalogue import SERVING, Cause, EndpointState, Reason
 from penstock.core.values.lifecycle import State
 from penstock.core.values.rows import FlowSnapshot, SourceSnapshot, TenantSnapshot
 from penstock.core.values.settings import AdmissionSettings, EndpointLimits, QueueBounds
@@ -108,6 +108,7 @@ class HeadSnapshot(msgspec.Struct, frozen=True):
     """The request that goes next for a model."""
 
     band: str
+    ceiling: float  #: of its band: the share of an endpoint's slots that it may use
     tenant: str
     tokens: int  #: of KV memory: its prompt and its answer, estimated
     kv_tokens_free: int | None  #: the most below the ceiling at one of the cause's endpoints; None: not reported
@@ -119,13 +120,15 @@ class ModelSnapshot(msgspec.Struct, frozen=True):
     name: str
     waiting: int
     running: int
-    slots: int  #: of the endpoints in service that answer for it
-    taken: int  #: leases there, whatever their models; more than `slots` if slots were taken away
+    slots: int  #: of the endpoints that serve it now and answer for it
+    taken: int  #: of these slots, whatever the models of the requests there
+    over: int  #: requests that run there beyond the slots, because slots were taken away
     answering: int  #: these endpoints
-    endpoints: int  #: that serve it, in service or not
-    up: int  #: of these, those in service
+    endpoints: int  #: that serve it, now or not
+    up: int  #: of these, those that requests are sent to now
     cause: Cause | None  #: of the first waiting request
-    cause_endpoints: int  #: at how many endpoints
+    closed: dict[Cause, int]  #: at how many endpoints each cause keeps this request away
+    kept_free: int  #: slots that only tenants under their share may use; 0: none, or that is not the cause
     head: HeadSnapshot | None  #: the first of those that wait
     kv_usage_min: float | None  #: over the endpoints that report it; of a cause that holds at some, over these
     kv_usage_max: float | None
@@ -334,12 +337,15 @@ def models_now(
     lines: dict[str, list[Line]] = {}
     for line in waits.lines():
         lines.setdefault(line.model, []).append(line)
+    serves_now = {endpoint for endpoint in pool if _state(endpoint, now) in SERVING}
     rows = [
         _model_now(
             shares.model(name),
-            backlog[name],
-            serving[name] + any_model,
-            lines.get(name, []),
+            waits,
+            waiting=backlog[name],
+            endpoints=serving[name] + any_model,
+            serves_now=serves_now,
+            lines=lines.get(name, []),
             settings=settings,
             now=now,
         )
@@ -350,30 +356,36 @@ def models_now(
 
 def _model_now(
     meter: ModelMeter,
+    waits: Waits,
+    *,
     waiting: int,
     endpoints: list[Endpoint],
+    serves_now: set[Endpoint],
     lines: list[Line],
-    *,
     settings: AdmissionSettings,
     now: float,
 ) -> ModelSnapshot:
     first = min(lines, key=lambda line: (line.band.rank, bool(line.accounts)), default=None)
-    cause = first.span.cause if first is not None else None
+    cause = waits.present(first, now) if first is not None else None
     where = [e for e in endpoints if first is not None and _closed(first.band, e, cause)]
+    closed = dict(waits.endpoints(first.band, first.model)[0]) if first is not None else {}
     usages = [usage for e in where or endpoints if (usage := e.ledger.kv_usage(now)) is not None]
-    answering = [e for e in endpoints if e.in_service and e.role is not Role.PREFILL]
+    up = [e for e in endpoints if e in serves_now]
+    answering = [e for e in up if e.role is not Role.PREFILL]
     waits_s = meter.wait_quantiles_s(now)
     return ModelSnapshot(
         name=meter.name,
         waiting=waiting,
         running=meter.running,
         slots=sum([e.slots for e in answering]),
-        taken=sum([len(e.ledger.leases) for e in answering]),
+        taken=sum([min(len(e.ledger.leases), e.slots) for e in answering]),
+        over=sum([max(0, len(e.ledger.leases) - e.slots) for e in answering]),
         answering=len(answering),
         endpoints=len(endpoints),
-        up=sum(e.in_service for e in endpoints),
+        up=len(up),
         cause=cause,
-        cause_endpoints=len(where),
+        kept_free=waits.kept_free(meter.name, now) if cause is Cause.CLASS_SHARE else 0,
+        closed=closed if cause is None or not where else {**closed, cause: len(where)},
         head=_head_now(first, where or endpoints, settings, now) if first is not None else None,
         kv_usage_min=min(usages, default=None),
         kv_usage_max=max(usages, default=None),
@@ -392,6 +404,7 @@ def _head_now(line: Line, endpoints: list[Endpoint], settings: AdmissionSettings
     free = [left for e in endpoints if (left := kv_tokens_free(e, settings, now=now)) is not None]
     return HeadSnapshot(
         band=line.band.settings.name,
+        ceiling=line.band.settings.ceiling,
         tenant=entry.tenant,
         tokens=entry.estimated_tokens,
         kv_tokens_free=_whole(max(free, default=None)),

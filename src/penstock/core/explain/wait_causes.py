@@ -163,10 +163,10 @@ class Waits:
         """Returns the band of that rank."""
         return self._queues.bands[rank]
 
-    def present(self, stay: Stay, now: float) -> Cause:
+    def present(self, line: Line, now: float) -> Cause:
         """Returns the cause of a line at this very moment."""
-        self._look_at(stay.line, now)
-        return stay.line.span.cause
+        self._look_at(line, now)
+        return line.span.cause
 
     def lines(self) -> list[Line]:
         """Returns the lines in which a request waits."""
@@ -183,9 +183,8 @@ class Waits:
             return Cause.TURN
         if free:
             return self._despite_room(band, model, free, now)
-        if not closed:
-            return Cause.WARMING if self._pool.telling else Cause.NO_BACKEND
-        return dominant(closed)
+        cause = dominant(closed) if closed else Cause.NO_BACKEND
+        return Cause.WARMING if cause is Cause.NO_BACKEND and self._pool.telling else cause
 
     def endpoints(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
         """Returns how many endpoints for a model are closed to a band, by cause; and those that are open to it."""
@@ -198,6 +197,10 @@ class Waits:
             return _causes(band.closed.values()), list(band.open)
         closed = _causes([verdict for e, verdict in band.closed.items() if e.serves(model)])
         return closed, [e for e in band.open if e.serves(model)]
+
+    def kept_free(self, model: str, now: float) -> int:
+        """Returns how many slots of a model only flows under their share may use."""
+        return self._under_share.reserved_slots(model, now)
 
     def sized_by(self, model: str) -> dict[str, int]:
         """Returns how many endpoints for a model have their size found, by the judge of it."""

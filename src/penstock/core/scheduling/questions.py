@@ -218,6 +218,7 @@ class Questions:
         queues, causes = state.queues, state.wait_causes
         names = [band.settings.name for band in queues.bands]
         busy = next((band for band in queues.bands if band.tree.waiting), None)
+        causes.look(now, at_once=True)  # the causes are of the same moment as the numbers beside them
         no_room = tight(busy, causes)
         flows, flows_more = state.shares.flows(names, now)
         limits = state.settings.admission

@@ -66,7 +66,7 @@ class Cause(StrEnum):
     )
     SLOTS_FULL = (
         "slots_full",
-        "all slots are taken",
+        "all slots it may use are taken",
         f"{_MORE}, or more `slots` if engines have room.",
     )
     PREEMPTED = (
@@ -298,8 +298,8 @@ class EndpointState(StrEnum):
 
     UP = "up", "ok", "up"
     DOWN = "down", "bad", "down", "See whether {} runs, and what its log says"
-    LOADING = "loading", "busy", "loading"
-    SLEEPING = "sleeping", "busy", "sleeping"
+    LOADING = "loading", "busy", "loading", "Wait: {} loads its model"
+    SLEEPING = "sleeping", "busy", "sleeping", "Wake {}, or start an engine that serves the model"
     STOPPING = "stopping", "busy", "stopping"
     HUNG = "hung", "bad", "hung", "Restart {}: it takes connections and answers none"
     DRAINING = "draining", "hand", "drained by an operator"

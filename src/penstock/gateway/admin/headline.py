@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from penstock.core.explain.snapshot import ALL, BandSnapshot, EndpointSnapshot, Snapshot
-from penstock.core.values.catalogue import MISSING, SERVING, EndpointState, Reason
+from penstock.core.values.catalogue import MISSING, SERVING, Cause, EndpointState, Reason
 from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
 from penstock.gateway.admin.failing.slow import is_slow, slow
 from penstock.gateway.admin.phrases import count, printable, seconds, short_name
@@ -24,6 +24,15 @@ BANDS_NAMED_MAX = 3  # a sentence, not a table
 FAILURES_NAMED_MAX = 2
 TROUBLE_CHARS_MAX = 120  # of a store's own words
 PAUSE, DRAIN = "pause", "drain"
+
+#: Causes of waiting that more room would end, and those that somebody set.
+CROWDED = frozenset(
+    {
+        *(Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.KV_FULL, Cause.PACE, Cause.HELD),
+        *(Cause.PREEMPTED, Cause.CLASS_SHARE, Cause.TURN),
+    }
+)
+BY_SETTINGS = frozenset({Cause.TENANT_CAP, Cause.AFFINITY})
 
 _ASIDE = tuple(state for state in EndpointState if state not in (*MISSING, *SERVING))  # they pass, or are meant
 
@@ -99,11 +108,18 @@ def verdict(snapshot: Snapshot, around: Around | None = None) -> str:
         answer = "No."
     elif how == "bad":
         answer = "No: it was stopped on purpose." if is_by_operators(snapshot, around) else "Yes."
-    elif snapshot.waiting or (around is not None and is_slow(snapshot, around.lately)):
+    elif _crowded(snapshot) or (around is not None and is_slow(snapshot, around.lately)):
         answer = "No: there is more work than room."
+    elif snapshot.waiting and how == "busy" and all(m.cause in BY_SETTINGS for m in snapshot.models if m.waiting):
+        answer = "No: requests wait as the settings say."
     else:
         answer = "No, but not everything is as usual."
     return f"Is something wrong? {answer}"
+
+
+def _crowded(snapshot: Snapshot) -> bool:
+    """Whether some model's requests wait for room."""
+    return any(m.cause is None or m.cause in CROWDED for m in snapshot.models if m.waiting)
 
 
 def is_by_operators(snapshot: Snapshot, around: Around | None = None) -> bool:

@@ -5,13 +5,24 @@ from __future__ import annotations
 import shlex
 
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
-from penstock.core.values.catalogue import MISSING, EndpointState, Reason
+from penstock.core.values.catalogue import MISSING, SERVING, Cause, EndpointState, Failure, Reason
 from penstock.gateway.admin.failing import slow
 from penstock.gateway.admin.failing.lately import ROWS, FailureGroup, Lately, of_alarm, of_note
 from penstock.gateway.admin.phrases import count, short_name
-from penstock.gateway.admin.why import cause_now
+from penstock.gateway.admin.why import cause_now, serving
 from penstock.gateway.telemetry.failures import Kind
 
+_WANTS_AN_ENDPOINT = frozenset(
+    {
+        *(Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.KV_FULL, Cause.PACE),
+        *(Cause.CLASS_SHARE, Cause.TURN, Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD),
+    }
+)
+#: The last failure may be an old one of another kind: it is shown where it is what the state comes of.
+_SHOWN = {
+    EndpointState.DOWN: frozenset({Failure.CONNECT, Failure.STALE, Failure.RESET}),
+    EndpointState.EJECTED: frozenset(Failure),
+}
 _TOO_MUCH = (Reason.QUEUE_FULL, Reason.OVERLOAD, Reason.QUEUE_TIMEOUT)
 
 
@@ -29,12 +40,21 @@ def advice(snapshot: Snapshot, lately: Lately, *, queueing: bool = True) -> str:
     failing = of_note(lately, (Kind.BROKEN, Kind.FAILED)) or of_alarm(lately)
     if groups := failing or of_note(lately, (Kind.REFUSED, Kind.EVICTED)):
         return _failing(groups[0])
-    drained = next((e.name for e in snapshot.endpoints if e.state == EndpointState.DRAINING), None)
-    if snapshot.waiting and drained is not None:
-        return f"`penstock endpoint resume {short_name(drained)}` gives its slots back."
     model = next((model for model in snapshot.models if model.waiting and model.cause is not None), None)
     cause = None if model is None else cause_now(model)
-    return slow.advice(snapshot, lately, queueing=queueing) if cause is None else cause.advice
+    if model is None or cause is None:
+        return slow.advice(snapshot, lately, queueing=queueing)
+    if cause is Cause.NO_BACKEND:
+        coming = [e for e in snapshot.endpoints if EndpointState(e.state).advice and _serves(e, model.name)]
+        if coming:
+            return f"{EndpointState(coming[0].state).advice.format(short_name(coming[0].name))}."
+    if cause in _WANTS_AN_ENDPOINT:
+        drained = [e for e in snapshot.endpoints if e.state == EndpointState.DRAINING and _serves(e, model.name)]
+        if drained:
+            return f"`penstock endpoint resume {short_name(drained[0].name)}` gives its slots back."
+    if cause is Cause.TENANT_PAUSED and snapshot.paused_tenants:
+        return f"`penstock tenant resume {shlex.quote(short_name(snapshot.paused_tenants[0]))}` ends the pause."
+    return cause.advice
 
 
 def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot, lately: Lately) -> str:
@@ -44,18 +64,27 @@ def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot, lately: Lately
         if len(missing) > 1
         else ""
     )
-    failure = f": {ROWS.get(first.failure, first.failure)}" if first.failure else ""
+    failure = first.failure if first.failure in _SHOWN.get(first.state, ()) else None
+    because = f": {ROWS[failure]}" if failure else ""
     todo = EndpointState(first.state).advice.format(short_name(first.name))
-    return f"{todo}{failure}.{others} {_meanwhile(snapshot, lately)}"
+    return f"{todo}{because}.{others} {_meanwhile(first, snapshot, lately)}"
 
 
-def _meanwhile(snapshot: Snapshot, lately: Lately) -> str:
+def _meanwhile(missing: EndpointSnapshot, snapshot: Snapshot, lately: Lately) -> str:
     """What becomes of the requests that a missing endpoint would have served."""
-    if not any(endpoint.state == EndpointState.UP for endpoint in snapshot.endpoints):
+    models = [model for model in snapshot.models if _serves(missing, model.name)]
+    if models and not all(serving(model, snapshot) for model in models):
+        return "Requests for its models wait for it as long as they may."
+    if not any(endpoint.state in SERVING for endpoint in snapshot.endpoints):
         return "Requests wait for it as long as they may."
     if of_alarm(lately):
         return "The others are not enough: many requests get no answer."
-    return "The others are not enough: requests wait." if snapshot.waiting else "The others carry its load."
+    short = any(model.waiting and cause_now(model) in _WANTS_AN_ENDPOINT for model in models)
+    return "The others are not enough: requests wait." if short else "The others carry its load."
+
+
+def _serves(endpoint: EndpointSnapshot, model: str) -> bool:
+    return endpoint.models is None or model in endpoint.models
 
 
 def _failing(group: FailureGroup) -> str:

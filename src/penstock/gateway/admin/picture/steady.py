@@ -1,7 +1,8 @@
 """The cause that is shown of a model, held for some seconds: nobody can read two that alternate.
 
 With mixed requests the first in line changes many times a second, and its cause with it. A cause of load stays shown
-until it has not been the true one for `HOLD_S`; faults and operators' orders are shown at once.
+until it has not been the true one for `HOLD_S`, but only while it holds at some endpoint: the numbers beside it are
+always those of this instant. Faults and operators' orders are shown at once.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import msgspec
 
 from penstock.core.explain.snapshot import ModelSnapshot, Snapshot
 from penstock.core.values.catalogue import Cause
-from penstock.gateway.admin.why import cause_now
+from penstock.gateway.admin.why import ROOM_LEFT, cause_now
 
 HOLD_S = 4.0
 _LOAD = frozenset(
     {
         *(Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.KV_FULL, Cause.PACE),
-        *(Cause.CLASS_SHARE, Cause.TENANT_CAP, Cause.AFFINITY, Cause.TURN, Cause.RETURNING, Cause.HELD),
+        *(Cause.RETURNING, Cause.HELD),
     }
 )
 
@@ -46,15 +47,14 @@ class Steady:
 
     def _held(self, model: ModelSnapshot, now: float) -> ModelSnapshot:
         before, true_s = self._shown.get(model.name, (model, now))
-        passing = model.cause != before.cause and {model.cause, before.cause} <= _LOAD
-        if not passing or now - true_s >= HOLD_S:
+        if before.cause == model.cause or now - true_s >= HOLD_S or not _still(before.cause, model):
             self._shown[model.name] = (model, now)
             return model
-        return msgspec.structs.replace(
-            model,
-            cause=before.cause,
-            cause_endpoints=before.cause_endpoints,
-            head=before.head,
-            kv_usage_min=before.kv_usage_min,
-            kv_usage_max=before.kv_usage_max,
-        )
+        return msgspec.structs.replace(model, cause=before.cause)
+
+
+def _still(cause: Cause | None, model: ModelSnapshot) -> bool:
+    """Whether a cause may stay beside the model's present numbers: it keeps some endpoint closed, as the present one
+    does, or both leave room to others.
+    """
+    return (cause in _LOAD and model.cause in _LOAD and cause in model.closed) or {cause, model.cause} <= ROOM_LEFT
