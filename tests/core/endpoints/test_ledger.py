@@ -438,12 +438,19 @@ def test_the_pace_without_prompts_is_what_is_left_when_their_time_is_taken_off()
     assert own.speed.decode_s(12.6 + 60.0) is None
 
 
-def test_others_are_those_of_a_page_that_were_not_ours_when_it_was_asked_for() -> None:
+def test_others_are_those_of_a_page_that_were_not_ours_while_it_was_asked_for() -> None:
     own = ledger(a=0.0, b=0.0, c=1.5)
     own.remove(own.leases[1], 1.2)
     own.observe(Observation(1.0, running=5, waiting=0))  # answered late: one of ours ended since, and one was sent
-    assert own.page.others == 3
-    assert own.load(1.5) == 2 + 3
+    assert own.page.others == 2
+    assert own.load(1.5) == 2 + 2
+
+
+def test_a_request_that_came_and_went_while_a_page_was_asked_for_is_nobody_elses() -> None:
+    own = ledger(a=1.5)
+    own.remove(own.leases[1], 1.8)
+    own.observe(Observation(1.0, running=1, waiting=0))
+    assert own.load(2.0) == 0
 
 
 def test_where_nobody_told_the_slots_a_late_page_shows_ours_that_have_ended_and_nobody_else() -> None:

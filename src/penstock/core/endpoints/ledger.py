@@ -293,7 +293,7 @@ class Ledger:
             self._abandoned = [slot for slot in self._abandoned if slot[0] >= reading.asked_s]
         return restarted
 
-    def _observe(self, reading: Observation) -> bool:
+    def _observe(self, reading: Observation, *, whole: bool = True) -> bool:
         if reading.asked_s <= self.page.asked_s or not reading.sane():
             return False  # out of order, or nonsense, which counts like no answer
         page, previous_s = self.page, self.page.asked_s
@@ -309,14 +309,18 @@ class Ledger:
             self._new_epoch(previous_s)
         elif base is not None:
             self.prefill.first_tokens_counted(self.speed.on_page(base, reading))
-        own, inside = self._count_from(reading.asked_s, previous_s)
-        page.compare(own=own, inside=inside, tries_sizes=math.isfinite(self.limit.proven()))
+        own, inside, during = self._count_from(reading.asked_s, previous_s)
+        tries_sizes = math.isfinite(self.limit.proven())
+        page.compare(own=own, inside=inside, during=during if whole else 0, tries_sizes=tries_sizes)
         self._count_door(reading)
         return restarted
 
-    def _count_from(self, asked_s: float, previous_s: float) -> tuple[int, int]:
-        """Count from `asked_s` on. Returns how many of ours had been sent by then, and of these by `previous_s`."""
-        own = inside = self._sent = self._tokens = self._ended = self._begun = self.fresh = self.begun = 0
+    def _count_from(self, asked_s: float, previous_s: float) -> tuple[int, int, int]:
+        """Count from `asked_s` on.
+
+        Returns how many of ours had been sent by then, of these by `previous_s`, and how many were sent since.
+        """
+        own = inside = during = self._sent = self._tokens = self._ended = self._begun = self.fresh = self.begun = 0
         fresh_s = asked_s - (self.speed.step_at_least_s or BASE_S)
         for lease in reversed(self.leases.values()):
             if lease.pending:
@@ -339,8 +343,10 @@ class Ledger:
                 own += 1
                 inside += dispatched_s < previous_s
                 self._tokens -= tokens
+            else:
+                during += 1
         self._begun_most = max(0, self._begun)
-        return own, inside
+        return own, inside, during + self._sent
 
     def _count_door(self, reading: Observation) -> None:
         """Others' requests that came since the engine's last step: its page shows them when the next one ends."""
@@ -373,7 +379,8 @@ class Ledger:
         self._observe(
             msgspec.structs.replace(
                 base, asked_s=part.asked_s, running=running, waiting=waiting, queued=None, kv_usage=kv_usage
-            )
+            ),
+            whole=False,
         )
 
     def _new_epoch(self, previous_s: float) -> None:

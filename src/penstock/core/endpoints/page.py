@@ -121,10 +121,11 @@ class EnginePage:
         self.moved_s = reading.asked_s
         return True
 
-    def compare(self, *, own: int, inside: int, tries_sizes: bool) -> None:
+    def compare(self, *, own: int, inside: int, during: int, tries_sizes: bool) -> None:
         """Hold the reading that just moved against `own` requests that had been sent when it was asked for.
 
-        `inside`: those of them that the engine surely knows. `tries_sizes`: the endpoint's slots are unknown.
+        `inside`: those of them that the engine surely knows. `during`: sent while it was asked for, so it may show
+        them. `tries_sizes`: the endpoint's slots are unknown.
         """
         base = self.base
         assert base is not None
@@ -133,7 +134,7 @@ class EnginePage:
         self._short = inside >= OURS_MIN and shown < SHORT_SHARE * inside
         self._recent.append(float(own))
         # If we sometimes send more than fits, a late page shows ended ones of ours.
-        self.others = max(0.0, shown - (max(self._recent) if tries_sizes else own))
+        self.others = max(0.0, shown - max(own + during, max(self._recent) if tries_sizes else 0.0))
         full = base.kv_usage is not None and base.kv_usage >= 0.9
         likely = abs(shown - own) <= max(OURS_MIN, 0.25 * own) and base.waiting <= OURS_MIN and not full
         self._agrees = self._agrees + 1 if likely else 0
