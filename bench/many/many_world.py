@@ -169,7 +169,7 @@ class ManyWorld(World):
             return
         request = translate.request(job)
         if request.deadline_s is not None:
-            request = replace(request, deadline_s=request.deadline_s + gateway.skew_s)
+            request = request.but(deadline_s=request.deadline_s + gateway.skew_s)
         journey.told = gateway.edge
         gateway.carried[job.id] = journey
         self._carriers[job.id] = gateway

@@ -11,8 +11,6 @@ from collections import Counter
 from functools import partial
 from random import Random
 
-import msgspec
-
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.request import Request
 from penstock.core.values.settings import BandSettings, QueueBounds
@@ -79,7 +77,7 @@ def _arrives(world: Gateways, request: Request, edge: str) -> None:
     if any(held.request.id == request.id for held in process.edge.requests.values()):
         return
     if request.deadline_s is not None:
-        request = msgspec.structs.replace(request, deadline_s=world.now + request.deadline_s)
+        request = request.but(deadline_s=world.now + request.deadline_s)
     world.arrive(edge, request, tokens=request.output_tokens_max or 16)
 
 

@@ -27,6 +27,7 @@ from penstock.share.messages import (
     Rerouted,
     Told,
     WherePlaced,
+    WireRequest,
 )
 from tests.share.virtual import BANDS, Chances, SharedWorld
 
@@ -62,8 +63,8 @@ def _lease(told: list[Down]) -> int:
     return found
 
 
-def _request(name: str = "r", **more: object) -> Request:
-    return Request(name, "m", 0, **more)  # type: ignore[arg-type]
+def _request(name: str = "r", **more: object) -> WireRequest:
+    return WireRequest.of(Request(name, "m", 0, **more))  # type: ignore[arg-type]
 
 
 def test_requests_of_two_edges_stand_in_one_queue_and_share_the_slots() -> None:
@@ -72,7 +73,7 @@ def test_requests_of_two_edges_stand_in_one_queue_and_share_the_slots() -> None:
     _lease(beside.says("b", Arrived(1, _request("y"))))
     assert beside.says("b", Arrived(2, _request("z"))) == []  # it waits: both slots are taken
     beside.told["b"].clear()
-    beside.says("a", Finished(1, first, Usage(1, 1)))
+    beside.says("a", Finished(1, first, Usage(1, 1).row()))
     (told,) = beside.told["b"]
     assert isinstance(told, Told)
     assert told.number == 2
@@ -107,7 +108,7 @@ def test_an_answer_that_is_complete_ends_the_request_though_its_lease_was_taken_
     # as a requeue for an engine that stands still would, while `finished` is on its way:
     beside.world.tell(beside.world.scheduler.failed(lease, Failure.BUSY, now=0.0))
     assert remote.lease != lease
-    beside.says("a", Finished(1, lease, Usage(1, 1)))
+    beside.says("a", Finished(1, lease, Usage(1, 1).row()))
     assert not beside.peers["a"].requests
     assert beside.running() == 0
     assert not beside.world.journeys
@@ -163,7 +164,7 @@ def test_a_band_means_what_the_edge_knew_it_as() -> None:
     ],
 )
 def test_what_no_edge_of_ours_says_is_refused_before_the_scheduler_hears_it(
-    number: int, request_: Request, word: str
+    number: int, request_: WireRequest, word: str
 ) -> None:
     beside = Beside()
     with pytest.raises(LinkError, match=word):
@@ -213,5 +214,5 @@ def test_a_lease_moves_to_the_endpoint_that_an_edges_proxy_used() -> None:
     beside.says("a", Rerouted(1, lease, other))
     assert remote.endpoint == other
     assert {e.name: e.leases for e in beside.world.scheduler.snapshot(now=beside.world.now).endpoints}[other] == 1
-    beside.says("a", Finished(1, lease, Usage(1, 1)))
+    beside.says("a", Finished(1, lease, Usage(1, 1).row()))
     assert beside.running() == 0

@@ -28,6 +28,7 @@ from penstock.share.messages import (
     Told,
     Up,
     WherePlaced,
+    WireRequest,
 )
 
 
@@ -56,7 +57,7 @@ class Desk:
 def test_a_deadline_travels_as_what_is_left_of_it() -> None:
     desk = Desk()
     desk.edge.arrived(Request("r", "m", 0, deadline_s=107.0), now=100.0)
-    assert desk.said == [Arrived(1, Request("r", "m", 0, deadline_s=7.0))]
+    assert desk.said == [Arrived(1, WireRequest.of(Request("r", "m", 0, deadline_s=7.0)))]
 
 
 def test_an_action_for_a_request_that_is_over_is_dropped_though_another_has_its_name() -> None:
@@ -65,7 +66,7 @@ def test_an_action_for_a_request_that_is_over_is_dropped_though_another_has_its_
     desk.edge.cancelled("r", now=0.1)
     desk.edge.arrived(Request("r", "m", 0), now=0.2)
     assert desk.hear(Told(1, Dispatch("r", "e", 5, 0.1))) == []
-    assert desk.said[1:] == [Cancelled(1), Arrived(2, Request("r", "m", 0))]
+    assert desk.said[1:] == [Cancelled(1), Arrived(2, WireRequest.of(Request("r", "m", 0)))]
     assert desk.hear(Told(2, Evict("r", Reason.QUEUE_TIMEOUT))) == [Evict("r", Reason.QUEUE_TIMEOUT)]
     assert not desk.edge.requests
 
@@ -82,7 +83,7 @@ def test_what_is_taken_back_before_its_first_byte_waits_again() -> None:
     assert desk.hear(Told(number, Requeue("r", "stuck"))) == [Requeue("r", "stuck")]
     assert desk.hear(Told(number, Dispatch("r", "e", 6, 0.1))) == [Dispatch("r", "e", 6, 0.1)]
     desk.edge.finished(6, Usage(1, 2), now=1.0)
-    assert desk.said == [Finished(number, 6, Usage(1, 2))]
+    assert desk.said == [Finished(number, 6, Usage(1, 2).row())]
 
 
 def test_an_answer_that_a_client_reads_is_not_revoked_and_the_decider_learns_it() -> None:
@@ -195,7 +196,7 @@ def test_growth_is_told_at_once_where_a_limit_on_the_pace_is_held_against_it() -
     number = desk.sent()
     desk.edge.progressed(5, 9, now=0.3)
     desk.edge.finished(5, Usage(1, 9), now=0.4)
-    assert desk.said == [Progressed(number, 5, 9), Finished(number, 5, Usage(1, 9))]
+    assert desk.said == [Progressed(number, 5, 9), Finished(number, 5, Usage(1, 9).row())]
 
 
 def test_growth_of_a_revoked_answer_is_not_reported() -> None:

@@ -14,21 +14,23 @@ from penstock.core.values.request import Contents, Request, Usage
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import Prices
 from penstock.share.frames import LinkError, decider_reader, edge_reader, why_not, written
-from penstock.share.messages import PROTOCOL, Arrived, Failed, Finished, Hello, Stop, Told
+from penstock.share.messages import PROTOCOL, Arrived, Failed, Finished, Hello, Stop, Told, WireRequest
 
 FRAME_BYTES_MAX = 32 * 1024 * 1024
 
-REQUEST = Request(
-    "r-1",
-    "m",
-    1,
-    tenant="a",
-    flow=("a", "user"),
-    weights=(2.0, 1.0),
-    contents=Contents(5, pictures=1),
-    deadline_s=3.5,
-    prefix=(2**64 - 1, 0, -(2**63)),
-    prices=Prices(prompt=2.0),
+REQUEST = WireRequest.of(
+    Request(
+        "r-1",
+        "m",
+        1,
+        tenant="a",
+        flow=("a", "user"),
+        weights=(2.0, 1.0),
+        contents=Contents(5, pictures=1),
+        deadline_s=3.5,
+        prefix=(2**64 - 1, 0, -(2**63)),
+        prices=Prices(prompt=2.0),
+    )
 )
 ACTIONS: list[Action] = [
     Dispatch("r-1", "e", 7, 0.25, 3, "d"),
@@ -43,7 +45,7 @@ ACTIONS: list[Action] = [
 
 
 def test_what_is_written_is_read_however_it_is_cut() -> None:
-    up = [Arrived(1, REQUEST), Finished(1, 7, Usage(3, 4, 1, cached_told=True)), Failed(2, 8, Failure.BUSY)]
+    up = [Arrived(1, REQUEST), Finished(1, 7, Usage(3, 4, 1, cached_told=True).row()), Failed(2, 8, Failure.BUSY)]
     down = [Told(1, action) for action in ACTIONS]
     for size in (1, 3, 10, 10_000):
         read_up, read_down = decider_reader(), edge_reader()
@@ -53,6 +55,30 @@ def test_what_is_written_is_read_however_it_is_cut() -> None:
             assert [frame.epoch for frame in frames] == [3, 4]
             assert [frame.messages for frame in frames] == [messages, messages]
             assert not reader.inside
+
+
+def test_every_field_of_a_request_arrives_in_another_process() -> None:
+    fields = {
+        **{name: name for name in ("id", "model", "tenant", "account", "pinned", "session", "home", "instead_of")},
+        **{name: (name, "x") for name in ("flow", "also", "only", "needs", "others")},
+        **{name: len(name) for name in ("band", "body_bytes", "output_tokens_max", "priority", "prefix_chunk_bytes")},
+        **{name: len(name) / 4 for name in ("deadline_s", "locate_s", "time_per_output_token_s_max")},
+        **dict.fromkeys(("streamed", "falls_back", "prefix_grows", "carried"), True),
+        "divisible": False,
+        "weights": (2.0, 0.5),
+        "prefix": (1, 2),
+        "prompt_tokens_max": 7,
+        "prices": Prices(prompt=3.0),
+        "contents": Contents(1, 2, 3, 4, 5, 6, 7, 8),
+    }
+    sent = Request(**fields)  # type: ignore[arg-type]
+    assert set(WireRequest.__struct_fields__) == set(fields)
+    (frame,) = decider_reader().feed(written(1, [Arrived(1, WireRequest.of(sent))]))
+    (arrived,) = frame.messages
+    assert isinstance(arrived, Arrived)
+    came = arrived.request.request()
+    assert came == sent
+    assert {name: getattr(came, name) for name in fields} == fields
 
 
 def test_many_messages_go_in_several_frames() -> None:
@@ -95,7 +121,7 @@ def test_garbage_ends_the_link_with_a_word(payload: bytes) -> None:
 
 def test_random_bytes_never_do_anything_but_end_the_link() -> None:
     random = Random(7)
-    good = written(1, [Arrived(1, REQUEST), Finished(1, 7, Usage(3, 4))])
+    good = written(1, [Arrived(1, REQUEST), Finished(1, 7, Usage(3, 4).row())])
     ended = 0
     for _ in range(3000):
         data = bytearray(good)

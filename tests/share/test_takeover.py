@@ -10,8 +10,9 @@ from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.catalogue import Failure, Reason
-from penstock.core.values.request import Request, Underway, Usage
+from penstock.core.values.request import Request, Usage
 from penstock.core.values.settings import BandSettings
+from penstock.core.values.takeover import Underway
 from penstock.share.decider import Peer, Phase
 from penstock.share.edge import Edge
 from penstock.share.frames import LinkError
@@ -30,6 +31,7 @@ from penstock.share.messages import (
     Told,
     Up,
     WaitsHere,
+    WireRequest,
 )
 from tests.share.virtual import BANDS, Chances, Parent, SharedWorld
 
@@ -400,23 +402,27 @@ def test_members_are_logged_when_they_come_and_go() -> None:
 
 # --- what may not be said ---------------------------------------------------------------------------------------------
 
-RUNS = RunsHere(1, Request("r", "m", 0), 1.0, 0.0, Underway(5, "e", 1.0))
+REQUEST = WireRequest.of(Request("r", "m", 0))
+RUNS = RunsHere(1, REQUEST, 1.0, 0.0, Underway(5, "e", 1.0))
 
 
 @pytest.mark.parametrize(
     "messages",
     [
-        [Arrived(1, Request("r", "m", 0))],
+        [Arrived(1, WireRequest.of(Request("r", "m", 0)))],
         [Announcing([]), FirstToken(1, 1)],
         [Announcing([]), Announcing([])],
         [Announcing([]), Announced([]), Announcing([])],
-        [Announcing([]), RUNS, WaitsHere(1, Request("r2", "m", 0), 1.0, 0.0)],
-        [Announcing([]), WaitsHere(1, Request("r", "m", 9), 1.0, 0.0)],
-        [Announcing([]), WaitsHere(1, Request("r", "m", 0), float("nan"), 0.0)],
-        [Announcing([]), WaitsHere(0, Request("r", "m", 0), 1.0, 0.0)],
-        [Announcing([]), RunsHere(1, Request("r", "m", 0), 1.0, 0.0, Underway(5, "e", -1.0))],
-        [Announcing([]), RunsHere(1, Request("r", "m", 0), 1.0, 0.0, Underway(5, "e", 1.0, decode="d"))],
-        [Announcing([]), RUNS, Announced([]), Arrived(1, Request("r2", "m", 0))],
+        [Announcing([]), RUNS, WaitsHere(1, WireRequest.of(Request("r2", "m", 0)), 1.0, 0.0)],
+        [Announcing([]), WaitsHere(1, WireRequest.of(Request("r", "m", 9)), 1.0, 0.0)],
+        [Announcing([]), WaitsHere(1, REQUEST, float("nan"), 0.0)],
+        [Announcing([]), WaitsHere(0, REQUEST, 1.0, 0.0)],
+        [Announcing([]), RunsHere(1, WireRequest.of(Request("r", "m", 0)), 1.0, 0.0, Underway(5, "e", -1.0))],
+        [
+            Announcing([]),
+            RunsHere(1, WireRequest.of(Request("r", "m", 0)), 1.0, 0.0, Underway(5, "e", 1.0, decode="d")),
+        ],
+        [Announcing([]), RUNS, Announced([]), Arrived(1, WireRequest.of(Request("r2", "m", 0)))],
     ],
 )
 def test_what_no_edge_announces_ends_the_link_and_books_nothing(messages: list[Up]) -> None:

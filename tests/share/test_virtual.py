@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from random import Random
 
-import msgspec
 import pytest
 
 from penstock.core.scheduler import Scheduler, SchedulerSettings
@@ -37,7 +36,7 @@ def _arrive(world: SharedWorld, request: Request, edge: str) -> None:
     if request.id in process.clients or any(held.request.id == request.id for held in process.edge.requests.values()):
         return  # an edge gives such a one another name
     if request.deadline_s is not None:
-        request = msgspec.structs.replace(request, deadline_s=world.now + request.deadline_s)
+        request = request.but(deadline_s=world.now + request.deadline_s)
     world.arrive(edge, request, tokens=request.output_tokens_max or 16)
 
 

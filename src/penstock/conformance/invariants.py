@@ -33,8 +33,9 @@ from penstock.core.values.catalogue import Cause, Failure, Outcome, Reason
 from penstock.core.values.lifecycle import State
 from penstock.core.values.located import Source
 from penstock.core.values.observation import Glimpse, Observation
-from penstock.core.values.request import Request, Underway, Usage
+from penstock.core.values.request import Request, Usage
 from penstock.core.values.settings import EndpointLimits, EndpointSpec, Limits
+from penstock.core.values.takeover import Underway
 
 ROUNDING_S = 1e-6  # rounding error of sums of a few times
 THOROUGH_BELOW = 200  # waiting requests up to which everything is checked after every fact, beyond: now and then

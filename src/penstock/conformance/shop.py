@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from msgspec.structs import replace
-
 from penstock.core.scheduler import Scheduler, SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject
 from penstock.core.values.request import Request, Usage
@@ -182,7 +180,7 @@ class Shop:
         if gives_up:
             ends_s = (begins_s + ends_s) / 2
             seen = max(usage.completion_tokens // 2 // PROGRESS_TOKENS * PROGRESS_TOKENS, 1)
-            usage = replace(usage, completion_tokens=usage.completion_tokens // 2)
+            usage = Usage(usage.prompt_tokens, usage.completion_tokens // 2, usage.cached_tokens)
             entry = self.scheduler.inspect().entries[action.request_id]
             job.cost = entry.prompt_tokens + 2.0 * (seen if customer.streamed else entry.output_tokens)
         self.served[customer.flow] += job.cost

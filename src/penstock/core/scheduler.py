@@ -41,9 +41,10 @@ from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.lifecycle import Event, State
 from penstock.core.values.located import Source
 from penstock.core.values.observation import Glimpse, Observation
-from penstock.core.values.request import SERVICE_S, WORK_PER_OUTPUT_TOKEN, Request, ServiceGot, Underway, Usage
+from penstock.core.values.request import SERVICE_S, WORK_PER_OUTPUT_TOKEN, Request, Usage
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import EndpointLimits, EndpointSpec, Limits, SchedulerSettings, parts_of
+from penstock.core.values.takeover import ServiceGot, Underway
 
 __all__ = ["AVOID_S", "BAND_RANKS", "REFUSED_AVOID_S", "REFUSED_AVOID_S_MAX", "Scheduler", "SchedulerSettings"]
 

@@ -13,9 +13,19 @@ import msgspec
 
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.util.decaying import Decaying
-from penstock.core.values.request import SERVICE_S, Request, ServiceGot, Underway, Usage
+from penstock.core.values.request import SERVICE_S, Request, Usage
 from penstock.core.values.settings import Prices
-from penstock.share.messages import Announced, Announcement, Announcing, Homes, RunsHere, ServedHere, WaitsHere
+from penstock.core.values.takeover import ServiceGot, Underway
+from penstock.share.messages import (
+    Announced,
+    Announcement,
+    Announcing,
+    Homes,
+    RunsHere,
+    ServedHere,
+    WaitsHere,
+    WireRequest,
+)
 
 if TYPE_CHECKING:
     from penstock.share.edge import Edge
@@ -90,7 +100,7 @@ def announce(edge: Edge, send: Callable[[Announcement], None], *, now: float) ->
     """Send all that an edge holds. Each of its requests either waits or runs."""
     send(Announcing(list(edge.bands)))
     for held in edge.requests.values():
-        request = held.request
+        request = WireRequest.of(held.request)
         if request.deadline_s is not None or request.locate_s:
             left_s = None if request.deadline_s is None else request.deadline_s - now
             request = msgspec.structs.replace(request, deadline_s=left_s, locate_s=0.0)

@@ -57,6 +57,8 @@ from penstock.share.messages import (
     Told,
     WaitsHere,
     WherePlaced,
+    WireRequest,
+    usage_of,
 )
 
 CUT_S: Final = 3.0  # leases outlive their link so long: the time in which a dead machine is noticed
@@ -501,7 +503,7 @@ class Decider:
         match fact:
             case Finished():
                 self.forget(remote)
-                return scheduler.finished(lease, fact.usage, refused=fact.refused, now=now)
+                return scheduler.finished(lease, usage_of(fact.usage), refused=fact.refused, now=now)
             case FirstToken():
                 return scheduler.first_token(lease, well=fact.well, now=now)
             case Progressed():
@@ -518,7 +520,7 @@ class Decider:
                 )
             case PromptComputed():
                 remote.lease = None
-                return scheduler.prefilled(lease, fact.usage, now=now)
+                return scheduler.prefilled(lease, usage_of(fact.usage), now=now)
 
     def forget(self, remote: Remote) -> None:
         """Forget a request that needs no further decision."""
@@ -544,21 +546,20 @@ class Decider:
         remote = self._joins(peer, fact.number, fact.request, came_s)
         return self._scheduler.arrived(remote.request, now=now)
 
-    def _joins(self, peer: Peer, number: int, request: Request, came_s: float) -> Remote:
+    def _joins(self, peer: Peer, number: int, row: WireRequest, came_s: float) -> Remote:
         """Add a request of an edge, reported at `came_s`."""
         changes: dict[str, object] = {}
-        if request.deadline_s is not None:
-            changes["deadline_s"] = came_s + request.deadline_s
-        if self._journeys.knows(request.id):
+        if row.deadline_s is not None:
+            changes["deadline_s"] = came_s + row.deadline_s
+        if self._journeys.knows(row.id):
             self._serial += 1
-            changes["id"] = f"{request.id}~{peer.name}~{self._serial}"
-        if changes:
-            request = msgspec.structs.replace(request, **changes)
+            changes["id"] = f"{row.id}~{peer.name}~{self._serial}"
+        request = (msgspec.structs.replace(row, **changes) if changes else row).request()
         remote = peer.requests[number] = Remote(self, peer, number, request)
         self._journeys.join(request.id, remote)
         return remote
 
-    def _checked(self, peer: Peer, request: Request) -> Request:
+    def _checked(self, peer: Peer, request: WireRequest) -> WireRequest:
         return checked(request, bands=peer.bands, here=self.bands, levels=self._levels)
 
     # --- for edges, beside actions ----------------------------------------------------------------------------------

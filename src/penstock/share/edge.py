@@ -50,6 +50,7 @@ from penstock.share.messages import (
     Told,
     Unreachable,
     WherePlaced,
+    WireRequest,
 )
 from penstock.share.view import View
 
@@ -238,9 +239,10 @@ class Edge(View):
         self._last_number += 1
         held = HeldRequest(self._last_number, request, now)
         self.requests[held.number] = self._by_id[request.id] = held
+        row = WireRequest.of(request)
         if request.deadline_s is not None:
-            request = msgspec.structs.replace(request, deadline_s=request.deadline_s - now)
-        self._send(Arrived(held.number, request))
+            row = msgspec.structs.replace(row, deadline_s=request.deadline_s - now)
+        self._send(Arrived(held.number, row))
         return []
 
     def first_token(self, lease: int, *, well: bool = True, now: float) -> list[Action]:  # noqa: ARG002
@@ -278,7 +280,7 @@ class Edge(View):
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         held = self._leases[lease]
         self._take_back(held)
-        self._send(PromptComputed(held.number, lease, usage))
+        self._send(PromptComputed(held.number, lease, None if usage is None else usage.row()))
         if held.decode is None or held.decode[0] not in self.rows:
             held.undecided = Failure.CONNECT
             return [] if self.is_linked else [self._after(held, Failure.CONNECT, now)]
@@ -303,7 +305,7 @@ class Edge(View):
         if not held.loose:
             if usage is None and held.output_tokens > held.told_tokens:
                 self._tell_progress(held, lease)  # nothing else reports the length of the answer
-            self._send(Finished(held.number, lease, usage, refused))
+            self._send(Finished(held.number, lease, None if usage is None else usage.row(), refused))
         return []
 
     def failed(

@@ -11,10 +11,19 @@ from typing import Final
 
 import msgspec
 
-from penstock.core.values.request import Request, ServiceGot
+from penstock.core.values.takeover import ServiceGot
 from penstock.share.edge import NAME_CHARACTERS_MAX
 from penstock.share.frames import LinkError
-from penstock.share.messages import Announced, Announcement, Announcing, Homes, RunsHere, ServedHere, WaitsHere
+from penstock.share.messages import (
+    Announced,
+    Announcement,
+    Announcing,
+    Homes,
+    RunsHere,
+    ServedHere,
+    WaitsHere,
+    WireRequest,
+)
 
 GATHER_S = 0.5  # the wait for edges that have not announced
 REQUESTS_MAX = 200_000  # of one edge
@@ -24,7 +33,7 @@ ALSO_MAX = 2  # a key and a model
 INF: Final = math.inf
 
 
-def checked(request: Request, *, bands: Sequence[str], here: Sequence[str], levels: int) -> Request:
+def checked(request: WireRequest, *, bands: Sequence[str], here: Sequence[str], levels: int) -> WireRequest:
     """Returns a request of an edge whose settings have these `bands`, in the bands `here`. Raises `LinkError`."""
     names = (request.id, request.model, request.tenant, request.account, *request.flow, *request.also)
     if max(map(len, names)) > NAME_CHARACTERS_MAX or len(request.also) > ALSO_MAX:
@@ -61,7 +70,7 @@ def band_here(rank: int, bands: Sequence[str], here: Sequence[str]) -> int:
 class Pieces:
     """The announcement of one edge, as far as it has come."""
 
-    def __init__(self, checked: Callable[[Request], Request], in_band: Callable[[int], int]) -> None:
+    def __init__(self, checked: Callable[[WireRequest], WireRequest], in_band: Callable[[int], int]) -> None:
         self._checked = checked
         self._in_band = in_band
         self.requests: dict[int, WaitsHere | RunsHere] = {}

@@ -17,10 +17,69 @@ import msgspec
 from penstock.core.values.actions import Action
 from penstock.core.values.catalogue import Failure
 from penstock.core.values.located import Source
-from penstock.core.values.request import Request, ServiceGot, Underway, Usage
+from penstock.core.values.request import Contents, Request, Usage
 from penstock.core.values.rows import Allowance
+from penstock.core.values.settings import Prices
+from penstock.core.values.takeover import ServiceGot, Underway
 
-PROTOCOL = 7  # version of this file; both ends need the same
+PROTOCOL = 8  # version of this file; both ends need the same
+
+
+ContentsRow = tuple[int, int, int, int, int, int, int, int]
+UsageRow = tuple[int, int, int, bool, int]
+
+
+class WireRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A request between processes: its fields, of which a reader checks every type."""
+
+    id: str
+    model: str
+    band: int
+    tenant: str
+    account: str
+    flow: tuple[str, ...]
+    weights: tuple[float, ...]
+    body_bytes: int
+    output_tokens_max: int | None
+    streamed: bool
+    pinned: str | None
+    deadline_s: float | None
+    priority: int
+    session: str | None
+    prefix: tuple[int, ...]
+    prefix_chunk_bytes: int
+    home: str | None
+    divisible: bool
+    prices: Prices | None
+    locate_s: float
+    prompt_tokens_max: int | None
+    falls_back: bool
+    instead_of: str
+    also: tuple[str, ...]
+    prefix_grows: bool
+    time_per_output_token_s_max: float | None
+    only: tuple[str, ...]
+    needs: tuple[str, ...]
+    others: tuple[str, ...]
+    carried: bool
+    contents: ContentsRow | None
+
+    @staticmethod
+    def of(request: Request) -> WireRequest:
+        """Returns the row of a request."""
+        return WireRequest(*request.row())
+
+    def request(self) -> Request:
+        """Returns the request of this row."""
+        fields = list(msgspec.structs.astuple(self))
+        if self.contents is not None:
+            fields[-1] = Contents(*self.contents)
+        return Request(*fields)
+
+
+def usage_of(row: UsageRow | None) -> Usage | None:
+    """Returns the usage of a row."""
+    return None if row is None else Usage(*row)
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=str.lower):
@@ -89,7 +148,7 @@ class WaitsHere(Piece, frozen=True):
     """A request is queued here. Its deadline is the time left."""
 
     number: int
-    request: Request
+    request: WireRequest
     came_s: float  #: ago
     waited_s: float  #: in queues, all visits
 
@@ -98,7 +157,7 @@ class RunsHere(Piece, frozen=True):
     """A lease goes on here. It keeps its number, whichever decider granted it."""
 
     number: int
-    request: Request
+    request: WireRequest
     came_s: float
     waited_s: float
     underway: Underway
@@ -130,7 +189,7 @@ class Arrived(ForScheduler, frozen=True):
     """A request came. Its deadline is the time left."""
 
     number: int
-    request: Request
+    request: WireRequest
 
 
 class FirstToken(OfLease, frozen=True):
@@ -158,13 +217,13 @@ class Progressed(OfLease, frozen=True):
 class PromptComputed(OfLease, frozen=True):
     """The prompt of a divided request is computed."""
 
-    usage: Usage | None = None
+    usage: UsageRow | None = None
 
 
 class Finished(OfLease, frozen=True):
     """The request is answered, and the edge has forgotten it."""
 
-    usage: Usage | None = None
+    usage: UsageRow | None = None
     refused: bool = False  #: with an error
 
 

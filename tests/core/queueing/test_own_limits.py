@@ -21,9 +21,7 @@ def of(name: str, *also: str, tenant: str = "team", **more: Any) -> Request:
     own = " ".join([" ".join(whose(one)[1:]) for one in also])
     made = request(name, tenant=tenant, also=also, **more)
     flow, weights = ((f" {tenant}", f"{tenant} {own}"), (1.0, 1.0)) if tenant == "team" else ((tenant,), (1.0,))
-    return type(made)(
-        **{field: getattr(made, field) for field in made.__struct_fields__} | {"flow": flow, "weights": weights}
-    )
+    return made.but(flow=flow, weights=weights)
 
 
 def test_a_request_is_admitted_if_all_its_accounts_have_room_and_charged_to_all() -> None:

@@ -200,7 +200,7 @@ def test_a_group_all_of_whose_tenants_were_held_takes_no_more_than_its_share() -
     """Tenants stand one level below: the part that they share is lifted with them."""
 
     def below(made: Request) -> Request:
-        return replace(made, flow=("left" if made.tenant == "a" else "right", made.tenant), weights=(1.0, 1.0))
+        return made.but(flow=("left" if made.tenant == "a" else "right", made.tenant), weights=(1.0, 1.0))
 
     settings = replace(SETTINGS, tenant_level=1)
     world = World([customer("a"), customer("b")], changes=below, settings=settings)
@@ -224,7 +224,7 @@ def test_a_flow_whose_sessions_waited_for_their_home_takes_no_more_than_its_shar
     free: list[bool] = []
 
     def at_home(made: Request) -> Request:
-        return made if made.tenant == "a" or free else replace(made, session="s")
+        return made if made.tenant == "a" or free else made.but(session="s")
 
     specs = [EndpointSpec("small", 2, frozenset("m")), EndpointSpec("large", 6, frozenset("m"))]
     world = World([customer("a"), customer("b")], endpoints=specs, changes=at_home, settings=settings)
@@ -245,7 +245,7 @@ def test_a_band_that_was_held_saves_up_nothing_of_its_promised_share() -> None:
     settings = replace(SETTINGS, bands=bands)
 
     def low(made: Request) -> Request:
-        return replace(made, band=int(made.tenant == "b"))
+        return made.but(band=int(made.tenant == "b"))
 
     world = World([customer("a"), customer("b")], changes=low, settings=settings)
     world.hold(limited(running=0), unlimited, 70.0)
@@ -260,7 +260,7 @@ def test_a_band_below_its_ceiling_saves_up_nothing_of_its_promised_share() -> No
     )
 
     def low(made: Request) -> Request:
-        return replace(made, band=int(made.tenant == "b"))
+        return made.but(band=int(made.tenant == "b"))
 
     world = World([customer("a"), customer("b")], changes=low, settings=held)
     world.hold(lambda _: None, lambda world: world.tell(world.scheduler.reconfigured(freed, now=world.now)), 70.0)

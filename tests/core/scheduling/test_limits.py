@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from penstock.core.scheduler import SchedulerSettings
@@ -85,7 +84,7 @@ def test_more_slots_are_used_at_once() -> None:
 
 def test_a_prompt_beyond_its_bound_is_refused_before_it_costs_its_tenant_anything() -> None:
     made = scheduler(SchedulerSettings(tenants={"anonymous": Limits(tokens_per_day=10_000)}), a=2)
-    long = msgspec.structs.replace(request("long", body_bytes=4_000), prompt_tokens_max=999)
+    long = request("long", body_bytes=4_000).but(prompt_tokens_max=999)
     refusal = made.arrived(long, now=0.0)
     assert ends(refusal) == [("long", "rejected", "context_length_exceeded")]
     assert refusal[0].retry_after_s is None  # type: ignore[union-attr]
@@ -93,7 +92,7 @@ def test_a_prompt_beyond_its_bound_is_refused_before_it_costs_its_tenant_anythin
     assert allowance is not None
     assert allowance.tokens_day is not None
     assert allowance.tokens_day.remaining == 10_000
-    enough = msgspec.structs.replace(request("enough", body_bytes=4_000), prompt_tokens_max=1_000)
+    enough = request("enough", body_bytes=4_000).but(prompt_tokens_max=1_000)
     assert [name for name, _ in sent(made.arrived(enough, now=0.0))] == ["enough"]
 
 
@@ -103,7 +102,7 @@ def test_short_prompts_teach_no_way_around_a_bound_on_long_ones() -> None:
     for at in range(3):
         lease = the_lease(made.arrived(request(f"short{at}", body_bytes=48), now=float(at)))
         made.finished(lease, Usage(1, 5), now=float(at))
-    long = msgspec.structs.replace(request("long", body_bytes=1_500), prompt_tokens_max=50)
+    long = request("long", body_bytes=1_500).but(prompt_tokens_max=50)
     assert ends(made.arrived(long, now=9.0)) == [("long", "rejected", "context_length_exceeded")]
-    enough = msgspec.structs.replace(request("enough", body_bytes=1_500), prompt_tokens_max=188)
+    enough = request("enough", body_bytes=1_500).but(prompt_tokens_max=188)
     assert [name for name, _ in sent(made.arrived(enough, now=9.0))] == ["enough"]

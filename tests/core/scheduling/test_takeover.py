@@ -10,8 +10,9 @@ from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Decode, Dispatch, Evict
 from penstock.core.values.catalogue import Failure, Reason
-from penstock.core.values.request import Request, ServiceGot, Underway, Usage
+from penstock.core.values.request import Request, Usage
 from penstock.core.values.settings import BandSettings, EndpointSpec, Limits, QueueBounds, part_of
+from penstock.core.values.takeover import ServiceGot, Underway
 
 BANDS = (BandSettings("high"), BandSettings("low"))
 

@@ -15,7 +15,7 @@ import penstock
 from penstock.core.values.request import Request
 from penstock.gateway.cluster import supervisor, table, worker
 from penstock.share.frames import written
-from penstock.share.messages import PROTOCOL, Arrived, Finished, Hello
+from penstock.share.messages import PROTOCOL, Arrived, Finished, Hello, WireRequest
 from tests.gateway.conftest import Client, World, chat, request
 from tests.gateway.proxy.test_stored_answers import keepers, made, stored
 from tests.gateway.workers.beside import WorkerBeside
@@ -254,7 +254,7 @@ class TestLinks:
             (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes was announced"),
             (b"\x00\x00\x00\x04junk", "not a message"),
             (written(1, [Hello(PROTOCOL, penstock.__version__, "w1", 0, "")]), "a link begins with a hello, once"),
-            (written(1, [Arrived(10**9, Request("x", "sim", 99))]), "in band 99 of 3"),
+            (written(1, [Arrived(10**9, WireRequest.of(Request("x", "sim", 99)))]), "in band 99 of 3"),
         ],
         ids=["4 GB", "garbage", "hello twice", "no such band"],
     )

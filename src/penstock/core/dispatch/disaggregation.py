@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.endpoints.lease import NO_EPOCH, Lease
 from penstock.core.endpoints.pool import Pool
@@ -93,4 +91,10 @@ def whole_usage(answer: Usage, cached_tokens: int, *, cached_told: bool) -> Usag
     Engines count transferred tokens as cached, but they were computed elsewhere: `cached_tokens` were cached there.
     """
     cached_tokens = min(cached_tokens, answer.prompt_tokens)
-    return msgspec.structs.replace(answer, cached_tokens=cached_tokens, cached_told=cached_told)
+    return Usage(
+        answer.prompt_tokens,
+        answer.completion_tokens,
+        cached_tokens,
+        cached_told=cached_told,
+        reasoning_tokens=answer.reasoning_tokens,
+    )

@@ -366,9 +366,10 @@ class Recorder:
 
 def _strip(entry: Entry) -> None:
     """Drop the routing data: a long prompt's keys are many times larger than all else."""
-    if entry.prefix:
-        entry.became(replace(entry.request, prefix=()))
     entry.forget_route()
+    if entry.prefix:
+        entry.request.forget_prefix()
+        entry.became(entry.request)
 
 
 def _loads(chosen: Endpoint, endpoints: Sequence[Endpoint], located: Located) -> list[_Loaded]:

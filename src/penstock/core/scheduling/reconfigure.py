@@ -9,8 +9,6 @@ slots gets nothing until enough of its requests have ended.
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import top
@@ -79,7 +77,7 @@ def _rearrange(state: SchedulerState, old: SchedulerSettings) -> None:
         heir = heirs.get(band, band)
         _reckon(state, entry, heir.rank, recounts=band in recounted, reorders=band in reordered)
         if entry.band != heir.rank:
-            entry.became(replace(entry.request, band=heir.rank))
+            entry.became(entry.request.but(band=heir.rank))
         state.allow(entry, heir)
         if heir is not band:
             _move(state, entry, heir)

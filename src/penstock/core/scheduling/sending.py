@@ -19,7 +19,7 @@ from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.catalogue import Reason
 from penstock.core.values.lifecycle import Event
-from penstock.core.values.request import Underway
+from penstock.core.values.takeover import Underway
 
 BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant count up to that
 

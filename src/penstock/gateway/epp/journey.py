@@ -9,8 +9,6 @@ proxy is left out: heartbeats before the answer, and a prompt computed elsewhere
 
 from __future__ import annotations
 
-import msgspec
-
 from penstock.core.dispatch import fit
 from penstock.core.values.actions import Dispatch, Requeue
 from penstock.core.values.catalogue import Cause, Failure, Outcome, Reason
@@ -41,8 +39,7 @@ class PickedJourney(QueuedJourney):
         self._sampled = False  # of these, its bodies came after all
         self._reporter = pick.reporter
         # Without bodies the first token is not seen: as of an answer that does not stream.
-        request = msgspec.structs.replace(
-            request,
+        request = request.but(
             streamed=request.streamed and not pick.unseen,
             divisible=False,
             only=_allowed(pick, request, means),

@@ -84,7 +84,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
     """Returns the contents of a small body; `answers` are wanted of each input."""
     chat = text.messages is not NOTHING  # no other field is a list of inputs
     if chat and body.find(b"[", body.find(b"[") + 1) < 0:  # that of its messages is the only list
-        return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
+        return Contents(len(body), answers=answers)
     found: list[Found] = []
     if len(body) > STRIDE_BYTES:
         stride = max(STRIDE_BYTES, len(body) // _LOOKS)
@@ -102,7 +102,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
             given = bytes(raw)
             inputs = _larger(inputs, at_once(_inputs(given, 0, len(given))))
     if chat and not found and pieces is _NO_PIECES and not inputs[1]:
-        return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
+        return Contents(len(body), answers=answers)
     return _whole(body, found, pieces, inputs, text=text, answers=answers)
 
 
@@ -147,7 +147,14 @@ def _whole(
         one, two, three, four = of_data
         pieces = max(pieces[0], one), max(pieces[1], two), max(pieces[2], three), max(pieces[3], four)
     return Contents(
-        max(0, text_bytes), inputs[1], pieces[0], pieces[1], pieces[2], pieces[3], inputs[0], answers * inputs[0]
+        max(0, text_bytes),
+        token_ids=inputs[1],
+        pictures=pieces[0],
+        sounds=pieces[1],
+        videos=pieces[2],
+        documents=pieces[3],
+        inputs=inputs[0],
+        answers=answers * inputs[0],
     )
 
 

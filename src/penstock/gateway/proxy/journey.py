@@ -636,7 +636,7 @@ class QueuedJourney(Relay):
         if self._usage is None and self._committed:
             self._usage = self._answer.usage()
         if self._usage is None and self.division is not None and (first := self.division.usage) is not None:
-            self._usage = Usage(first.prompt_tokens, 0, first.cached_tokens, first.cached_told)
+            self._usage = Usage(first.prompt_tokens, 0, first.cached_tokens, cached_told=first.cached_told)
         seen = self._answer.tokens if self._committed else 0
         self.estimated_tokens = seen if self._usage is None else max(0, seen - self._usage.completion_tokens)
         if self._usage is not None:

@@ -185,8 +185,8 @@ class AnswerReader:
                 first.prompt_tokens,
                 usage.completion_tokens,
                 first.cached_tokens,
-                first.cached_told,
-                usage.reasoning_tokens,
+                cached_told=first.cached_told,
+                reasoning_tokens=usage.reasoning_tokens,
             )
         return usage
 

@@ -107,7 +107,8 @@ def _usage(told: UsageFields) -> Usage | None:
     made = told.completion_tokens_details or told.output_tokens_details
     reasoning = 0 if made is None else int(min(max(made.reasoning_tokens or 0.0, 0.0), completion))
     cached = min(cached, prompt)
-    return Usage(int(prompt), int(completion), int(cached), told_cached is not None, reasoning)
+    known = told_cached is not None
+    return Usage(int(prompt), int(completion), int(cached), cached_told=known, reasoning_tokens=reasoning)
 
 
 def estimated_tokens(answer: bytes | bytearray, size: int) -> int:
@@ -221,7 +222,7 @@ def _sum(parts: list[Usage]) -> Usage:
         sum([part.prompt_tokens for part in parts]),
         sum([part.completion_tokens for part in parts]),
         sum([part.cached_tokens for part in parts]),
-        parts[0].cached_told,
+        cached_told=parts[0].cached_told,
     )
 
 
