@@ -73,19 +73,21 @@ class CandidateFilter:
         """Returns the verdict of a band on an endpoint as of `now`. Changes nothing."""
         settings, ledger = self.settings, endpoint.ledger
         cause = self._pool.unhealthy(endpoint, now)
-        # An idle one is open, to a request of any size, if it has slots.
-        idle = cause is None and ledger.limit.slots * band.ceiling > 0 and ledger.idle(now)
+        # An idle one is open to a request of any size if it has slots, and remains so whatever time does.
+        slots = ledger.limit.slots
+        idle = cause is None and slots * band.ceiling > 0 and ledger.idle(now)
         if cause is None and not idle:
             cause = admission.closed(endpoint, band, settings, now=now)
-        until_s = admission.holds_until_s(cause, endpoint, band, settings, now=now)
+        until_s = math.inf if idle else admission.holds_until_s(cause, endpoint, band, settings, now=now)
         if cause is not None:
             return Verdict(cause, until_s, 0.0, NO_ROOM, NO_ROOM)
         if now < endpoint.health.ejected_until_s:
             until_s = min(until_s, self._pool.ejections_change_s(now))
         # Slots are counted at decode endpoints: pure prefill has none to reserve.
-        free_slots = ledger.limit.slots - ledger.load(now) if endpoint.role is not Role.PREFILL else 0.0
+        answers = endpoint.role is not Role.PREFILL
         if idle:
-            return Verdict(None, until_s, free_slots, UNBOUNDED, UNBOUNDED)
+            return Verdict(None, until_s, float(slots) if answers else 0.0, UNBOUNDED, UNBOUNDED)
+        free_slots = slots - ledger.load(now) if answers else 0.0
         room = admission.room(endpoint, settings, tried=ledger.page.closed_s is not None, now=now)
         return Verdict(None, until_s, free_slots, room, admission.over_share_room(room, endpoint))
 

@@ -17,22 +17,22 @@ class TooManyStoppedError(ValueError):
 class OperatorPauses:
     """Models that are stopped; None stands for all."""
 
-    __slots__ = ("_stops", "drained", "halted", "paused")
+    __slots__ = ("drained", "halted", "paused", "stops")
 
     def __init__(self) -> None:
         self.paused: dict[str | None, None] = {}
         self.drained: dict[str | None, None] = {}
         self.halted = False  #: nothing is sent at all, because another scheduler may decide
-        self._stops = False  # anything is paused, or all is halted
+        self.stops = False  #: anything is paused, or all is halted
 
     def sends(self, model: str) -> bool:
         """True if requests for the model may be sent."""
-        return not self._stops or not (self.halted or model in self.paused or None in self.paused)
+        return not self.stops or not (self.halted or model in self.paused or None in self.paused)
 
     def halt(self, *, halted: bool) -> None:
         """Send nothing of any model from now on; or again."""
         self.halted = halted
-        self._stops = halted or bool(self.paused)
+        self.stops = halted or bool(self.paused)
 
     def admits(self, model: str) -> bool:
         """True if new requests for the model are let in."""
@@ -41,7 +41,7 @@ class OperatorPauses:
     def pause(self, model: str | None) -> None:
         """Send nothing for `model` from now on; None: for any."""
         _add(self.paused, model)
-        self._stops = True
+        self.stops = True
 
     def drain(self, model: str | None) -> None:
         """Let in nothing new for `model` from now on; None: for any."""
@@ -53,7 +53,7 @@ class OperatorPauses:
             if model is None:
                 stopped.clear()
             stopped.pop(model, None)
-        self._stops = self.halted or bool(self.paused)
+        self.stops = self.halted or bool(self.paused)
 
 
 def _add(stopped: dict[str | None, None], model: str | None) -> None:

@@ -113,20 +113,19 @@ class Pump:
         the band, reserved slots, holds of its model and its tenant, and the endpoints it fits. Special cases (reserved
         slots, affinities, divided requests) are left to the unchanged queue.
         """
-        request = entry.request
-        band = self._queues.bands[request.band]
+        band = self._queues.bands[entry.band]
         self._candidates.look(band, now)
         if (
             (entry.affinity.may_wait and not self._affinity.plain(entry))
             or self._pool.roles.any
             or not band.open
-            or not self._pauses.sends(request.model)
+            or (self._pauses.stops and not self._pauses.sends(entry.model))
         ):
             return []
         self._backfill.begin()
         self._stagger.begin()
         free = list(band.open)
-        if self._under_share.only_reserved_left(request.model, band, free, now):
+        if self._under_share.only_reserved_left(entry.model, band, free, now):
             return []
         return self._candidates.fitting(entry, free, now)
 

@@ -60,12 +60,15 @@ class UnderShare:
 
     def asked(self, entry: Entry, now: float) -> None:
         """Record the demand of the arrived `entry`."""
-        node = top(entry.node)
-        if node.parent is None:
+        node = entry.node
+        parent = node.parent
+        while parent is not None and parent.parent is not None:
+            node, parent = parent, parent.parent
+        if parent is None:
             return  # all requests stand in one flow
         node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
         node.demand_s = now
-        self._reserved.weight_seen(node.parent.active_weight + (0.0 if node.active else node.weight), now)
+        self._reserved.weight_seen(parent.active_weight + (0.0 if node.waiting or node.in_flight else node.weight), now)
 
     def arrived(self, entry: Entry, now: float) -> None:
         """Note whether slots are reserved for `entry`, which is about to join its flow."""

@@ -46,6 +46,7 @@ class Endpoint:
         self.role = role_of(spec.labels)
         self.meets = bootstrap_port_of(spec.labels) is not None  # the decode endpoint gets the request with it
         self.first_epoch = epoch
+        self.finds_slots = spec.adaptive_slots  #: its slots are unknown, and learnt
         self._whole = FoundLimit(spec.slots) if spec.adaptive_slots else ConcurrencyLimit(spec.slots)
         self.ledger = Ledger(self._whole, stale_after_s=stale_after_s, epoch=epoch)
         self.health = Health(health, up=True)
@@ -70,11 +71,6 @@ class Endpoint:
     def slots(self) -> int:
         """Its concurrency."""
         return self.ledger.limit.slots
-
-    @property
-    def finds_slots(self) -> bool:
-        """Whether its slots are unknown, and learnt."""
-        return isinstance(self.ledger.limit, FoundLimit)
 
     @property
     def in_service(self) -> bool:
@@ -173,7 +169,8 @@ class Endpoint:
         """
         self._gateways = gateways
         whole = self._whole
-        self.ledger.limit = whole if gateways == 1 else ConcurrencyLimit(part(whole.slots, gateways))
+        self.ledger.limit = limit = whole if gateways == 1 else ConcurrencyLimit(part(whole.slots, gateways))
+        self.finds_slots = isinstance(limit, FoundLimit)
 
     def near_limit(self, now: float) -> bool:
         """True if a newer reading may open or close the endpoint: by some measure of admission it is not idle."""

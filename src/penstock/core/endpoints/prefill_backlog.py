@@ -120,7 +120,7 @@ class PrefillBacklog:
         """Note when the prompt that is being computed will be a step further, if the speed is known."""
         if not self.leases or not self.speed.rate_known:
             return
-        first = self._first
+        first = next(iter(self.leases.values()))
         following = first.computed_tokens + STEP_TOKENS
         if following < first.prompt_tokens:
             self.due_s = min(self.due_s, self._begun_s(first) + following / self.speed.rate)

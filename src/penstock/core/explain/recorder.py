@@ -259,7 +259,8 @@ class Recorder:
                 model.output_tokens += usage.completion_tokens
             if entry.cost and entry.charged != trail.counted and trail.meter is not None and trail.sent is not None:
                 self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent.at_s)
-        _strip(entry)
+        if entry.prefix or entry.blocks is not None or entry.looked_up is not None:
+            _strip(entry)
         self._ended.append(entry)
         self._by_id[entry.id] = entry
         if len(self._ended) > KEPT:

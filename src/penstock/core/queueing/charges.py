@@ -26,12 +26,13 @@ class Charges:
         self._names = tuple(policies)  # by band
         made = {name: POLICIES[name](prices) for name in dict.fromkeys(policies)}
         self._policies = [made[name] for name in policies]
+        self.by_flow = [policy.uses_flows for policy in self._policies]  #: whether a band (by rank) has flows
         self._priced: dict[tuple[str, Prices], FairnessPolicy] = {}
 
     @property
     def uses_flows(self) -> bool:
         """Whether any band has flows."""
-        return any(policy.uses_flows for policy in self._policies)
+        return any(self.by_flow)
 
     @property
     def by_request(self) -> bool:

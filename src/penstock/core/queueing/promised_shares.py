@@ -26,6 +26,7 @@ class PromisedShares:
     def reconfigured(self) -> None:
         """Perhaps other bands from now on."""
         self._promised = [band for band in self._queues.bands if band.settings.min_share > 0]
+        self.any = bool(self._promised)  #: whether any band has a share
 
     def owed(self) -> list[Band]:
         """Returns the bands with work that got less than they were promised."""

@@ -119,7 +119,8 @@ class Queues:
         if not endpoint.touched:
             endpoint.touched = True
             for band in self.bands:
-                band.touch(endpoint)
+                if endpoint not in band.unchecked:
+                    band.touch(endpoint)
 
     def touch_all(self, endpoints: Iterable[Endpoint]) -> None:
         """Let every band judge these `endpoints`; bands may be new."""

@@ -80,7 +80,15 @@ class Router:
         The request goes there: so its prefix will be there, and its session live there.
         """
         request, policy = entry.request, self._policy
-        if policy.uses_prefix:
+        if not policy.uses_prefix:
+            if entry.cached_tokens:  # believed under another policy, before the settings changed
+                entry.located, entry.source, entry.twin_computing = NOWHERE, None, False
+                entry.believe(0, entry.prompt_tokens)
+            choice = self._chosen(entry, NOWHERE, None, endpoints, now)
+        elif not entry.prefix and entry.blocks is None and entry.looked_up is None:
+            entry.source = Source.HISTORY  # which knows nothing of it
+            choice = self._chosen(entry, NOWHERE, None, endpoints, now)
+        else:
             located = self._located(entry, now)
             entry.located = located
             compared, self._compared, context = self._compared, None, None
@@ -106,11 +114,6 @@ class Router:
                 self._history.store(chosen.index, prefix)
                 if self._queued:
                     self._half_sent(prefix)
-        else:
-            if entry.cached_tokens:  # believed under another policy, before the settings changed
-                entry.located, entry.source, entry.twin_computing = NOWHERE, None, False
-                entry.believe(0, entry.prompt_tokens)
-            choice = self._chosen(entry, NOWHERE, None, endpoints, now)
         if request.session is not None and policy.uses_session:
             self._sessions.moved(request.model, request.session, choice.endpoint.name)
         if self._pool.adapted:
@@ -134,6 +137,10 @@ class Router:
             endpoints = _fast_enough(endpoints, entry.request.time_per_output_token_s_max, now)
         if len(endpoints) == 1 and not self._policy.takes_turns:
             return Choice(endpoints[0])
+        if sought is None and not located.levels and not located.told and not (self._pool.adapted or self._pool.priced):
+            chosen = self._policy.at_rest(endpoints, entry.prompt_tokens, now)
+            if chosen is not None:
+                return Choice(chosen, endpoints)
         return self._policy.choose(endpoints, context or self._context(entry, located, sought, now))
 
     def took_over(self, entry: Entry, endpoint: Endpoint) -> None:

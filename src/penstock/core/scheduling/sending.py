@@ -28,8 +28,11 @@ def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Learn an endpoint's slots from our own answers, and set the timer that acts on it."""
     limit = endpoint.ledger.limit
     if endpoint.finds_slots:
-        look(state, endpoint, now)
-        state.look_again(endpoint, now if limit.shrunk else limit.looks_s(endpoint.ledger, now))
+        if limit.look_due(now):
+            look(state, endpoint, now)
+        again_s = now if limit.shrunk else limit.looks_s(endpoint.ledger, now)
+        if again_s != math.inf:
+            state.look_again(endpoint, again_s)
 
 
 def look(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
@@ -100,7 +103,8 @@ def dispatch_alone(state: SchedulerState, entry: Entry, endpoints: list[Endpoint
     entry.visit += 1
     state.queues.bands[entry.band].tree.serve_at_once(entry.node)
     state.under_share.sent(entry, now)
-    state.promised.sent(entry)
+    if state.promised.any:
+        state.promised.sent(entry)
     return dispatch(state, entry, endpoints, now)
 
 

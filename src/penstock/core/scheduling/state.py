@@ -187,10 +187,7 @@ class SchedulerState:
     def place(self, entry: Entry, band: Band) -> None:
         """Find the flow of `entry` in a band's tree, and charge the tree its charge so far."""
         request = entry.request
-        if self.charges.policy(band.rank).uses_flows:
-            node = band.tree.node(request.flow, request.weights)
-        else:
-            node = band.tree.root
+        node = band.tree.node(request.flow, request.weights) if self.charges.by_flow[band.rank] else band.tree.root
         entry.node = node
         if entry.charged:
             band.tree.charge(node, entry.charged)

@@ -113,6 +113,13 @@ class RoutingPolicy:
         scores = judge.score(endpoints, context)
         return Choice(judge.pick(endpoints, scores, context), endpoints, scores, judge.scored_by)
 
+    def at_rest(self, endpoints: Sequence[Endpoint], prompt_tokens: int, now: float) -> Endpoint | None:  # noqa: ARG002
+        """Returns the choice if that needs no scores, because all `endpoints` are idle; None: compare them.
+
+        Asked for a prompt that is cached nowhere, at equal prices.
+        """
+        return None
+
     def judge(self, endpoints: Sequence[Endpoint], context: Context) -> RoutingPolicy:  # noqa: ARG002
         """Returns the policy that scores this request: another one if this one has no information."""
         return self

@@ -13,6 +13,7 @@ only the cheapest to choose from (the router sees to it).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
@@ -78,6 +79,25 @@ class PredictedTtft(RoutingPolicy):
         if max(scores) > dearest:
             endpoints = [endpoints[at] for at, cost in enumerate(scores) if cost <= dearest]
         return least_loaded(endpoints, context.now)
+
+    def at_rest(self, endpoints: Sequence[Endpoint], prompt_tokens: int, now: float) -> Endpoint | None:
+        """Returns the next in turn if all are idle, and none computes this prompt so much faster that it counts."""
+        fastest, slowest = 0.0, math.inf
+        chosen, last = endpoints[0], math.inf
+        for endpoint in endpoints:
+            ledger = endpoint.ledger
+            if ledger.leases or ledger.load(now):
+                return None
+            if ledger.speed.rate_known:
+                rate = ledger.speed.rate
+                fastest = rate if rate > fastest else fastest
+                slowest = rate if rate < slowest else slowest
+            turn = endpoint.turn
+            if turn < last or (turn == last and endpoint.index < chosen.index):
+                chosen, last = endpoint, turn
+        if chosen.weighted or (fastest and prompt_tokens / slowest > prompt_tokens / fastest * (1.0 + PLAY) + PLAY_S):
+            return None
+        return chosen
 
     def preferred(self, context: Context) -> Sequence[Endpoint]:
         if not context.matched:
