@@ -48,7 +48,7 @@ ON_THE_COMMAND_LINE = {
     "serve -v": "unknown flag `-v`: did you mean `--log-level debug`?",
     "serve --redis a:6379": "it is `share` in the settings (docs/scale.md)",
     "serve --port 99999": "listen: `127.0.0.1:99999`",
-    "status --url 127.0.0.1:8080": "127.0.0.1:8080/admin/state is not a URL with http:// or https://",
+    "status --url 127.0.0.1:8080": "127.0.0.1:8080/admin/state is not a URL with http://, https:// or unix:/path",
 }
 IN_THE_SETTINGS = {
     # YAML

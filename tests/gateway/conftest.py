@@ -177,6 +177,7 @@ class World:
         self.clients: list[Client] = []
         self.tasks: list[asyncio.Task[Any]] = []
         self.port = 0  # of the gateway
+        self.socket = ""  # its path, if it listens on a unix socket
         self.document: dict[str, Any] = {}  # the settings, as a reload would read them
         self._gateway: Gateway | None = None
         self._stack = AsyncExitStack()
@@ -245,6 +246,7 @@ class World:
         self._gateway = gate = Gateway(self.settings(), self.settings)
         await gate.start()
         self.port = gate.port
+        self.socket = self.document["listen"].partition("unix:")[2]
         if self.engines:
             await self.until(lambda: all(endpoint.models is not None for endpoint in self.picture().endpoints))
         return gate
@@ -258,7 +260,7 @@ class World:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"unix:{self.socket}" if self.socket else f"http://127.0.0.1:{self.port}"
 
     def picture(self) -> Snapshot:
         driver = self.gate.driver
@@ -292,7 +294,10 @@ class World:
     # --- talking to it ---------------------------------------------------------------------------------------
 
     async def client(self, data: bytes = b"") -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20))
+        if self.socket:
+            client = Client(*await asyncio.open_unix_connection(self.socket, limit=1 << 20))
+        else:
+            client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20))
         self.clients.append(client)
         client.send(data)
         return client

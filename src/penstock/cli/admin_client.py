@@ -6,6 +6,7 @@ import argparse
 import http.client
 import json
 import os
+import socket
 import sys
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from penstock.config.address import UNIX
 from penstock.gateway.admin import own_token
 
 URL_DEFAULT = "http://127.0.0.1:8080"
@@ -32,7 +34,7 @@ class AdminClient:
     """Calls the admin API of one gateway."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        self._url = url.rstrip("/")
+        self._url = base(url)
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def call(self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S) -> Any:
@@ -49,26 +51,62 @@ def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeo
 
     `data` is the body: bytes, or pieces whose total length is in `headers`.
     """
-    if not url.startswith(("http://", "https://")):
-        raise GatewayError(f"{url} is not a URL with http:// or https://")
-    request = urllib.request.Request(url, data, dict(headers), method=method)  # noqa: S310 (checked above)
+    if not url.startswith(("http://", "https://", f"{UNIX}/")):
+        raise GatewayError(f"{url} is not a URL with http://, https:// or unix:/path")
+    is_unix = url.startswith(UNIX)
+    http_url = "http://localhost" + url.split(":", 2)[2] if is_unix else url
+    request = urllib.request.Request(http_url, data, dict(headers), method=method)  # noqa: S310 (checked above)
     try:
-        return _opener(url).open(request, timeout=timeout_s)
+        answer = _opener(url).open(request, timeout=timeout_s)
     except urllib.error.HTTPError as error:
         with error:
-            raise GatewayError(_message(error), error.code) from None
+            raise GatewayError(_message(error, url), error.code) from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         hint = ""
-        if isinstance(reason, ConnectionRefusedError):
-            reason, hint = "connection refused", " (is a gateway running there? --url or PENSTOCK_URL names another)"
+        if isinstance(reason, ConnectionRefusedError | FileNotFoundError):
+            reason = "connection refused" if isinstance(reason, ConnectionRefusedError) else "there is no such socket"
+            hint = " (is a gateway running there? --url or PENSTOCK_URL names another)"
         raise GatewayError(f"cannot reach {_origin(url)}: {reason}{hint}") from None
+    answer.url = url
+    return answer
+
+
+def base(url: str) -> str:
+    """Returns what paths are appended to: the URL, and behind the path of a unix socket a colon."""
+    url = url.rstrip("/")
+    return f"{url}:" if url.startswith(UNIX) and url.count(":") == 1 else url
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
     """Bypasses the environment's proxies for a gateway on this machine, because the request carries the token."""
+    if url.startswith(UNIX):
+        at_socket = _AtSocket(url.split(":", 2)[1])
+        return urllib.request.build_opener(urllib.request.ProxyHandler({}), at_socket, _NoRedirects)
     proxies: dict[str, str] | None = {} if own_token.is_here(urlsplit(url).hostname) else None
     return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _NoRedirects)
+
+
+class _AtSocket(urllib.request.HTTPHandler):
+    """Sends requests to the unix socket at `path`, whatever host they name."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(self._connection, req)
+
+    def _connection(self, host: str, /, *, timeout: float | None = None, **_: object) -> http.client.HTTPConnection:
+        made = http.client.HTTPConnection(host, timeout=timeout)
+        made.sock = socket.socket(socket.AF_UNIX)  # so that it makes none itself
+        made.sock.settimeout(timeout)
+        try:
+            made.sock.connect(self._path)
+        except OSError:
+            made.close()
+            raise
+        return made
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -93,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=os.environ.get("PENSTOCK_URL", URL_DEFAULT),
-        help=f"the gateway (PENSTOCK_URL; default {URL_DEFAULT})",
+        help=f"the gateway, http://HOST:PORT or unix:/PATH (PENSTOCK_URL; default {URL_DEFAULT})",
     )
     parser.add_argument(
         "--token",
@@ -141,18 +179,20 @@ def show(args: argparse.Namespace, answer: Any, *lines: str) -> int:
     return 0
 
 
-def _message(error: urllib.error.HTTPError) -> str:
+def _message(error: urllib.error.HTTPError, url: str) -> str:
     """Returns the message of a refusal, or the status if it is not from a gateway."""
     try:
         told = json.loads(error.read(1 << 20))["error"]
         message, code = str(told["message"]), str(told.get("code"))
     except (ValueError, LookupError, TypeError, AttributeError, OSError, http.client.HTTPException):
         return f"answered {error.code} {error.reason}"
-    if code == "path_not_found" and urlsplit(error.url).path.startswith("/admin/"):
-        return f"{_origin(error.url)} has no /admin: if `admin.listen` gives it a separate address, use that"
+    if code == "path_not_found" and "/admin/" in url:
+        return f"{_origin(url)} has no /admin: if `admin.listen` gives it a separate address, use that"
     return message
 
 
 def _origin(url: str) -> str:
+    if url.startswith(UNIX):
+        return ":".join(url.split(":")[:2])
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"

@@ -48,7 +48,7 @@ def _verb(verbs: Any, name: str, meaning: str, run: Any) -> argparse.ArgumentPar
     verb.add_argument(
         "--url",
         default=os.environ.get("PENSTOCK_URL", URL_DEFAULT),
-        help=f"the gateway (PENSTOCK_URL; default {URL_DEFAULT})",
+        help=f"the gateway, http://HOST:PORT or unix:/PATH (PENSTOCK_URL; default {URL_DEFAULT})",
     )
     verb.add_argument(
         "--key",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
-from penstock.cli.admin_client import GatewayError, reach, read_json
+from penstock.cli.admin_client import GatewayError, base, reach, read_json
 
 TIMEOUT_S = 120.0
 PIECE_BYTES = 1 << 18
@@ -21,7 +21,7 @@ class BatchClient:
     """Calls the files and batches API of one gateway. Every call may raise `GatewayError`."""
 
     def __init__(self, url: str, *, key: str | None, tenant: str | None) -> None:
-        self._url = url.rstrip("/")
+        self._url = base(url)
         self._headers = {}
         if key:
             self._headers["authorization"] = f"Bearer {key}"

@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-c", "--config", metavar="FILE", help="settings (YAML; default: PENSTOCK_CONFIG, if set)")
     parser.add_argument("--endpoint", metavar="URL", action="append", default=[], help="an engine's URL; repeatable")
     parser.add_argument("--endpoints", metavar="URL,…", action="append", default=[], help="several, by commas")
-    parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on (default 127.0.0.1:8080)")
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="address to listen on, or unix:/PATH (default 127.0.0.1:8080)"
+    )
     parser.add_argument("--host", metavar="HOST", help="its host alone")
     parser.add_argument("-p", "--port", metavar="PORT", help="its port alone")
     parser.add_argument(

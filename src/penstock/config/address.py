@@ -2,7 +2,7 @@
 
 Addresses are text in one normal form: `host:port`, `10.0.0.0/8`, and `scheme://host[:port][/prefix]` with the host in
 lower case and no trailing slash, so that two spellings of one engine are recognised as one. An engine at a unix socket
-is `unix:/path[:/prefix]`.
+is `unix:/path[:/prefix]`, and a unix socket to listen on `unix:/path`.
 """
 
 from __future__ import annotations
@@ -45,15 +45,31 @@ def listen_address(value: object) -> str:
     return f"{host}:{int(port)}"
 
 
+def socket_address(value: object) -> str:
+    """Returns an address to listen on: `host:port` or `unix:/path`. Raises `Refused`."""
+    if not isinstance(value, str) or not value.startswith((UNIX, "/")):
+        return listen_address(value)
+    if value.startswith("/"):
+        raise Refused(f"{show(value)}: expected `host:port` or `unix:/path`", f"write `{UNIX}{value}`")
+    path, colon, _ = _socket_of(value)
+    if colon:
+        raise Refused(f"{show(value)}: only a path follows `{UNIX}`", f"write `{UNIX}{path}`")
+    return UNIX + path
+
+
 def split_listen(listen: str) -> tuple[str, int]:
-    """Returns host and port of a checked `listen`. An empty host means every interface; IPv6 has no brackets."""
+    """Returns host and port of a checked `listen`. An empty host means every interface; IPv6 has no brackets. The host
+    of a unix socket is all of its `unix:/path`.
+    """
+    if listen.startswith(UNIX):
+        return listen, 0
     host, _, port = listen.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def is_everywhere(host: str) -> bool:
     """Returns True if an address to listen on is reachable from other machines."""
-    if host == "localhost":
+    if host == "localhost" or host.startswith(UNIX):
         return False
     try:
         return not ipaddress.ip_address(host).is_loopback
@@ -77,18 +93,24 @@ def endpoint_url(value: object) -> str:
 
 
 def _unix_url(value: str) -> str:
-    """Returns `unix:/path[:/prefix]` in normal form; `unix:///path` is the same. Raises `Refused`."""
-    socket, colon, prefix = value.removeprefix(UNIX).partition(":")
-    if socket.startswith("///"):
-        socket = socket[2:]
-    if not _SOCKET.fullmatch(socket):
+    """Returns `unix:/path[:/prefix]` in normal form. Raises `Refused`."""
+    path, colon, prefix = _socket_of(value)
+    if colon and not prefix.startswith("/"):
+        raise Refused(f"{show(value)}: expected a path after the socket's", f"write `{UNIX}{path}:/{prefix}`")
+    return _based(value, UNIX + path, prefix).removesuffix(":")
+
+
+def _socket_of(value: str) -> tuple[str, str, str]:
+    """Returns the socket's path, a colon if more follows, and that; `unix:///path` is the same. Raises `Refused`."""
+    path, colon, rest = value.removeprefix(UNIX).partition(":")
+    if path.startswith("///"):
+        path = path[2:]
+    if not _SOCKET.fullmatch(path):
         message = "expected the absolute path of a socket, of letters, digits and `_.@+=~-`"
         raise Refused(f"{show(value)}: {message}", "for example unix:/run/vllm.sock")
-    if len(socket) > SOCKET_BYTES_MAX:
+    if len(path) > SOCKET_BYTES_MAX:
         raise Refused(f"{show(value)}: a socket's path has at most {SOCKET_BYTES_MAX} characters")
-    if colon and not prefix.startswith("/"):
-        raise Refused(f"{show(value)}: expected a path after the socket's", f"write `{UNIX}{socket}:/{prefix}`")
-    return _based(value, UNIX + socket, prefix).removesuffix(":")
+    return path, colon, rest
 
 
 def _based(value: str, origin: str, path: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from penstock.config import values
-from penstock.config.address import UNIX, listen_address, same_place, split_listen
+from penstock.config.address import UNIX, same_place, socket_address, split_listen
 from penstock.config.model import (
     DEFAULT_BANDS,
     BandSection,
@@ -89,12 +89,13 @@ def _admin(document: Document) -> Found:
     if admin is not None and admin.listen is not None:
         host, port = split_listen(admin.listen)
         try:
-            other_host, other = split_listen(listen_address(written_at(document, ("listen",)) or LISTEN))
+            other_host, other = split_listen(socket_address(written_at(document, ("listen",)) or LISTEN))
         except Refused:
             return
         everywhere = ("", "0.0.0.0", "::")
-        if port == other != 0 and (host == other_host or host in everywhere or other_host in everywhere):
-            yield problem(("admin", "listen"), "is the same address as `listen`", "give it a port of its own")
+        one_port = port == other != 0 and (host == other_host or host in everywhere or other_host in everywhere)
+        if one_port or (host == other_host and host.startswith(UNIX)):
+            yield problem(("admin", "listen"), "is the same address as `listen`", "give it one of its own")
 
 
 def _beyond_others(document: Document) -> Found:

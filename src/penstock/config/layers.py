@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from penstock.config.address import UNIX
 from penstock.config.model import DEFAULT_BANDS, Settings
 from penstock.config.problems import ConfigError, Location, Problem, written_at
 from penstock.config.source import parse, read_file
@@ -164,7 +165,9 @@ def _merge_values(merged: Merged, old: object, new: object, location: Location, 
 def _listen(given: list[tuple[str, object, str]], merged: Merged, flag: str, part: str) -> str:
     """Returns the address to listen on with another host or port."""
     before = next((value for key, value, _ in reversed(given) if key == "listen"), merged.document.get("listen"))
-    host, _, port = (before if isinstance(before, str) else Settings.model_fields["listen"].default).rpartition(":")
+    if not isinstance(before, str) or before.startswith(UNIX):
+        before = str(Settings.model_fields["listen"].default)
+    host, _, port = before.rpartition(":")
     if flag == "--host":
         return f"[{part}]:{port}" if ":" in part and not part.startswith("[") else f"{part}:{port}"
     return f"{host}:{part}"

@@ -354,7 +354,9 @@ class Settings(Section):
     _origins: OriginsSection = PrivateAttr(default_factory=OriginsSection)
 
     listen: values.Listen = setting(
-        "127.0.0.1:8080", "The address to listen on. `:8080` is every interface; port 0 is any free port."
+        "127.0.0.1:8080",
+        "The address to listen on. `:8080` is every interface; port 0 is any free port; `unix:/run/penstock.sock` is a "
+        "unix socket, without `tls`. See docs/operations.md.",
     )
     root_path: RootPath = setting(
         "", "A path prefix such as `/vllm` under which everything is served too, for a proxy that does not strip it."

@@ -16,7 +16,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, PlainValidator, SecretStr
 
-from penstock.config.address import endpoint_url, listen_address, network
+from penstock.config.address import endpoint_url, network, socket_address
 from penstock.config.problems import Refused, show
 
 T = TypeVar("T")
@@ -443,7 +443,8 @@ AffinityWait = Annotated[
     ValueKind("`auto` or a duration, at least 0", write_duration),
 ]
 Label = Annotated[str, BeforeValidator(label), ValueKind("text")]
-Listen = Annotated[str, BeforeValidator(listen_address), ValueKind("`host:port`, `:port` or `[::1]:port`")]
+_LISTEN = "`host:port`, `:port`, `[::1]:port` or `unix:/path`"
+Listen = Annotated[str, BeforeValidator(socket_address), ValueKind(_LISTEN)]
 Url = Annotated[str, BeforeValidator(endpoint_url), ValueKind("URL")]
 OptionalUrl = Annotated[str | None, BeforeValidator(optional(endpoint_url)), ValueKind("URL")]
 Slots = Annotated[int | Literal["auto"], PlainValidator(slots), ValueKind("`auto` or a whole number ≥ 1")]
@@ -453,9 +454,7 @@ Workers = Annotated[
 ServedModels = Annotated[
     tuple[str, ...] | Literal["auto"], PlainValidator(served_models), ValueKind("`auto` or a list of names")
 ]
-OptionalListen = Annotated[
-    str | None, BeforeValidator(optional(listen_address)), ValueKind("`host:port`, `:port` or `[::1]:port`")
-]
+OptionalListen = Annotated[str | None, BeforeValidator(optional(socket_address)), ValueKind(_LISTEN)]
 OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), ValueKind("file")]
 OptionalHost = Annotated[str | None, BeforeValidator(optional(host)), ValueKind("host name or IP address")]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), ValueKind("secret text")]

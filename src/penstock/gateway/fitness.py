@@ -12,6 +12,7 @@ import errno
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from penstock.config.address import UNIX
 from penstock.config.load import ConfigError, Problem, require_endpoints
 from penstock.config.model import Settings
 from penstock.gateway.certificate import Certificate
@@ -69,8 +70,14 @@ def _share(settings: Settings) -> None:
 def _address(key: str, where: str, address: tuple[str, int] | None) -> None:
     if address is None:
         return
+    host, port = address
     try:
-        for one in asyncio.run(bound(*address)):
+        if host.startswith(UNIX):
+            from penstock.http.server.unix_socket import examine  # noqa: PLC0415 - most gateways listen on ports
+
+            examine(host.removeprefix(UNIX))  # binding would leave a file behind
+            return
+        for one in asyncio.run(bound(host, port)):
             one.close()
     except OSError as error:
         if error.errno != errno.EADDRINUSE:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import penstock
 from penstock.build import kind
+from penstock.config.address import UNIX
 from penstock.config.effect import open_warnings
 from penstock.config.model import LimitsSection, Settings
 from penstock.gateway import early_signals
@@ -76,7 +77,7 @@ class Gateway(Parts):
         if self.operators is not None:
             await self._serve_operators(self.operators, context)
         _look_at_open_files(settings.limits)
-        self.own_token.listening(self.admin_port)
+        self.own_token.listening(self.admin_place)
         loop = asyncio.get_running_loop()
         self.endpoints.start()
         self.discovery.start()
@@ -108,8 +109,12 @@ class Gateway(Parts):
         return self.server.port if self.cluster is None else self.cluster.port
 
     @property
-    def admin_port(self) -> int:
-        """The port of `/admin` and `/metrics`."""
+    def admin_place(self) -> int | str:
+        """The port of `/admin` and `/metrics`, or their unix socket."""
+        settings = self.reload.settings
+        host, _ = settings.admin_address or settings.listen_address
+        if host.startswith(UNIX):
+            return host
         return self.port if self.operators is None else self.operators.port
 
     async def _serve_operators(self, server: HttpServer, context: ssl.SSLContext | None) -> None:
@@ -237,6 +242,8 @@ class Gateway(Parts):
 
 
 def _url(host: str, port: int, *, secure: bool) -> str:
+    if host.startswith(UNIX):
+        return host
     shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
     return f"{'https' if secure else 'http'}://{shown}:{port}"
 

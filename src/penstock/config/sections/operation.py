@@ -31,8 +31,8 @@ class Admin(Section):
     listen: values.OptionalListen = setting(
         None,
         "A separate address for `/admin`, `/metrics`, `/autoscale`, `/sleep` and `/wake_up`, such as "
-        "`127.0.0.1:9090`; at `listen` these are then 404. `/health`, `/ready` and `/version` are at both. Uses the "
-        "same `tls`. Commands need its URL (`--url`, `PENSTOCK_URL`).",
+        "`127.0.0.1:9090` or `unix:/run/penstock.sock`; at `listen` these are then 404. `/health`, `/ready` and "
+        "`/version` are at both. Uses the same `tls`. Commands need its URL (`--url`, `PENSTOCK_URL`).",
     )
 
     token: values.OptionalAdminToken = setting(

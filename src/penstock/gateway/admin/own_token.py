@@ -1,8 +1,8 @@
 """Which admin token does a gateway have that nobody gave one, and how do the commands on its machine find it?
 
-It makes one at each start and writes it into its state folder, by its port: users that may read the file (its own, and
-root) may use `/admin`, and nobody has to copy anything. The file goes at a clean end, so a process that listens on the
-port after that learns from a command nothing that opens the next gateway.
+It makes one at each start and writes it into its state folder, by its port or socket: users that may read the file (its
+own, and root) may use `/admin`, and nobody has to copy anything. The file goes at a clean end, so a process that
+listens on the port after that learns from a command nothing that opens the next gateway.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from penstock.config.address import UNIX
 
 if TYPE_CHECKING:
     from penstock.config.model import Settings
@@ -37,7 +39,7 @@ class OwnToken:
         self.token = token or secrets.token_hex(TOKEN_BYTES)  #: given if gateways have it in common
         self.file: Path | None = None  #: once it is written
         self._folder = folder
-        self._port: int | None = None  # once the gateway listens
+        self._place: int | str | None = None  # once the gateway listens
         self._needed = False
 
     def follow(self, settings: Settings) -> None:
@@ -45,27 +47,27 @@ class OwnToken:
         self._needed = not settings.admin.has_token
         self._settle()
 
-    def listening(self, port: int) -> None:
-        """The gateway listens on this port: the file's place is known."""
-        self._port = port
+    def listening(self, place: int | str) -> None:
+        """The gateway listens on this port or at this `unix:/path`: the file's place is known."""
+        self._place = place
         self._settle()
 
     def _settle(self) -> None:
-        if self._port is None:
+        if self._place is None:
             return
         if self._needed:
-            self.write(self._port)
+            self.write(self._place)
         else:
             self.remove()
 
-    def write(self, port: int) -> None:
+    def write(self, place: int | str) -> None:
         """Write the file for the commands on this machine; a failure is logged."""
         if self.file is not None:
             return
         if self._folder is None:
             _unkept("there is no home folder for it")
             return
-        file = self._folder / str(port) / FILE
+        file = self._folder / _named(place) / FILE
         try:
             _private_folder(file.parent)
             _write(file, self.token)
@@ -93,16 +95,20 @@ def folder_of(state_dir: str | None, env: Mapping[str, str]) -> Path | None:
 
 def find(url: str, env: Mapping[str, str]) -> str | None:
     """The token of the gateway at a URL, if it is on this machine and its file can be read."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
-    except ValueError:
-        return None
-    if port is None or not is_here(parts.hostname):
-        return None
+    place: int | str | None
+    if url.startswith(UNIX):
+        place = ":".join(url.split(":")[:2])  # without a prefix
+    else:
+        try:
+            parts = urlsplit(url)
+            place = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+        except ValueError:
+            return None
+        if place is None or not is_here(parts.hostname):
+            return None
     for folder in (*_folders(env.get(_SET), env), Path(SYSTEM_FOLDER)):
         with contextlib.suppress(OSError):
-            return _read(folder / str(port) / FILE)
+            return _read(folder / _named(place) / FILE)
     return None
 
 
@@ -113,6 +119,13 @@ def is_here(host: str | None) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _named(place: int | str) -> str:
+    """Returns the name of a place's folder: its port, or `unix:run:x.sock` for the socket that a path leads to."""
+    if isinstance(place, int):
+        return str(place)
+    return UNIX + os.path.realpath(place.removeprefix(UNIX))[1:].replace("/", ":")
 
 
 def _folders(state_dir: str | None, env: Mapping[str, str]) -> Iterator[Path]:

@@ -30,7 +30,8 @@ from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.own_token import folder_of
 from penstock.gateway.cluster.member import Member
 from penstock.gateway.cluster.table import READY_S, Table
-from penstock.http.server.listener import bound
+from penstock.http.server.listener import bound, port_of
+from penstock.http.server.unix_socket import is_dead
 from penstock.share.messages import Drain, Stop
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Supervisor:
         self._listening = await bound(host, port)
         for one in self._listening:
             one.listen(backlog)
-        self.port = int(self._listening[0].getsockname()[1])
+        self.port = port_of(self._listening)
         self._folder = private_folder(self._settings)
 
     async def start(self) -> None:
@@ -240,6 +241,4 @@ def _is_left_over(folder: Path) -> bool:
         return False
     if [file.name for file in folder.iterdir()] != [SOCKET] or not (folder / SOCKET).is_socket():
         return False
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.setblocking(False)  # noqa: FBT003 - the socket's own
-        return asking.connect_ex(str(folder / SOCKET)) == errno.ECONNREFUSED
+    return is_dead(str(folder / SOCKET))

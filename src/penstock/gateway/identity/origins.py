@@ -5,8 +5,8 @@ and a page under a name that resolves to loopback is same-site to the browser (D
 each request needs a key or token, neither gains anything. So names are checked on loopback without `require_key`, and
 elsewhere if the settings list some. Nobody else controls how an address, or a name without a dot, resolves.
 
-*This machine*: requests over loopback, by one of its names, from no page of another site, and not through a proxy,
-because its clients may be anywhere.
+*This machine*: requests over loopback or a unix socket, by one of its names, from no page of another site, and not
+through a proxy, because its clients may be anywhere. No browser connects to a unix socket.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from penstock.config.address import UNIX
 from penstock.config.model import Settings
 from penstock.config.sections.clients import ANY_ORIGIN
 
@@ -59,6 +60,7 @@ class Origins:
 
     def __init__(self, *, listens_on: str, for_operators: bool = False) -> None:
         self._is_local = is_loopback(listens_on)
+        self._pages_reach = self._is_local and not listens_on.startswith(UNIX)
         self._for_operators = for_operators  # pages that may call the API (`cors`) may still not see these
 
     def follow(self, settings: Settings) -> None:
@@ -68,7 +70,7 @@ class Origins:
         self._origins = frozenset(identity.allowed_origins) | cors
         self._any_origin = ANY_ORIGIN in cors
         self._proxies = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
-        self.looks = (self._is_local and not identity.require_key) or bool(self._hosts or identity.allowed_origins)
+        self.looks = (self._pages_reach and not identity.require_key) or bool(self._hosts or identity.allowed_origins)
         self._known: dict[bytes, bool] = {}
 
     def foreign_name(self, head: Head) -> str | None:
@@ -127,7 +129,7 @@ def is_loopback(host: str | None) -> bool:
     """Whether only this machine can reach an address. Empty (every interface) can be reached by others."""
     if not host:
         return False
-    if host.lower().rstrip(".") in LOCAL_NAMES:
+    if host.startswith(UNIX) or host.lower().rstrip(".") in LOCAL_NAMES:
         return True
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])

@@ -129,7 +129,7 @@ class LmCache:
     def endpoint_added(self, name: str, url: str, instance: str | None) -> None:
         """Ask for this endpoint from now on, as `instance`; None: it is found by the address in `url`."""
         self._instances[name] = instance
-        self._hosts[name] = urlsplit(url).hostname or ""
+        self._hosts[name] = urlsplit(url).hostname or "127.0.0.1"  # behind a unix socket
         self._by_address_until_s = 0.0
 
     def endpoint_removed(self, name: str) -> None:

@@ -35,6 +35,7 @@ _CLOSING: Final = 5  # nothing is read; pending writes may still go out
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # POLLRDHUP shows a hang-up behind unread bytes, too
+_AT_UNIX_SOCKET: Final = ("127.0.0.1", 0)  # only this machine connects to a unix socket
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -98,8 +99,10 @@ class Connection:
         peer = stream.get_extra_info("peername")
         if self.brought is not None and self.brought.peer is not None:
             self.peer = self.brought.peer
-        elif isinstance(peer, tuple):  # None when the client has reset already
+        elif isinstance(peer, tuple):
             self.peer = (peer[0], peer[1])
+        elif peer is not None:  # None when the client has reset already
+            self.peer = _AT_UNIX_SOCKET
         limits = self._limits
         stream.set_write_buffer_limits(high=limits.write_buffer_bytes_max, low=limits.write_buffer_bytes_low)
         refusal = self.server.opened(self)

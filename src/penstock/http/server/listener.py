@@ -10,7 +10,7 @@ first byte by everybody's tokens.
 If the process is out of file descriptors, new connections wait in the kernel's queue, and a warning is logged.
 
 A load balancer's PROXY header (`proxy_header.py`) is read here, before TLS and before the connection counts, within the
-time of a TLS handshake and without keeping anything else.
+time of a TLS handshake and without keeping anything else. At a unix socket (`unix_socket.py`) there is neither.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import errno
 import logging
 import resource
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.http.server import proxy_header
 from penstock.http.server.proxy_header import Peer, ProxyHeaderError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+UNIX: Final = "unix:"  # before the path of a unix socket, which is its host
 ACCEPTS_MAX = 64  # in one turn of the loop
 PAUSE_S = 0.5  # after running out of files: by then some connection may have closed
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -93,8 +94,9 @@ class Listener:
 
     def _have(self, sockets: Sequence[socket.socket]) -> None:
         self.sockets.extend(sockets)
-        name = sockets[0].getsockname()
-        self.port = int(name[1]) if isinstance(name, tuple) else 0
+        self.port = port_of(sockets)
+        if sockets[0].family == socket.AF_UNIX:
+            self._ssl = None  # no network between
 
     def close(self) -> None:
         """Stop accepting connections. Those already accepted still start."""
@@ -226,7 +228,14 @@ class Listener:
 
 
 async def bound(host: str, port: int) -> list[socket.socket]:
-    """Sockets bound to every address of `host`, an empty one meaning all of this machine. OSError: one is taken."""
+    """Sockets bound to every address of `host`, an empty one meaning all of this machine. OSError: one is taken.
+
+    The host of a unix socket is `unix:/path`; closing it removes its file.
+    """
+    if host.startswith(UNIX):
+        from penstock.http.server.unix_socket import listening_at  # noqa: PLC0415 - most gateways listen on ports
+
+        return [await listening_at(host.removeprefix(UNIX))]
     found = await asyncio.get_running_loop().getaddrinfo(
         host or None, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
     )
@@ -239,6 +248,12 @@ async def bound(host: str, port: int) -> list[socket.socket]:
             one.close()
         raise
     return sockets
+
+
+def port_of(sockets: Sequence[socket.socket]) -> int:
+    """Returns the port of bound sockets; 0 for a unix socket."""
+    name = sockets[0].getsockname()
+    return int(name[1]) if isinstance(name, tuple) else 0
 
 
 def _bound(family: int, kind: int, protocol: int, address: tuple[object, ...]) -> socket.socket:
