@@ -7,6 +7,8 @@ import signal
 import sys
 
 from bench import policies, slots
+from bench.agents import published
+from bench.agents.rivals import RIVALS as GATES
 from bench.lab import lab_cli
 from bench.scenarios import scenarios_cli
 from bench.traces.baselines import RIVALS
@@ -29,8 +31,11 @@ def parser() -> argparse.ArgumentParser:
     slots.add_arguments(size)
     size.set_defaults(run=slots.main)
     trace = commands.add_parser("trace", help="`penstock simulate`, with the routers of other projects")
-    trace_cli.add_arguments(trace, RIVALS)
+    trace_cli.add_arguments(trace, {**RIVALS, **GATES})
     trace.set_defaults(run=trace_cli.run)
+    curve = commands.add_parser("published", help="a measured curve of agents' sessions beside the simulated one")
+    published.add_arguments(curve)
+    curve.set_defaults(run=published.main)
     return whole
 
 

@@ -112,9 +112,9 @@ class PredictsPrefill(Rival):
     def first_token(self, job: Job) -> None:
         self.prefill_tokens[self._at[job.id]] -= self._uncached.pop(job.id, 0)
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: Job, now: float) -> None:
         self.first_token(job)
-        super().ended(job)
+        super().ended(job, now)
 
 
 class LlmdAffinity(PredictsPrefill):
@@ -178,7 +178,7 @@ class DynamoCost(PredictsPrefill):
         self._blocks[number].update(job.blocks)
         self._own[number] += _tail(job)
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: Job, now: float) -> None:
         number = self._at[job.id]
         held = self._blocks[number]
         for block in job.blocks:
@@ -186,7 +186,7 @@ class DynamoCost(PredictsPrefill):
             if not held[block]:
                 del held[block]
         self._own[number] -= _tail(job)
-        super().ended(job)
+        super().ended(job, now)
 
 
 def _tail(job: Job) -> float:

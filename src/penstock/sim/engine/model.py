@@ -425,13 +425,16 @@ class EngineModel:
         if config.step_s is not None:
             return config.step_s * self.slow_factor
         prefill = kv_tokens = 0
+        pairs = 0.0
         for sequence in self._plan:
             kv_tokens += sequence.computed
-            if sequence.chunk > 1:
-                prefill += sequence.chunk
+            if (chunk := sequence.chunk) > 1:
+                prefill += chunk
+                pairs += chunk * (sequence.computed + chunk / 2)
         seconds = (
             config.step_base_s
             + config.prefill_s_per_token * prefill
+            + config.prefill_s_per_pair * pairs
             + config.decode_s_per_running * len(self._plan)
             + config.kv_s_per_token * kv_tokens
         )

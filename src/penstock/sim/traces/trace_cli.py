@@ -19,13 +19,17 @@ from penstock.core.routing.policies.registry import POLICIES
 from penstock.core.values.settings import RoutingSettings
 from penstock.sim import command
 from penstock.sim.command import CLEAR, EXIT_FAILED, EXIT_OK, EXIT_USAGE, ProgressLine
-from penstock.sim.engine.profiles import PROFILES, EngineConfig
+from penstock.sim.engine.profiles import AGENTS_PROFILE, PROFILES, EngineConfig
+from penstock.sim.traces import session_cli
+from penstock.sim.traces.sessions import is_sessions
 from penstock.sim.traces.trace import BLOCK_TOKENS, FORMATS, Trace, TraceError
 from penstock.sim.traces.trace_run import Curves, Figures, Options
 from penstock.sim.traces.trace_run import run as run_trace
 from penstock.sim.world.passthrough import RIVALS, MakeRival
 
-ENDPOINTS_MAX = 256
+ALL_FORMATS = (*FORMATS, "agents")
+ENDPOINTS, ENDPOINTS_MAX = 8, 256
+PROFILE = "default"
 SPEED_MAX = 1000.0
 KV_TOKENS = 4_000_000  # per engine; with less, no cache of a conversation outlives the next ones
 DEFAULT_ROUTINGS = "predicted_ttft,round_robin_passthrough,least_requests"
@@ -34,12 +38,18 @@ DEFAULT_ROUTINGS = "predicted_ttft,round_robin_passthrough,least_requests"
 def add_arguments(parser: argparse.ArgumentParser, rivals: Mapping[str, MakeRival] = RIVALS) -> None:
     """Add the flags; `rivals` are the ways to bypass the gateway that `--routing` offers."""
     group = parser.add_argument_group("the workload")
-    group.add_argument("--trace", metavar="FILE", help=f"a recorded workload ({', '.join(FORMATS)}; gzipped or not)")
-    group.add_argument("--format", choices=FORMATS, help="of the trace, if its first line does not show it")
-    group.add_argument("--routing", metavar="NAME,NAME,…", default=DEFAULT_ROUTINGS, help=_names(rivals))
-    group.add_argument("--endpoints", "--engines", metavar="N", type=int, default=8, help="engines (default 8)")
+    group.add_argument(
+        "--trace", metavar="FILE", help=f"a recorded workload ({', '.join(ALL_FORMATS)}; gzipped or not)"
+    )
+    group.add_argument("--format", choices=ALL_FORMATS, help="of the trace, if its first line does not show it")
+    group.add_argument("--routing", metavar="NAME,NAME,…", help=_names(rivals))
+    group.add_argument(
+        "--endpoints", "--engines", metavar="N", type=int, help=f"engines (default {ENDPOINTS}; agents: 4)"
+    )
     group.add_argument("--speed", metavar="X", type=float, default=1.0, help="times as fast as recorded (default 1)")
-    group.add_argument("--profile", choices=PROFILES, default="default", help="of the engines")
+    group.add_argument(
+        "--profile", choices=PROFILES, help=f"of the engines (default {PROFILE}; agents: {AGENTS_PROFILE})"
+    )
     group.add_argument(
         "--kv-tokens",
         metavar="N",
@@ -51,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser, rivals: Mapping[str, MakeRiva
     group.add_argument("--affinity-wait", metavar="S", type=float, help="routing.affinity_wait (default auto)")
     group.add_argument("--imbalance-threshold", metavar="N", type=float, default=math.inf, help="load_balanced_kv's")
     group.add_argument("--plot", metavar="FILE.png", help="draw the TTFT curves, hit rate and imbalance over time")
+    session_cli.add_arguments(parser.add_argument_group("sessions of coding agents (--format agents)"))
     command.add_arguments(parser)
     command.add_duration(parser)
     parser.set_defaults(rivals=rivals)
@@ -62,9 +73,15 @@ def _names(rivals: Mapping[str, MakeRival]) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Run the trace. Returns 0, 1 if the file is not a trace, 2 for wrong flags."""
-    if (problem := command.problem(args) or _problem(args)) is not None:
+    agents = args.trace is not None and (args.format or ("agents" if is_sessions(Path(args.trace)) else "")) == "agents"
+    if not agents:
+        _set_defaults(args)
+    problem = command.problem(args) or _problem(args) or (session_cli.problem(args) if agents else None)
+    if problem is not None:
         print(f"penstock simulate: {problem}", file=sys.stderr)
         return EXIT_USAGE
+    if agents:
+        return session_cli.run_sessions(args)
     line = ProgressLine("trace", shown=command.shown(args))
     try:
         rows, curves = _runs(args, Trace(Path(args.trace), args.format), command.seeds(args), line.say)
@@ -85,6 +102,13 @@ def run(args: argparse.Namespace) -> int:
         if any(row.tenants for row in rows):
             console.print(_tenants_table(rows))
     return EXIT_OK
+
+
+def _set_defaults(args: argparse.Namespace) -> None:
+    """Fill in the flags whose default depends on the format."""
+    args.routing = args.routing or DEFAULT_ROUTINGS
+    args.endpoints = ENDPOINTS if args.endpoints is None else args.endpoints
+    args.profile = args.profile or PROFILE
 
 
 def _runs(
@@ -110,12 +134,12 @@ def _problem(args: argparse.Namespace) -> str | None:
     if args.trace is None:
         return "--trace FILE is missing"
     known = (*POLICIES, *args.rivals)
-    for name in args.routing.split(","):
+    for name in (args.routing or DEFAULT_ROUTINGS).split(","):
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
             return f"--routing knows no {name!r}; {hint}"
-    if not 1 <= args.endpoints <= ENDPOINTS_MAX:
+    if args.endpoints is not None and not 1 <= args.endpoints <= ENDPOINTS_MAX:
         return f"--endpoints takes 1 to {ENDPOINTS_MAX}"
     if not 0 < args.speed <= SPEED_MAX:
         return f"--speed takes a number above 0, up to {SPEED_MAX:g}"

@@ -1,7 +1,7 @@
 """Bypassing the gateway: requests are sent on arrival, and the engines queue.
 
 Used by bypassing streams, and as the baseline of traces. Loads are exact and never stale, the best case of a load
-balancer.
+balancer. A rival that is a gate of its own holds requests instead, and lets them go later.
 """
 
 from __future__ import annotations
@@ -21,9 +21,13 @@ class Rival:
         self._turn = 0
         self._at: dict[str, int] = {}  # job -> number of its engine
 
-    def choose(self, job: Job) -> int:
-        """Returns the number of the engine that `job` goes to."""
+    def choose(self, job: Job) -> int | None:
+        """Returns the number of the engine that `job` goes to; None if the rival holds it until `released` names it."""
         raise NotImplementedError
+
+    def released(self, now: float) -> Sequence[tuple[Job, int]]:  # noqa: ARG002
+        """Returns held requests that go now, with their engines. Asked after each arrival and end, and every second."""
+        return ()
 
     def sent(self, job: Job, number: int) -> None:
         self._at[job.id] = number
@@ -32,8 +36,10 @@ class Rival:
     def first_token(self, job: Job) -> None:
         """Note that the prompt of `job` is computed."""
 
-    def ended(self, job: Job) -> None:
-        self.requests[self._at.pop(job.id)] -= 1
+    def ended(self, job: Job, now: float) -> None:  # noqa: ARG002
+        number = self._at.pop(job.id, None)
+        if number is not None:  # otherwise it was held to its end
+            self.requests[number] -= 1
 
     def least(self, numbers: Sequence[int], score: Callable[[int], float]) -> int:
         """The engine with the lowest score; equal ones take turns."""

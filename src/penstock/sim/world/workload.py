@@ -8,7 +8,7 @@ memory stays flat.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
@@ -33,6 +33,7 @@ class Job(msgspec.Struct, frozen=True):
     blocks: tuple[int, ...] = ()  #: chained hashes of the prompt's full blocks
     block_tokens: int = 512  #: the block size of the world's engines
     session: str | None = None
+    root: str | None = None  #: the session that this one is a sub-agent of, or itself
     picture_bytes: int = 0  #: how much of the body is one picture in base64
 
 
@@ -135,6 +136,10 @@ class ArrivalSource:
             if at_s >= stream.end_s:
                 return
             yield self.job(at_s)
+
+    def following(self, job: Job, now: float) -> Sequence[Job]:  # noqa: ARG002
+        """Returns the jobs that the end of `job` leads to, each with its time, at `now` or later."""
+        return ()
 
     def job(self, at_s: float) -> Job:
         """Returns the next job, which arrives at `at_s`."""

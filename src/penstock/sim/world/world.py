@@ -186,10 +186,25 @@ class World:
             self.at(job.hangs_up_s, partial(self._hang_up, journey))
         if job.stream.bypass:
             number = self._rival.choose(job)
-            self._rival.sent(job, number)
-            self._submit(journey, self._node_list[number], 0, 0)
+            if number is not None:
+                self._bypass(journey, number)
+            self._send_released()
             return
         self._hand_over(journey)
+
+    def _bypass(self, journey: SimulatedJourney, number: int) -> None:
+        self._rival.sent(journey.job, number)
+        journey.queue_s = self.now - journey.job.at_s
+        node = self._node_list[number]
+        if (tokenize_s := node.spec.config.tokenize_s_per_token * journey.job.prompt_tokens) > 0:
+            self.at(self.now + tokenize_s, partial(self._submit, journey, node, 0, 0))
+        else:
+            self._submit(journey, node, 0, 0)
+
+    def _send_released(self) -> None:
+        """Send the requests that a rival held until now."""
+        for job, number in self._rival.released(self.now):
+            self._bypass(self.journeys[job.id], number)
 
     def _hand_over(self, journey: SimulatedJourney) -> None:
         """The gateway has the request."""
@@ -220,7 +235,10 @@ class World:
         self._wait(journey, waits=False)
         del self.journeys[journey.job.id]
         if journey.job.stream.bypass:
-            self._rival.ended(journey.job)
+            self._rival.ended(journey.job, self.now)
+            self._send_released()
+        for job in journey.source.following(journey.job, self.now):
+            self.at(job.at_s, partial(self._arrive, job, journey.source))
         arrivals = journey.job.stream.arrivals
         if isinstance(arrivals, InFlight):
             pause_s = arrivals.think_s if outcome == "completed" else arrivals.retry_s
@@ -278,6 +296,7 @@ class World:
 
     def _send(self, journey: SimulatedJourney, node: EngineNode, life: int, lease: int) -> None:
         door_s = value_at(node.spec.strange.doors, self.now, 0.0)
+        door_s += node.spec.config.tokenize_s_per_token * journey.job.prompt_tokens
         self.at(self.now + self.settings.network_s + door_s, partial(self._submit, journey, node, life, lease))
 
     def _freeze(self, node: EngineNode, freeze: Freeze) -> None:
@@ -382,6 +401,7 @@ class World:
             if progress.usage is not None and progress.finished:
                 self._serve(journey).output_tokens += tokens
                 used = progress.usage
+                journey.cached_tokens = used.cached_tokens
                 usage = Usage(used.prompt_tokens, used.completion_tokens, used.cached_tokens, cached_told=True)
                 if asked and not seen:
                     self._tell(journey.told.first_token(journey.lease, now=now))
@@ -448,6 +468,7 @@ class World:
                 if journey.first_s is not None:
                     stream = journey.job.stream
                     done[stream.tenant, stream.user][1] += journey.output_tokens
+        self._send_released()
         self.samples.append((self.now, {who: (prompt, output) for who, (prompt, output) in done.items()}))
         self._watch.second(self)
         if self._progress is not None:

@@ -103,8 +103,9 @@ class SimulatedJourney:
     """One request on its way."""
 
     __slots__ = (
-        "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome", "output_tokens",
-        "prefills", "queue_s", "reason", "requeues", "retry_after_s", "source", "told", "transferred", "waits",
+        "cached_tokens", "dispatched_s", "ended_s", "estimate_s", "first_s", "job", "lease", "node", "outcome",
+        "output_tokens", "prefills", "queue_s", "reason", "requeues", "retry_after_s", "source", "told", "transferred",
+        "waits",
     )  # fmt: skip
 
     def __init__(self, job: Job, source: ArrivalSource) -> None:
@@ -118,6 +119,7 @@ class SimulatedJourney:
         self.first_s: float | None = None
         self.ended_s: float | None = None
         self.output_tokens = 0
+        self.cached_tokens = 0  #: of its prompt, found in the engine's cache; known at its end
         self.outcome = ""  #: "" while under way; otherwise an `Outcome`, or "cancelled"
         self.reason = ""
         self.retry_after_s: float | None = None
