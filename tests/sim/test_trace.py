@@ -123,6 +123,7 @@ def send(made: Rival, number: int, *blocks: int) -> int:
     stream = TraceSource.__new__(TraceSource)  # only named by the job
     job = Job(f"j{number}", stream, 0.0, 512 * len(blocks) + 256, 10, 100, blocks=blocks)  # type: ignore[arg-type]
     chosen = made.choose(job)
+    assert chosen is not None
     made.sent(job, chosen)
     return chosen
 
