@@ -66,7 +66,7 @@ def inflate(body: bytes, coding: str, bytes_max: int, hold: Callable[[int], bool
     while True:
         if inflater.eof:
             left = inflater.unused_data or packed[at:]
-            if not left:
+            if not left or (left[0] == 0 and _is_padding(left, packed[at:])):
                 return whole.getvalue()
             if wbits != _GZIP or members >= MEMBERS_MAX:
                 raise BadPacking(f"The body is not valid {coding}: bytes follow its end.")
@@ -92,6 +92,11 @@ def inflate(body: bytes, coding: str, bytes_max: int, hold: Callable[[int], bool
         if not piece and not data and not inflater.eof:
             raise BadPacking(f"The body is not valid {coding}: it is cut short.")
         yield
+
+
+def _is_padding(*pieces: bytes | memoryview) -> bool:
+    """Whether there are only zeros, with which some writers fill their last block; gzip itself ignores them."""
+    return not any(bytes(piece).strip(b"\0") for piece in pieces)
 
 
 class Unpacking:

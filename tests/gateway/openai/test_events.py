@@ -60,6 +60,7 @@ EMPTY = {
     "a heartbeat": {"type": "response.heartbeat"},
     "a chunk that keeps alive": {"object": "chat.completion.keep-alive"},
     "no choices": {"object": "chat.completion.chunk", "choices": None, "usage": None},
+    "a chunk without choices": {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"},
     "nothing": {},
     "a null": None,
     "SGLang's first event": {"text": "", "meta_info": {"finish_reason": None, "completion_tokens": 0}},
@@ -90,6 +91,7 @@ TOKENS = {
 
 ENDS = {
     "an end": finish("stop"),
+    "an end in two words": {"choices": [{"delta": {}, "finish_reason": "stop", "native_finish_reason": "STOP"}]},
     "an end beside an empty text": {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "length"}]},
     "usage": {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 0}},
     "usage without choices": {"choices": None, "usage": {"prompt_tokens": 1, "completion_tokens": 0}},

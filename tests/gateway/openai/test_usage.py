@@ -18,6 +18,7 @@ from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.body import BadBody, asks_usage, peek, read_large
 from penstock.gateway.openai.splice import Spliced, add_field, set_in_bytes
 from tests.gateway.conftest import CHAT, World, chat, request, run
+from tests.gateway.over_http.test_tenancy import BEARER, limited
 
 HELD_BYTES_MAX = 64 * 1024
 
@@ -387,6 +388,12 @@ def test_anthropics_prompt_tokens_come_first_and_output_tokens_last_for_any_spli
         (b'"usage":{"prompt_tokens":1}, "usage":{"prompt_tokens":2}', Usage(2, 0, 0)),
         (b'"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":9}}', Usage(5, 0, 5, cached_told=True)),
         (b'"usage":{"total_tokens":7}', Usage(7, 0, 0)),
+        (b'"usage":{"prompt_tokens":5,"total_tokens":7}', Usage(5, 2, 0)),
+        (b'"usage":{"prompt_tokens":null,"completion_tokens":2,"total_tokens":7}', Usage(5, 2, 0)),
+        (b'"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":99}', Usage(5, 2, 0)),
+        (b'"usage":{"prompt_tokens":5,"total_tokens":2}', None),
+        (b'"usage":{"prompt_tokens":5,"completion_tokens":2,"prompt_tokens_details":[]}', Usage(5, 2, 0)),
+        (b'"usage":{"prompt_tokens":5,"completion_tokens":2,"x":[{"y":[1]}],"cost":{"z":[]}}', Usage(5, 2, 0)),
         (b'"meta":{"tokens":{"input_tokens":7,"output_tokens":0}}', Usage(7, 0, 0)),
         (b'"meta":{"api_version":{"version":"2"},"billed_units":{"input_tokens":7.0}}', Usage(7, 0, 0)),
         (b'"meta":{"tokens":5}', None),
@@ -413,6 +420,18 @@ def test_anthropics_prompt_tokens_come_first_and_output_tokens_last_for_any_spli
 )
 def test_usage_is_read_in_every_shape_or_not_at_all(raw: bytes, expected: Usage | None) -> None:
     assert read_usage(b'{"x":1,' + raw + b"}") == expected
+
+
+@pytest.mark.parametrize("prompt", [b"", b'"prompt_tokens":null,', b'"prompt_tokens":0,'])
+async def test_without_a_prompt_in_the_usage_its_estimate_stands(world: World, prompt: bytes) -> None:
+    said = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{%b"completion_tokens":30}}\n\n' % prompt
+    endpoint, _ = await world.scripted(SSE, *chunked([said, usage, b"data: [DONE]\n\n"])[1:])
+    await world.gateway(endpoints=[endpoint], **limited(tokens_per_minute=10_000))
+    assert (await world.ask(body=chat("word " * 2_000, stream=True), headers=BEARER)).status == 200
+    await world.idle()
+    assert 7_000 < (world.picture().tenants[0].tokens_left or 0) < 9_000, "four bytes a token, about"
+    assert await world.metric("penstock_tokens_total", kind="completion") == 30
 
 
 @given(st.binary(max_size=60))

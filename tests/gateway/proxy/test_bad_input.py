@@ -239,10 +239,17 @@ async def test_probes_with_options_keep_a_connection_that_may_stay(world: World)
     await world.engine()
     await world.gateway(identity={"require_key": True}, tenants=[{"name": "a", "keys": ["sha256:" + "0" * 64]}])
     client = await world.client()
-    for path in ("/health", "/ready"):
+    for path in ("/health", "/ready", "*"):
         client.send(request("OPTIONS", path))
         assert (await client.answer()).status == 200
     client.hang_up()
+
+
+async def test_only_options_may_ask_for_the_whole_server(world: World) -> None:
+    await world.engine()
+    await world.gateway()
+    assert (await world.ask("GET", "*")).error()["code"] == "bad_request"
+    assert (await world.ask("OPTIONS", "**")).error()["code"] == "bad_request"
 
 
 # --- sizes -----------------------------------------------------------------------------------------------------

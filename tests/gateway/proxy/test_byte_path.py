@@ -50,6 +50,15 @@ def test_what_was_packed_is_unpacked(piece: bytes, times: int, level: int) -> No
         assert unpacked(gzip.compress(body, level), len(body) - 1) is None
 
 
+@given(st.binary(max_size=2000), st.integers(1, 20_000), st.integers(1, 3))
+def test_zeros_may_follow_a_gzip_body_and_nothing_else(body: bytes, zeros: int, members: int) -> None:
+    packed = gzip.compress(body) * members + bytes(zeros)
+    assert unpacked(packed, 1 << 20) == body * members
+    for more in (b"x", gzip.compress(b"x")):
+        with pytest.raises(BadPacking):
+            unpacked(packed + more, 1 << 20)
+
+
 def test_a_gzip_body_has_at_most_1000_members() -> None:
     member = gzip.compress(b"a")
     assert run(inflate(1_000 * member, "gzip", 1 << 20, lambda _: True)) == 1_000 * b"a"

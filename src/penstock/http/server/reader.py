@@ -219,9 +219,11 @@ class RequestReader:
         if wrong is not None:
             raise RefusedError(Refusal.BAD_REQUEST, wrong)
         path, _, query = url.decode("ascii").partition("?")
-        if not path.startswith("/"):
-            path = _path_of_absolute(path)
         method = parser.get_method()
+        if path == "*" and method == b"OPTIONS":  # asks for the whole server (RFC 9112, 3.2.4), as health checks do
+            path = "/"
+        elif not path.startswith("/"):
+            path = _path_of_absolute(path)
         if not path or _HASH in url or method == b"CONNECT":
             raise RefusedError(Refusal.BAD_REQUEST, "the request target is not a path")
         head = KnownHead(

@@ -64,6 +64,7 @@ _LABELS: Final = frozenset(
         "content_filter_offsets",
     }
 )
+_CHUNKS: Final = frozenset({"chat.completion.chunk", "text_completion"})  # whose content is in `choices`
 _ANNOUNCEMENTS: Final = frozenset({"message_start", "response.created", "response.queued", "response.in_progress"})
 #: Events without content of their own: what ends was sent before.
 _ENDS: Final = frozenset(
@@ -72,7 +73,9 @@ _ENDS: Final = frozenset(
         *("response.completed", "response.incomplete", "response.failed", "response.cancelled"),
     }
 )
-_REASONS: Final = frozenset({"finish_reason", "stop_reason", "matched_stop"})  # why a choice ends
+_REASONS: Final = frozenset(
+    {"finish_reason", "native_finish_reason", "stop_reason", "matched_stop"}
+)  # why a choice ends
 #: These announce a part of an answer, which may hold content already: the name of a tool.
 _BEGINNINGS: Final = {
     "content_block_start": "content_block",
@@ -209,7 +212,7 @@ def _meaning_of_object(name: bytes, value: dict[str, object]) -> Meaning:
         return _meaning_of_choices(choices)
     if value.get("usage"):
         return Meaning.END
-    if "choices" in value:
+    if "choices" in value or value.get("object") in _CHUNKS:
         return Meaning.EMPTY
     if "stop" in value and "content" in value:  # llama.cpp's own
         return _made([value["content"], value.get("tokens")], ended=bool(value["stop"]))

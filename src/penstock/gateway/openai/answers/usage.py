@@ -91,12 +91,15 @@ def _usage(told: UsageFields) -> Usage | None:
         prompt = told.input_tokens
     if completion is None:
         completion = told.output_tokens
-    if prompt is None and completion is None:
-        if (cohere := told.tokens or told.billed_units) is not None:
-            return _usage(cohere)
-        prompt = told.total_tokens  # of a reranking
+    total = told.total_tokens
+    if prompt is None and completion is None and total is None:
+        cohere = told.tokens or told.billed_units
+        return None if cohere is None else _usage(cohere)
+    if total is not None:  # of a reranking it is all that is told
         if prompt is None:
-            return None
+            prompt = total - (completion or 0.0)
+        elif completion is None:
+            completion = total - prompt
     details = told.prompt_tokens_details or told.input_tokens_details
     told_cached = told.cache_read_input_tokens if details is None else details.cached_tokens
     prompt, completion, cached = prompt or 0.0, completion or 0.0, told_cached or 0.0
@@ -150,6 +153,8 @@ def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage |
 
     At most one of the two is not None. `tail` is the last part of the answer, or all of it.
     """
+    if (made_alone := read_usage(tail)) is not None:  # without a prompt, or this would not be asked for
+        return None, made_alone.completion_tokens
     if (own := _samples(_SGLANG, tail, _sglang_fields, _sglang, streamed=streamed)) or (
         own := _samples(_LLAMACPP, tail, _llamacpp_fields, _llamacpp, streamed=streamed)
     ):
@@ -185,9 +190,16 @@ def _object_after(data: bytes | bytearray, at: int, decoder: msgspec.json.Decode
         pass
     try:
         told, _ = _object_at(data[at : at + USAGE_BYTES_MAX].decode("latin-1"))
-        return msgspec.convert(told, decoder.type)
+        return msgspec.convert(_tidied(told), decoder.type)
     except (ValueError, RecursionError):
         return None
+
+
+def _tidied(told: object) -> object:
+    """Returns an object without lists: an empty one stands for no details, where a language has one type for both."""
+    if not isinstance(told, dict):
+        return told
+    return {name: _tidied(inner) for name, inner in told.items() if not isinstance(inner, list)}
 
 
 def _end_after(data: bytes | bytearray, at: int, end: int) -> int:
