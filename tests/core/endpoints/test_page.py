@@ -10,7 +10,7 @@ from penstock.core.endpoints.page import Standing
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.observation import Observation
-from penstock.core.values.settings import BandSettings
+from penstock.core.values.settings import BandSettings, EndpointSpec
 from tests.core.drive import request, scheduler, sent, until
 
 SETTINGS = SchedulerSettings(
@@ -133,8 +133,25 @@ def test_a_page_that_does_not_move_while_answers_come_is_of_another_time() -> No
         at += 0.5
         assert at < 3.0 + 2.0
     assert made.snapshot(now=at).endpoints[0].engine_running is None
-    made.observed("a", Observation(at, 1, 0, progress=99.0), now=at)
-    assert standing(made, at) == Standing.BELIEVED, "it moves again"
+    for _ in range(10):
+        assert standing(made, at) == Standing.STILL
+        made.observed("a", Observation(at, 1, 0, progress=100 * at), now=at)
+        at += 0.5
+    assert standing(made, at - 0.5) == Standing.BELIEVED, "it moves again, and shows what we see"
+
+
+def test_a_page_that_moves_again_is_doubted_for_half_a_minute_at_most_although_others_are_there() -> None:
+    made = scheduler(SETTINGS, a=40)
+    (first,) = made.arrived(request("first"), now=0.0)
+    made.first_token(first.lease, now=0.1)  # type: ignore[union-attr]
+    for number in range(10):
+        made.observed("a", Observation(0.2 + number / 2, running=30, waiting=0, progress=5.0), now=0.2 + number / 2)
+        made.progressed(first.lease, 10 * number + 2, now=0.4 + number / 2)  # type: ignore[union-attr]
+    assert standing(made, 4.9) == Standing.STILL
+    for number in range(10, 80):
+        at = number / 2
+        made.observed("a", Observation(at, running=30, waiting=9, progress=float(number)), now=at)
+        assert standing(made, at) == (Standing.STILL if at < 4.7 + 30.0 else Standing.BELIEVED)
 
 
 def test_a_page_without_counters_may_show_the_same_for_long() -> None:
@@ -159,6 +176,29 @@ def test_a_page_that_was_contradicted_is_believed_again_once_it_shows_what_we_se
         waiting = 0 if agrees else 200
         made.observed("a", Observation(float(at), running=1, waiting=waiting, progress=float(at)), now=float(at))
     assert page.standing(29.0) is (Standing.BELIEVED if agrees else Standing.CONTRADICTED)
+
+
+@pytest.mark.parametrize(("queued", "open_"), [(0.0, True), (1.0, True), (5.0, False), (None, False)])
+def test_a_request_that_waits_for_anything_but_capacity_is_no_queue(queued: float | None, open_: bool) -> None:
+    """vLLM defers requests until their KV blocks or adapters are there: those let others pass."""
+    made = scheduler(SETTINGS, a=64)
+    made.observed("a", Observation(0.0, running=9, waiting=5, progress=1.0, queued=queued), now=0.0)
+    assert bool(sent(made.arrived(request("r", streamed=True), now=0.1))) is open_
+    assert made.snapshot(now=0.1).endpoints[0].engine_waiting == 5, "the page's own number is shown"
+
+
+def test_the_size_of_an_engine_is_found_although_requests_are_deferred() -> None:
+    made = scheduler(SETTINGS)
+    made.endpoint_added(EndpointSpec("e", 4, frozenset("m"), adaptive_slots=True), now=0.0)
+    for number in range(60):
+        made.arrived(request(f"r{number}", streamed=True), now=0.0)
+    for half in range(16):
+        leases = made.inspect().pool["e"].ledger.leases
+        for serial in [serial for serial, lease in leases.items() if lease.first_token_s is None]:
+            made.first_token(serial, now=half / 2 + 0.1)
+        reading = Observation(half / 2 + 0.5, len(leases), waiting=3, progress=float(half), queued=0.0)
+        made.observed("e", reading, now=half / 2 + 0.5)
+    assert made.inspect().pool["e"].slots >= 60
 
 
 def test_what_we_sent_ourselves_closes_an_endpoint_whatever_its_gauges_are_worth() -> None:
@@ -200,7 +240,7 @@ def test_a_page_that_shows_less_than_half_of_ours_closes_nothing(shown: int, gau
         made.observed("a", reading, now=float(second))
     assert standing(made, 7.0) == gauges
     assert bool(sent(made.arrived(request("next", streamed=True), now=7.0))) is (gauges == "short")
-    for second in range(8, 13):
+    for second in range(8, 18):
         reading = Observation(float(second), running=21, waiting=0, progress=float(second))
         made.observed("a", reading, now=float(second))
-    assert standing(made, 12.0) == "believed"
+    assert standing(made, 17.0) == "believed"

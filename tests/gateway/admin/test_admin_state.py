@@ -18,7 +18,7 @@ from penstock.gateway.admin.failing.incidents import Episode
 from penstock.gateway.admin.history import History
 from penstock.gateway.admin.phrases import printable, seconds
 from penstock.gateway.telemetry.failures import Failures
-from tests.gateway.conftest import Client, World, chat, request
+from tests.gateway.conftest import Client, World, chat, fault, request
 
 EVENTS_MAX = 200
 COARSE_S = 10
@@ -191,6 +191,25 @@ async def test_an_endpoint_that_dies_becomes_an_event(world: World) -> None:
     )
     assert seen["endpoints"][0]["state_s"] < 10
     assert seen["tone"] == "bad"
+
+
+async def test_a_change_of_the_judge_of_an_engines_size_becomes_one_event(world: World) -> None:
+    engine = await world.engine(max_num_seqs=4, step_s=0.02)
+    await world.gateway(slots="auto")
+    client = await world.client(request(body=chat(tokens=4000, stream=True)))
+    await world.until(lambda: world.picture().endpoints[0].slots_by == "page")
+    world.gate.watch.tick()
+    fault(engine, "metrics_lie", value={"missing": True})
+    await world.until(lambda: world.picture().endpoints[0].gauges in ("gone", "old"))
+    assert (await world.chat(stream=True, tokens=2)).status == 200
+    for _ in range(2):
+        world.gate.watch.tick()
+    seen = await state(world)
+    texts = [event["text"] for event in seen["events"] if "size" in event["text"]]
+    assert texts == [f"{seen['endpoints'][0]['name']}'s size is now found by our own streams"]
+    assert seen["endpoints"][0]["slots_by"] == "streams"
+    client.hang_up()
+    await world.idle()
 
 
 async def test_what_runs_on_where_nothing_more_goes_takes_none_of_the_slots(world: World) -> None:

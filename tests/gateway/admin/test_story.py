@@ -52,6 +52,23 @@ def test_a_request_of_the_highest_band_gets_the_forecast_and_its_cause_once() ->
     )
 
 
+@pytest.mark.parametrize(
+    ("judges", "said"),
+    [
+        ({"page": 1}, "; 1 size found by the engine's page"),
+        ({"streams": 2, "answers": 1}, "; 2 sizes found by our own streams; 1 size found by the time of whole answers"),
+        ({}, ""),
+    ],
+)
+def test_a_full_endpoint_of_unknown_size_is_told_with_the_judge_of_it(judges: dict[str, int], said: str) -> None:
+    full = "all slots are taken (slots_full), at 1 endpoint"
+    assert explained(starved(), "r9", estimated_wait_s=2.0, slots_by=judges) == (
+        f"Waits now: {full}{said}; about 2.0 s more."
+    )
+    paused = explained(starved(), "r9", estimated_wait_s=2.0, slots_by=judges, waits_for=Cause.PAUSED, closed={})
+    assert "found by" not in paused, "the size is not what it waits for"
+
+
 @pytest.mark.parametrize("cause", [Cause.PAUSED, Cause.NO_BACKEND, Cause.STUCK])
 def test_what_somebody_has_to_end_is_not_forecast(cause: Cause) -> None:
     said = explained(starved(), "r9", estimated_wait_s=2.0, waits_for=cause, closed={})

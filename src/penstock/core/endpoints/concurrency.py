@@ -45,11 +45,12 @@ SURPLUS_MIN = 2  # may wait inside it: as many as bands let wait there by defaul
 class ConcurrencyLimit:
     """Configured slots, which never change."""
 
-    __slots__ = ("judged_by", "shrunk", "slots")
+    __slots__ = ("_look_s", "judged_by", "shrunk", "slots")
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.judged_by = ""  #: the name of the judge that is responsible
+        self._look_s = math.inf
         self.shrunk = False  #: by itself, so that more may be there than fit (`surplus`)
 
     def proven(self) -> float:
@@ -65,15 +66,12 @@ class ConcurrencyLimit:
     def on_false_page(self) -> None:
         """Start again, because the page was false."""
 
-    def on_page(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
-        """Take in a reading of the page that moved; `wanted`: requests wait that would be sent here."""
-
-    def look_due(self, now: float) -> bool:  # noqa: ARG002
+    def look_due(self, now: float) -> bool:
         """True if it is time to look."""
-        return False
+        return now >= self._look_s
 
-    def look(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
-        """Evaluate our own requests."""
+    def look(self, ledger: Ledger, now: float, *, wanted: bool, moved: bool = False) -> None:
+        """Evaluate our own requests, or a reading that just `moved`; `wanted`: requests wait for more slots here."""
 
     def looks_s(self, ledger: Ledger, now: float) -> float:  # noqa: ARG002
         """Returns when to look if nothing happens until then; infinity: no need to."""
@@ -92,8 +90,8 @@ class FoundLimit(ConcurrencyLimit):
     """Unknown slots."""
 
     __slots__ = (
-        "_before", "_first", "_fits", "_grown_at", "_grown_s", "_hold_s", "_hold_until_s", "_judges", "_look_s",
-        "_page", "_plateau", "_queued", "_step", "_top", "_whole", "judge", "work",
+        "_before", "_first", "_fits", "_grown_at", "_grown_s", "_hold_s", "_hold_until_s", "_judges", "_page",
+        "_plateau", "_queued", "_step", "_top", "_whole", "judge", "work",
     )  # fmt: skip
 
     def __init__(self, slots: int, *, ran: int = 0) -> None:
@@ -137,10 +135,8 @@ class FoundLimit(ConcurrencyLimit):
         self._forget()
         self.judge, self.judged_by = chosen, chosen.name
 
-    def _weigh(self, it: Evidence | None, now: float) -> None:
-        """Take in one piece of evidence."""
-        if it is None:
-            return
+    def _weigh(self, it: Evidence, now: float, *, full: bool) -> None:
+        """Take in one piece of evidence. `full`: it is, and requests wait here."""
         self._top = max(self._top, it.ran)
         if it.queue > 0.0:
             self._queued += 1
@@ -153,7 +149,7 @@ class FoundLimit(ConcurrencyLimit):
         if it.ran > 1.1 * self._plateau + 1.0:
             self._hold_until_s, self._plateau = -math.inf, math.inf
         if (
-            not it.full
+            not full
             or it.inside <= max(self._before, IN_USE * self.slots - 1)
             or now < max(self._hold_until_s, self._grown_s + it.round_s)
         ):
@@ -198,24 +194,22 @@ class FoundLimit(ConcurrencyLimit):
     def on_whole(self, lease: Lease, tokens: int, now: float) -> None:
         self._whole.answered(lease, tokens, now)
 
-    def on_page(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
-        """Let the page be doubted, choose the judge, and weigh what it makes of the reading."""
-        self._page.doubt(ledger, now)
+    def look(self, ledger: Ledger, now: float, *, wanted: bool, moved: bool = False) -> None:
+        """Let a reading be doubted, or count our requests; then choose the judge, and weigh what it makes of them."""
+        if moved:
+            self._page.doubt(ledger, now)
+        else:
+            self._look_s = now + min(max(2.0 * ledger.speed.step_s, LOOK_S_MIN), LOOK_S_MAX)
+            self.work.look(ledger, now)
         self._choose(ledger, now)
-        self._weigh(self.judge.read(ledger, self._tested(ledger), now, wanted=wanted), now)
-
-    def _tested(self, ledger: Ledger) -> int:
-        """The limit as far as it was ever used: in slow start it runs ahead."""
-        return self.slots if self._step else min(self.slots, max(FEW, ledger.sent_there))
-
-    def look_due(self, now: float) -> bool:
-        return now >= self._look_s
-
-    def look(self, ledger: Ledger, now: float, *, wanted: bool) -> None:
-        self._look_s = now + min(max(2.0 * ledger.speed.step_s, LOOK_S_MIN), LOOK_S_MAX)
-        self.work.look(ledger, now)
-        self._choose(ledger, now)
-        self._weigh(self.judge.look(ledger, self.work, self._tested(ledger), now, wanted=wanted), now)
+        # In slow start the limit runs ahead: it counts as far as it was used.
+        slots = self.slots if self._step else min(self.slots, max(FEW, ledger.sent_there))
+        it = self.judge.weigh(ledger, self.work, slots, now, moved=moved)
+        if it is None:
+            return
+        used = it.inside >= IN_USE * slots
+        if used or wanted:
+            self._weigh(it, now, full=it.full and used and wanted)
 
     def looks_s(self, ledger: Ledger, now: float) -> float:
         if self._queued or ledger.running() > self.work.running:

@@ -175,9 +175,10 @@ class Endpoint:
     def near_limit(self, now: float) -> bool:
         """True if a newer reading may open or close the endpoint: by some measure of admission it is not idle."""
         ledger = self.ledger
-        base, kv_usage = ledger.page.base, ledger.kv_usage(now) or 0.0
-        queues = base is not None and base.waiting > 0
-        return queues or max(ledger.load(now), 1.0) >= self.slots * NEAR_LIMIT or kv_usage >= NEAR_LIMIT
+        kv_usage = ledger.kv_usage(now) or 0.0
+        return (
+            ledger.page.queue > 0.0 or max(ledger.load(now), 1.0) >= self.slots * NEAR_LIMIT or kv_usage >= NEAR_LIMIT
+        )
 
     def observed(self, reading: Observation, now: float, *, wanted: bool = False) -> bool:
         """Take in a reading. Returns True when the slots changed with it.
@@ -192,7 +193,7 @@ class Endpoint:
         if ledger.page.base is before:
             return False
         slots = self.slots
-        ledger.limit.on_page(ledger, now, wanted=wanted)
+        ledger.limit.look(ledger, now, wanted=wanted, moved=True)
         return slots != self.slots
 
     def looked(self, now: float, *, wanted: bool) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.core.endpoints.lease import Lease
 
@@ -35,21 +35,16 @@ WHOLE_MIN = 12  # whole answers that a look needs, and as many as are there: the
 WHOLE_RAN = 0.67  # of the fastest time per token: slower by lengths, or by a larger batch
 
 
-class Evidence:
+class Evidence(NamedTuple):
     """One piece of evidence."""
 
-    __slots__ = ("fits", "full", "inside", "looks", "queue", "ran", "round_s")
-
-    def __init__(
-        self, *, inside: float, ran: float, queue: float, fits: float, full: bool, looks: int, round_s: float
-    ) -> None:
-        self.inside = inside  #: requests that were let in, others' too
-        self.ran = ran  #: of these, those that run
-        self.queue = queue  #: requests that wait for a server
-        self.fits = fits  #: with a queue: how many the engine has room for
-        self.full = full  #: requests wait here, the limit is in use, and all that were let in run or are on their way
-        self.looks = looks  #: in a row that a queue takes to be one
-        self.round_s = round_s  #: until a higher limit shows
+    inside: float  #: requests that were let in, others' too
+    ran: float  #: of these, those that run
+    queue: float  #: requests that wait for a server
+    fits: float  #: with a queue: how many the engine has room for
+    full: bool  #: all that were let in run or are on their way
+    looks: int  #: in a row that a queue takes to be one
+    round_s: float  #: until a higher limit shows
 
 
 class OwnWork:
@@ -111,17 +106,13 @@ class Judge:
         """How much of an increase must run, so that it is not taken back."""
         return 0.5
 
-    def sees(self, ledger: Ledger, now: float) -> bool:
+    def sees(self, ledger: Ledger, now: float) -> bool:  # noqa: ARG002
         """Whether it has anything to go by."""
+        return True
+
+    def weigh(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, moved: bool) -> Evidence | None:
+        """Evaluate a reading that just `moved`, or our own requests. `slots`: the limit, as far as it was used."""
         raise NotImplementedError
-
-    def read(self, ledger: Ledger, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
-        """Evaluate a reading of the page that moved. `wanted`: requests wait that would be sent here."""
-        return None
-
-    def look(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
-        """Evaluate our own requests. `wanted`: as for `read`."""
-        return None
 
     def looks_s(self, ledger: Ledger, now: float) -> float:  # noqa: ARG002
         """Returns when to look if nothing happens until then."""
@@ -135,16 +126,12 @@ class PageJudge(Judge):
     """The page: a queue is what a step left waiting at two readings, or at one if our streams are late as well.
 
     Nothing is let in between two readings beyond what the last one proved, and after a first queue nothing more while a
-    stream of ours is late, because its reading may be of a moment before that. It is not believed
-
-    - while it does not count, or stands still while answers go on (`page.py`; `pages/frozen-*`, `pages/missing`);
-    - for half a minute after it stood still beside our streams, or showed fewer running than streams of ours run: it
-      shows an earlier moment (`pages/late-*`, `pages/too-low`);
-    - if it shows no queue, although streams are late that it counts as running (`pages/all-running`), or although more
-      were sent and no more run (`pages/silent-queue`, `pages/all-zero`). That holds until it shows a queue.
+    stream of ours is late, because its reading may be of a moment before that. It sees nothing while the page does not
+    count (`page.py`), and if the page shows no queue, although streams are late (`pages/all-running`,
+    `pages/silent-queue`), or more were sent and no more run (`pages/all-zero`). That holds until it shows one.
     """
 
-    __slots__ = ("_behind", "_hides", "fit", "honest", "silent")
+    __slots__ = ("_hides", "fit", "honest", "silent")
     name = "page"
     grows = 1.0
 
@@ -152,12 +139,11 @@ class PageJudge(Judge):
         self.honest = False  #: it has shown a queue: if it shows none, there is none
         self.silent = False
         self.fit = 0  #: so many of ours were there at the last reading without a queue
-        self._hides = self._behind = 0  # readings in a row that showed late streams as running, and too few running
+        self._hides = 0  # readings in a row without a queue while streams were late
 
     def sees(self, ledger: Ledger, now: float) -> bool:
-        """True while the page counts, moves, and no doubt is left."""
-        page = ledger.page
-        return not (self.silent or page.mute or now < page.late_until_s) and page.credible(now)
+        """True while the page counts and shows its queue."""
+        return not self.silent and ledger.page.credible(now)
 
     @property
     def more(self) -> float:
@@ -172,34 +158,28 @@ class PageJudge(Judge):
         base = ledger.page.base
         if base is None:
             return
-        queue, begun = _queue(ledger, base), ledger.begun
-        self._behind = self._behind + 1 if begun > base.running + max(0.5 * FEW, 0.25 * begun) else 0
-        if self._behind >= DOUBTS:
-            ledger.page.was_late(now)
-        if queue > 0.0:
-            self.honest, self.silent = True, False
-        hides = queue == 0.0 and base.running >= FULL_SHARE * (ledger.page.own + ledger.page.others)
-        self._hides = self._hides + 1 if hides and late_streams(ledger, now, LATE_SHOWN) else 0
+        if _queue(ledger, base) > 0.0:
+            self.honest, self.silent, self._hides = True, False, 0
+        else:
+            self._hides = self._hides + 1 if late_streams(ledger, now, LATE_SHOWN) else 0
         if self._hides >= DOUBTS:
             self.denied()
 
-    def read(self, ledger: Ledger, slots: int, now: float, *, wanted: bool) -> Evidence | None:
+    def weigh(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, moved: bool) -> Evidence | None:  # noqa: ARG002
         """Compare what waits and runs on the page with the requests that had been sent when it was asked for."""
         page, base = ledger.page, ledger.page.base
-        if base is None or now - base.asked_s > READING_S_MAX:
+        if not moved or base is None or now - base.asked_s > READING_S_MAX:
             return None
         inside, queue = page.own + page.others, _queue(ledger, base)
-        used, late = inside >= IN_USE * slots, late_streams(ledger, now, LATE)
+        late = late_streams(ledger, now, LATE)
         if queue == 0.0:
             self.fit = page.own
-        if not (used or wanted):
-            return None
         return Evidence(
             inside=inside,
             ran=base.running,
             queue=queue,
             fits=max(base.running, inside - queue, 0.5 * min(inside, slots)),
-            full=wanted and used and base.waiting <= ledger.fresh and not (self.honest and late),
+            full=page.queue <= ledger.fresh and not (self.honest and late),
             looks=1 if queue >= FEW and 2 * len(late) >= queue else 2,
             round_s=0.0 if base.running >= IN_USE * slots else SETTLES_S,
         )
@@ -220,9 +200,9 @@ class StreamsJudge(Judge):
             self._streamed_s = now
         return now < self._streamed_s + STREAMED_KEPT_S
 
-    def look(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, wanted: bool) -> Evidence | None:
+    def weigh(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, moved: bool) -> Evidence | None:
         """Count the streams that are late, and those that run; nothing while abandoned requests hold servers."""
-        if ledger.abandoned(now):
+        if moved or ledger.abandoned(now):
             return None  # they take the places of those that seem to wait
         others = ledger.page.others_running(now)
         inside, room = ledger.sent_there, slots - others
@@ -230,15 +210,12 @@ class StreamsJudge(Judge):
         busy = work.ran >= STANDS * work.best
         queue = float(len(late_streams(ledger, now, LATE))) if busy else 0.0
         engaged = min(work.ran + min(work.on_the_way, ledger.reserved), inside)
-        used = inside >= IN_USE * room
-        if not (used or wanted):
-            return None
         return Evidence(
             inside=inside + others,
             ran=engaged,
             queue=queue,
             fits=max(work.ran + others, inside + others - queue, IN_USE * slots),
-            full=wanted and used and engaged >= FULL_SHARE * min(inside, room),
+            full=engaged >= FULL_SHARE * min(inside, room),
             looks=2 if queue >= 2.0 else 3,
             round_s=LATE * ledger.speed.base_s,
         )
@@ -268,10 +245,6 @@ class WholeJudge(Judge):
         self._answers = self._tokens = self._beside = 0
         self._seconds = 0.0
 
-    def sees(self, ledger: Ledger, now: float) -> bool:  # noqa: ARG002
-        """Always: whole answers are the last resort."""
-        return True
-
     def answered(self, lease: Lease, tokens: int, now: float) -> None:
         """Note a whole answer of so many tokens."""
         if lease.dispatched_s >= self._since_s:
@@ -285,8 +258,9 @@ class WholeJudge(Judge):
         self._since_s = now
         self._forget()
 
-    def look(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, wanted: bool) -> Evidence | None:  # noqa: ARG002
-        if self._answers < max(WHOLE_MIN, self._beside / max(1, self._answers)):
+    def weigh(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, moved: bool) -> Evidence | None:  # noqa: ARG002
+        """Compare the time per token of the answers since the last increase with the fastest."""
+        if moved or self._answers < max(WHOLE_MIN, self._beside / max(1, self._answers)):
             return None
         beside, per_token_s = self._beside / self._answers, self._seconds / self._tokens
         if self._fastest_s == 0.0 or per_token_s < self._fastest_s:
@@ -303,7 +277,7 @@ class WholeJudge(Judge):
             ran=ran,
             queue=beside - ran if share < WHOLE_RAN else 0.0,
             fits=max(ran, IN_USE * slots),
-            full=wanted,
+            full=True,
             looks=2,
             round_s=SETTLES_S,
         )

@@ -16,7 +16,7 @@ import msgspec
 from penstock.core.endpoints.concurrency import ConcurrencyLimit
 from penstock.core.endpoints.judges import ENDS_MAX
 from penstock.core.endpoints.lease import Lease
-from penstock.core.endpoints.page import LATE_S, EnginePage
+from penstock.core.endpoints.page import EnginePage
 from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 from penstock.core.endpoints.speed import BASE_S, Speed
 from penstock.core.values.observation import Glimpse, Observation
@@ -53,7 +53,6 @@ class Ledger:
         self._whole = 0  # answers in a row that were asked for as streams and came in one piece
         self._sent = self._ended = self._tokens = 0  # since the page was asked that moved last
         self.fresh = 0  #: ours, sent so shortly before that reading that they may wait for the next step
-        self.begun = 0  #: ours that run, and had begun before the reading before that one
         self._begun = self._begun_most = 0  # since then, less those that ended, and the most that ever was
         self._load = 0.0  # the last result of `load`, valid until then or the next event
         self._load_until_s = -math.inf
@@ -300,8 +299,6 @@ class Ledger:
         base, last = page.base, page.last
         self._load_until_s = -math.inf
         if not page.read(reading, life_s=self.life_s):
-            if self.shows and page.still_s >= LATE_S:
-                page.was_late(reading.asked_s)
             self._count_door(reading)
             return False
         restarted = last is not None and restarted_between(last, reading)
@@ -320,7 +317,7 @@ class Ledger:
 
         Returns how many of ours had been sent by then, of these by `previous_s`, and how many were sent since.
         """
-        own = inside = during = self._sent = self._tokens = self._ended = self._begun = self.fresh = self.begun = 0
+        own = inside = during = self._sent = self._tokens = self._ended = self._begun = self.fresh = 0
         fresh_s = asked_s - (self.speed.step_at_least_s or BASE_S)
         for lease in reversed(self.leases.values()):
             if lease.pending:
@@ -334,7 +331,6 @@ class Ledger:
                 self.fresh += lease.dispatched_s >= fresh_s
             if lease.first_token_s is not None:
                 self._begun += lease.first_token_s >= asked_s
-                self.begun += lease.first_token_s < previous_s
         for ended_s, dispatched_s, tokens in reversed(self._ends):
             if ended_s < asked_s:
                 break
@@ -399,9 +395,9 @@ class Ledger:
         self._whole = 0
         self.begun_sent_s = -math.inf
         self.prefill.restarted(previous_s)
-        base = self.page.base
+        base, queue = self.page.base, self.page.queue
         self.page.forget()
-        self.page.base = base
+        self.page.base, self.page.queue = base, queue
 
     def judged_stale_after(self, stale_after_s: float) -> None:
         """Use readings for `stale_after_s` from now on."""
@@ -436,11 +432,11 @@ class Ledger:
         """
         fresh = 0 if strict else self.fresh
         abandoned = self.abandoned(now)
-        base = self.page.base if told else None
-        if base is not None and base.waiting > fresh and now >= self.page.late_until_s and self.page.credible(now):
+        page = self.page
+        if told and page.queue > fresh and page.credible(now):
             # It queues, so it ran all it could. Each sent since joined its queue, each that ended took one out; if more
             # began than ended, it can run so many more.
-            waiting = base.waiting - fresh + abandoned + self._sent - self._ended - self._begun_most
+            waiting = page.queue - fresh + abandoned + self._sent - self._ended - self._begun_most
             return max(0.0, waiting)
         unbegun = self.reserved - self.pending
         if not (unbegun or abandoned):

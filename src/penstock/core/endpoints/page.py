@@ -1,11 +1,12 @@
 """An engine's page, and how far it counts.
 
 The page may open an endpoint and never close it against the evidence of our own requests. It reports memory in use,
-others' requests, and a queue. A page that is gone, old, stands still while answers go on, or shows less than half of
-ours counts for nothing. If only a counting page keeps an endpoint closed while requests wait for it, one request is
-sent anyway after two seconds, and twice as many for each that begins in time; so a false page costs seconds, and a true
-one a request now and then: each that begins late doubles the pause (half-open circuit breakers do the same). Enough of
-them in time contradict the page, until it agrees again.
+others' requests, and a queue. A page that is gone or old counts for nothing, and so does one that our own requests
+contradict: it stood still while answers went on, it shows less than half of ours, or requests that were sent against it
+began in time. That is one doubt, which ends when some readings in a row agree, or after half a minute; only tries can
+contradict a page for longer. If nothing but the page keeps an endpoint closed while requests wait for it, one request
+is sent anyway after two seconds, and twice as many for each that begins in time; so a false page costs seconds, and a
+true one a request now and then: each that begins late doubles the pause (half-open circuit breakers do the same).
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from penstock.core.values.observation import Observation
 MISSED = 2  # one reading that fails may be a busy loop, ours or the engine's
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 STILL_S = 3.0  # a page may be written every so many steps only: SGLang's every 40
-LATE_S = 1.5  # a page that stood still for longer while streams of ours went on is of an earlier moment,
-LATE_KEPT_S = 30.0  # and may be again
 SHORT_SHARE = 0.5  # of ours that are surely there; a page that shows less is of another engine, or of another time
-OURS_MIN = 4  # requests that may come or go while the page is asked for
 READINGS = 16  # a page may be so many readings late, and show ours that have ended
+OURS_MIN = 4  # requests that may come or go while the page is asked for
 TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
 TRY_S_MAX = 30.0
 CONTRADICTED = 8  # the width beyond which requests that began in time contradict the page: 1, 2, 4, 8, so four in a row
+DOUBTED_S = 30.0  # since it last stood still or showed too little: nothing is doubted for good
 AGREES = 10  # consecutive readings that agree
 
 
@@ -37,8 +37,8 @@ class Standing(StrEnum):
     BELIEVED = "believed"
     OLD = "old"  #: the last one was read too long ago
     GONE = "gone"
-    STILL = "standing_still"
-    CONTRADICTED = "contradicted"
+    STILL = "standing_still"  #: it stood still while answers went on
+    CONTRADICTED = "contradicted"  #: it showed a queue, and requests began in time
     SHORT = "short"  #: it shows less than half of our requests
 
 
@@ -52,11 +52,11 @@ def why(standing: Standing, base: Observation | None, now: float) -> str:
         return "it reports no load, so only our own requests there are known"
     seen = f"{base.running:g} running and {base.waiting:g} waiting"
     if standing is Standing.STILL:
-        return f"its page has shown {seen} for {now - base.asked_s:.0f} s, while its answers go on"
+        return f"its page stood still, while answers went on, and last changed {now - base.asked_s:.0f} s ago ({seen})"
     if standing is Standing.CONTRADICTED:
         return f"its page reports {seen}, but requests sent there begin at once"
     if standing is Standing.SHORT:
-        return f"its page reports {seen}, less than half of our own requests there"
+        return f"its page showed less than half of our own requests there, lately; now it reports {seen}"
     return f"it last showed anything new {now - base.asked_s:.0f} s ago ({seen})"
 
 
@@ -64,9 +64,9 @@ class EnginePage:
     """The page of one engine."""
 
     __slots__ = (
-        "_agrees", "_alive_since_s", "_misses", "_pause_s", "_recent", "_short", "_sure_until_s", "_try_s", "_width",
-        "asked_s", "base", "closed_s", "contradicted", "kv_moved_s", "last", "late_until_s", "moved_s", "no_page",
-        "others", "outstanding", "own", "read_every_s", "stale_after_s", "worked_s",
+        "_agrees", "_alive_since_s", "_doubt", "_doubt_until_s", "_misses", "_pause_s", "_recent", "_sure_until_s",
+        "_try_s", "_width", "asked_s", "base", "closed_s", "kv_moved_s", "last", "moved_s", "no_page", "others",
+        "outstanding", "own", "queue", "read_every_s", "stale_after_s", "worked_s",
     )  # fmt: skip
 
     def __init__(self, stale_after_s: float) -> None:
@@ -77,18 +77,18 @@ class EnginePage:
         self.moved_s = -math.inf  #: and the last one that moved,
         self.kv_moved_s = -math.inf  #: and the last one that showed other memory,
         self.worked_s = -math.inf  #: and the last one that showed more than another queue
-        self.late_until_s = -math.inf  #: until then its queue is of an earlier moment: own streams show the present one
         self.read_every_s = 0.0  #: how often it is read, about
         self.no_page = False  #: something answered when last asked for the page, and had none
+        self.queue = 0.0  #: requests that wait for capacity, not for memory or an adapter that is being fetched
         self.own = 0  #: requests of ours that had been sent when the last reading that moved was asked for
         self.others = 0.0  #: requests beyond these that the readings show
         self._recent: deque[float] = deque(maxlen=READINGS)  # ours, as of the last readings
-        self._short = False
+        self._doubt: Standing | None = None  # how our own requests contradict it, until
+        self._doubt_until_s = math.inf
+        self._agrees = 0  # so many readings in a row agreed with them
         self._misses = 0
         self._alive_since_s = math.inf  # since when answers have gone on and the page has not moved
         self._sure_until_s = -math.inf  # its validity without further readings
-        self.contradicted = False
-        self._agrees = 0
         self.closed_s: float | None = None  #: since when only the page keeps the endpoint closed while requests wait
         self.outstanding = 0  #: requests sent against the page that have not begun
         self._width = 1  # their concurrency
@@ -108,6 +108,8 @@ class EnginePage:
         if base is not None and reading.same_as(base):
             if previous_s < life_s <= reading.asked_s:
                 self._alive_since_s = min(self._alive_since_s, previous_s)
+            if base.progress is not None and reading.asked_s - self._alive_since_s >= STILL_S:
+                self._doubts(Standing.STILL)
             return False
         counted = base is None or (reading.progress, reading.running, reading.kv_usage) != (
             base.progress, base.running, base.kv_usage
@@ -118,6 +120,7 @@ class EnginePage:
             self.kv_moved_s = reading.asked_s
         self._alive_since_s = math.inf
         self.base = self.last = reading
+        self.queue = reading.waiting if reading.queued is None else reading.queued
         self.moved_s = reading.asked_s
         return True
 
@@ -130,17 +133,23 @@ class EnginePage:
         base = self.base
         assert base is not None
         shown = base.running + base.waiting
-        self.own = own
-        self._short = inside >= OURS_MIN and shown < SHORT_SHARE * inside
         self._recent.append(float(own))
+        self.own = own
         # If we sometimes send more than fits, a late page shows ended ones of ours.
         self.others = max(0.0, shown - max(own + during, max(self._recent) if tries_sizes else 0.0))
+        if inside >= OURS_MIN and shown < SHORT_SHARE * inside:
+            self._doubts(Standing.SHORT)
         full = base.kv_usage is not None and base.kv_usage >= 0.9
-        likely = abs(shown - own) <= max(OURS_MIN, 0.25 * own) and base.waiting <= OURS_MIN and not full
+        likely = abs(shown - own) <= max(OURS_MIN, 0.25 * own) and self.queue <= OURS_MIN and not full
         self._agrees = self._agrees + 1 if likely else 0
-        if self.contradicted and self._agrees >= AGREES:
-            self.contradicted = False
+        if self._doubt and (self._agrees >= AGREES or base.asked_s >= self._doubt_until_s):
+            self._doubt = None
             self.opens()
+
+    def _doubts(self, why: Standing) -> None:
+        """Let it count for nothing until it agrees with our own requests, or for a while if no try contradicted it."""
+        self._doubt, self._agrees, self._sure_until_s = why, 0, -math.inf
+        self._doubt_until_s = math.inf if why is Standing.CONTRADICTED else self.asked_s + DOUBTED_S
 
     def missed(self, *, answered: bool = False) -> bool:
         """Note that a reading failed; `answered`: although the server answered. Returns True if the page is gone."""
@@ -153,7 +162,7 @@ class EnginePage:
     def forget(self) -> None:
         """The page no longer counts."""
         self.base = None
-        self.others = 0.0
+        self.queue = self.others = 0.0
         self._recent.clear()
         self._sure_until_s = -math.inf
         self.opens()
@@ -164,22 +173,14 @@ class EnginePage:
             return Standing.GONE
         if self.base is None:
             return Standing.NONE
-        return self._doubt() or (Standing.BELIEVED if self.credible(now) else Standing.OLD)
-
-    def _doubt(self) -> Standing | None:
-        """Returns how our own requests contradict it; None: they do not."""
-        if self.contradicted:
-            return Standing.CONTRADICTED
-        if self.mute and self.base is not None and self.base.progress is not None:
-            return Standing.STILL
-        return Standing.SHORT if self._short else None
+        return self._doubt or (Standing.BELIEVED if self.credible(now) else Standing.OLD)
 
     def credible(self, now: float) -> bool:
         """True if the last reading counts: it is recent and uncontradicted."""
         if now < self._sure_until_s:
             return True
         base = self.base
-        if base is None or self._doubt() is not None:
+        if base is None or self._doubt:
             return False
         stale_s, frozen_s = self.asked_s + self.stale_after_s, self.moved_s + FROZEN_S
         if now >= stale_s:
@@ -188,20 +189,6 @@ class EnginePage:
             self._sure_until_s = min(stale_s, frozen_s)
             return True
         return base.running + base.waiting == 0
-
-    @property
-    def mute(self) -> bool:
-        """Whether it has stood still for some seconds while answers went on, with or without counters on it."""
-        return self.still_s >= STILL_S
-
-    @property
-    def still_s(self) -> float:
-        """How long it has stood still while answers went on; minus infinity if it has not."""
-        return self.asked_s - self._alive_since_s
-
-    def was_late(self, now: float) -> None:
-        """Note that it shows an earlier moment than our own streams: for some time its queue counts for nothing."""
-        self.late_until_s = now + LATE_KEPT_S
 
     def changes_s(self, now: float) -> float:
         """Returns when the page's validity ends or changes by time."""
@@ -250,8 +237,8 @@ class EnginePage:
             return False
         self._width *= 2
         self._pause_s = TRY_S
-        if self._width > CONTRADICTED:
-            self.contradicted, self._agrees = True, 0
-            self.opens()
-            self._sure_until_s = -math.inf
-        return self.contradicted
+        if self._width <= CONTRADICTED:
+            return False
+        self._doubts(Standing.CONTRADICTED)
+        self.opens()
+        return True

@@ -34,6 +34,9 @@ def render(
 
     tell("vllm:num_requests_running", "gauge", "Requests in model execution batches.", gauges.running)
     tell("vllm:num_requests_waiting", "gauge", "Requests waiting to be processed.", gauges.waiting)
+    name, about = "vllm:num_requests_waiting_by_reason", "Waiting requests by reason: capacity or deferred."
+    tell(name, "gauge", about, gauges.waiting, f'{label},reason="capacity"')
+    lines.append(f'{name}{{{label},reason="deferred"}} 0.0')
     if not counters:
         return ("\n".join(lines) + "\n").encode()
     tell("vllm:kv_cache_usage_perc", "gauge", "KV-cache usage. 1 means full.", gauges.kv_usage)
