@@ -110,3 +110,12 @@ def test_a_door_that_tells_only_a_part_lowers_nothing() -> None:
     made.add(own)
     made.observe(Observation(asked_s=2.0, running=0.0, waiting=0.0, in_all=1.0))
     assert made.load(2.0) == 1.0, "the one at its door is ours"
+
+
+def test_deferred_requests_stay_no_queue_when_a_part_moves() -> None:
+    made = ledger(queued=0.0)
+    assert made.engine_queue(0.0) == 0.0, "all four are deferred"
+    made.glimpse(Glimpse(asked_s=1.0, waiting=4.0, kv_usage=0.6), now=1.0)
+    assert made.engine_queue(1.0) == 0.0
+    made.glimpse(Glimpse(asked_s=2.0, waiting=6.0), now=2.0)
+    assert made.engine_queue(2.0) == 2.0

@@ -372,12 +372,12 @@ class Ledger:
             return
         own = self._count_from(part.asked_s, part.asked_s)[0]
         running = max(0.0, own + self.page.others - waiting)
-        self._observe(
-            msgspec.structs.replace(
-                base, asked_s=part.asked_s, running=running, waiting=waiting, queued=None, kv_usage=kv_usage
-            ),
-            whole=False,
+        known = base.queued is not None and base.queued < base.waiting  # the rest waits for something else
+        queued = max(0.0, waiting - base.waiting + (base.queued or 0.0)) if known else None
+        moved = msgspec.structs.replace(
+            base, asked_s=part.asked_s, running=running, waiting=waiting, queued=queued, kv_usage=kv_usage
         )
+        self._observe(moved, whole=False)
 
     def _new_epoch(self, previous_s: float) -> None:
         """The engine restarted at some time after `previous_s`: earlier dispatches are gone.
