@@ -173,8 +173,6 @@ def holds_until_s(
         if cause is Cause.SLOTS_FULL and len(ledger.leases) >= ledger.limit.slots:
             return math.inf  # a lease has to end
     until_s = ledger.review_s(now)
-    if now < ledger.page.late_until_s < until_s:
-        until_s = ledger.page.late_until_s
     if _pace_s_max(endpoint, band, settings) is not None:
         forgotten_s = ledger.speed.forgotten_s(now)
         if now < forgotten_s < until_s:

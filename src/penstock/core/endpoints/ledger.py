@@ -421,8 +421,7 @@ class Ledger:
         """True if nothing is believed to run or to wait on the endpoint, ours or others'."""
         if self.leases or self._abandoned or self.load(now) > 0.0:
             return False
-        base = self.page.base
-        return base is None or not base.waiting
+        return self.page.queue == 0.0
 
     def engine_queue(self, now: float, *, told: bool = True, strict: bool = False) -> float:
         """Returns how many requests are believed to wait inside the engine: by its page, or those of ours that have not
