@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
@@ -11,9 +13,9 @@ from penstock.core.values.settings import EndpointSpec
 from tests.core.drive import request, scheduler, the_lease
 
 
-def unsized(*, told: int = 0) -> CheckedScheduler:
-    """An engine `e` of unknown size; `told`: another one, of that size."""
-    made = scheduler(**({"told": told} if told else {}))
+def unsized(**told: int) -> CheckedScheduler:
+    """An engine `e` of unknown size, beside others of known sizes."""
+    made = scheduler(None, **told)
     made.endpoint_added(EndpointSpec("e", 2, frozenset("m"), adaptive_slots=True), now=0.0)
     return made
 
@@ -50,7 +52,7 @@ def test_a_size_that_is_told_has_no_judge_and_explain_counts_the_others() -> Non
 
 
 @pytest.mark.parametrize("by_hand", [8, "auto"])
-def test_an_operator_who_sets_the_size_ends_the_search(by_hand: int | str) -> None:
+def test_an_operator_who_sets_the_size_ends_the_search(by_hand: int | Literal["auto"]) -> None:
     made = unsized()
     made.arrived(request("r", streamed=True), now=0.1)
     made.observed("e", Observation(0.5, running=1, waiting=0, progress=1.0), now=0.5)
