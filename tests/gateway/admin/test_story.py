@@ -61,7 +61,7 @@ def test_a_request_of_the_highest_band_gets_the_forecast_and_its_cause_once() ->
     ],
 )
 def test_a_full_endpoint_of_unknown_size_is_told_with_the_judge_of_it(judges: dict[str, int], said: str) -> None:
-    full = "all slots are taken (slots_full), at 1 endpoint"
+    full = f"{Cause.SLOTS_FULL.sentence} (slots_full), at 1 endpoint"
     assert explained(starved(), "r9", estimated_wait_s=2.0, slots_by=judges) == (
         f"Waits now: {full}{said}; about 2.0 s more."
     )
