@@ -380,8 +380,8 @@ class Edge(View):
         """Returns None: deadlines are the decider's."""
         return None
 
-    def due_before(self, time_s: float) -> bool:  # noqa: ARG002
-        """Returns False: deadlines are the decider's."""
+    def changes_driver(self, armed_s: float, *, watched: bool) -> bool:  # noqa: ARG002
+        """Returns False: deadlines and observers are the decider's."""
         return False
 
     # --- questions ------------------------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ def test_an_amount_fades_by_its_age_and_asking_changes_nothing() -> None:
     assert [amount.at(now) for now in (105.0, 110.0, 105.0)] == [10.0 * math.exp(x) for x in (-0.5, -1.0, -0.5)]
     amount.add(1.0, 110.0)
     assert amount.at(110.0) == 10.0 * math.exp(-1.0) + 1.0
-    amount.set(3.0, 120.0)
+    amount.raise_to(3.0, 120.0)
     assert (amount.at(120.0), amount.at_s) == (3.0, 120.0)
+    amount.raise_to(0.5, 130.0)
+    assert amount.at(130.0) == 3.0 * math.exp(-1.0), "more of it remains"
 
 
 def test_a_steady_rate_is_found_and_forgotten() -> None:
@@ -42,9 +44,9 @@ def test_amounts_count_for_what_they_are() -> None:
 
 def test_before_anything_was_noted_it_is_none_and_not_measured() -> None:
     rate = DecayingRate()
-    assert (rate.per_s(5.0), rate.elapsed_s(5.0), rate.measured) == (0.0, 0.0, False)
+    assert (rate.per_s(5.0), rate.elapsed_s(5.0), rate.since_s) == (0.0, 0.0, None)
     rate.note(0.0)
-    assert rate.measured
+    assert rate.since_s == 0.0
 
 
 def test_many_events_in_one_moment_are_counted_each() -> None:

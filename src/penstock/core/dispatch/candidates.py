@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
 
 from penstock.core.dispatch import admission
 from penstock.core.dispatch.backfill import Backfill
@@ -17,7 +16,7 @@ from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
-from penstock.core.queueing.band import Band, Verdict
+from penstock.core.queueing.band import NO_ROOM, UNBOUNDED, Band, Verdict
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
@@ -25,8 +24,6 @@ from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import PASSED_MAX, AdmissionSettings, BandSettings
 
-UNBOUNDED: Final = (math.inf, math.inf)
-NO_ROOM: Final = (0.0, 0.0)
 _AWAY = (Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD, Cause.EJECTED, Cause.STUCK)  # not busy with others' requests
 
 
@@ -162,18 +159,26 @@ class CandidateFilter:
         """Returns those of the open `endpoints` with room for this very request."""
         if self._quotas.capped and self._quotas.at_limit(entry.accounts):
             return []
-        model = entry.model
-        prompt_tokens = entry.prompt_tokens
-        tokens = prompt_tokens + entry.output_tokens
-        cached = entry.cached_tokens > 0
-        avoid = bool(entry.retry.excluded or entry.only)
-        fitting: list[Endpoint] = []
         over_share = self._under_share.is_over_share(entry, now)
         if self._pool.roles.any:
             endpoints = self._computing(entry, endpoints, now)
-        verdicts = self._queues.bands[entry.band].open
-        for endpoint in self.serving(model, endpoints):
-            verdict = verdicts[endpoint]
+        fitting = self.serving(entry.model, endpoints)
+        band, avoid = self._queues.bands[entry.band], bool(entry.retry.excluded or entry.only)
+        if band.bounded or avoid:
+            fitting = self._large_enough(entry, fitting, band, now, over_share=over_share, avoid=avoid)
+        if over_share and fitting and entry.backfilled < PASSED_MAX:
+            fitting = self._stagger.allowed(entry, fitting, now)
+        return self._affinity.allowed(entry, fitting, now) if entry.affinity.may_wait else fitting
+
+    def _large_enough(
+        self, entry: Entry, endpoints: list[Endpoint], band: Band, now: float, *, over_share: bool, avoid: bool
+    ) -> list[Endpoint]:
+        prompt_tokens = entry.prompt_tokens
+        tokens = prompt_tokens + entry.output_tokens
+        cached = entry.cached_tokens > 0
+        fitting: list[Endpoint] = []
+        for endpoint in endpoints:
+            verdict = band.open[endpoint]
             prefill_room, kv_room = verdict.room_over_share if over_share else verdict.room
             if prompt_tokens > prefill_room and (not cached or entry.uncached_at(endpoint.index) > prefill_room):
                 continue
@@ -183,9 +188,7 @@ class CandidateFilter:
                 self._look_again(endpoint, entry.excluded_until_s(endpoint.name))
             else:
                 fitting.append(endpoint)
-        if over_share and fitting and entry.backfilled < PASSED_MAX:
-            fitting = self._stagger.allowed(entry, fitting, now)
-        return self._affinity.allowed(entry, fitting, now) if entry.affinity.may_wait else fitting
+        return fitting
 
     # --- roles --------------------------------------------------------------------------------------------------
 

@@ -97,8 +97,6 @@ class Pump:
 
     def wants_slots(self, endpoint: Endpoint) -> bool:
         """True if the highest band waiting for the endpoint's models waits for slots, as far as is known."""
-        if not self._queues.waiting:
-            return False
         for band in self._queues.bands:
             if any(endpoint.serves(model) for model in band.tree.root.backlog):
                 return band.closed_for(endpoint) in _FOR_SLOTS

@@ -56,7 +56,7 @@ class ReservedSlots:
 
     def weight_seen(self, weight: float, now: float) -> None:
         """Note that flows of so much `weight` are active. One that came recently counts as about to come again."""
-        self._weight.set(max(weight, self._weight.at(now)), now)
+        self._weight.raise_to(weight, now)
 
     def weight(self, now: float) -> float:
         """Returns the active weight of recent flows, fading."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from penstock.core.values.catalogue import Cause
 
 Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
+UNBOUNDED: Final[Room] = (math.inf, math.inf)
+NO_ROOM: Final[Room] = (0.0, 0.0)
 FLOWS_UNDER_SHARE_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order
 
 
@@ -58,6 +60,7 @@ class Band:
         self.unchecked: dict[Endpoint, None] = {}  # those to be judged, again or for the first time
         self.holds_until_s = math.inf  # until then no verdict changes by time alone
         self.free_slots = 0.0  # the sum of those of the open ones
+        self.bounded = 0  # how many of these take no request of any size
         self.bumped: dict[int, Entry] = {}  # requests that operators bumped, by arrival number, in that order
         self.away: dict[Endpoint, None] = {}  # those that take no request at all
         self.holds_changed = False  # perhaps: it is to be looked at again which models are held
@@ -69,6 +72,7 @@ class Band:
         verdict = self.open.pop(endpoint, None)
         if verdict is not None:
             self.free_slots = self.free_slots - verdict.free_slots if self.open else 0.0
+            self.bounded -= verdict.room is not UNBOUNDED
         self.unchecked[endpoint] = None
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -84,6 +88,7 @@ class Band:
             self.open[endpoint] = verdict
             self.closed.pop(endpoint, None)
             self.free_slots += verdict.free_slots
+            self.bounded += verdict.room is not UNBOUNDED
         else:
             self.closed[endpoint] = verdict
         self.holds_until_s = min(self.holds_until_s, verdict.until_s)

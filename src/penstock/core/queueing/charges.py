@@ -54,7 +54,13 @@ class Charges:
 
     def appraised(self, entry: Entry) -> None:
         """Record the estimated charge of a request about to be sent."""
-        entry.cost = self._cost(entry, entry.band, entry.output_tokens)
+        tokens, cached, prices = entry.prompt_tokens, entry.cached_tokens, entry.prices
+        policy = self._policies[entry.band] if prices is None else self._with(entry.band, prices)
+        entry.cost = policy.cost(
+            prompt_tokens=tokens,
+            cached_tokens=cached if cached < tokens else tokens,
+            completion_tokens=entry.output_tokens,
+        )
 
     def estimated_cost(self, entry: Entry) -> float:
         """Returns the estimated charge of a request, given its cached tokens."""

@@ -70,7 +70,7 @@ class WaitForecast:
         learned = self._models.renewed_or(entry.model, _Model)
         learned.first_tokens.sent(entry.uncached_tokens, now)
         if not queued:
-            if learned.drain.measured:
+            if learned.drain.since_s is not None:
                 learned.drain = DecayingRate()
         else:
             learned.drain.note(now, self._size(entry))

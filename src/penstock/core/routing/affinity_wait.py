@@ -36,7 +36,7 @@ class AffinityWait:
         self._look_again = look_again
         self._waiting = 0  # requests that wait for a better endpoint
         self._ahead: dict[Endpoint, int] = {}  # and how many of them for each, by score
-        self._spared: dict[Endpoint, float] = {}  # open endpoints that were passed over, and since when
+        self.spared: dict[Endpoint, float] = {}  #: open endpoints that were passed over, and since when
 
     @property
     def weighs_wait(self) -> bool:
@@ -91,7 +91,7 @@ class AffinityWait:
             return fitting
         if not self._router.weighs_wait:
             for endpoint in fitting:
-                self._spared.setdefault(endpoint, now)
+                self.spared.setdefault(endpoint, now)
         self._look_again(fitting[0], until_s)
         return []
 
@@ -167,7 +167,7 @@ class AffinityWait:
             return now
         if self._router.weighs_wait:
             return entry.affinity.until_s
-        since_s = min((self._spared[e] for e in fitting if e in self._spared), default=now)
+        since_s = min((self.spared[e] for e in fitting if e in self.spared), default=now)
         return min(entry.affinity.since_s, since_s) + (self._router.settings.affinity_wait_s or 0.0)
 
     def waits(self, entry: Entry, now: float) -> bool:
@@ -190,11 +190,11 @@ class AffinityWait:
             else:
                 self._ahead.pop(endpoint, None)
         if not self._waiting:
-            self._spared.clear()
+            self.spared.clear()
 
     def used(self, endpoint: Endpoint) -> None:
         """Note that something is sent to `endpoint`, or that it is gone: it is spared no longer."""
-        self._spared.pop(endpoint, None)
+        self.spared.pop(endpoint, None)
 
     def told(self, entry: Entry) -> None:
         """End the wait for a look-up: its answer is known, and may change what the request prefers."""

@@ -337,10 +337,10 @@ class Router:
 
     def answered(self, lease: Lease, usage: Usage, now: float) -> None:
         """Check whether the prompt of a complete answer was cached as believed, and learn from it."""
-        endpoint = self._pool.get(lease.endpoint)
-        if endpoint is None or lease.source is None or not (usage.cached_told or usage.cached_tokens):
+        if lease.source is None or not (usage.cached_told or usage.cached_tokens):
             return
-        if lease.epoch != endpoint.ledger.epoch:
+        endpoint = self._pool.get(lease.endpoint)
+        if endpoint is None or lease.epoch != endpoint.ledger.epoch:
             return
         self._compared = None
         if lease.sought is not None:

@@ -70,10 +70,12 @@ class Questions:
         times = (due_s, state.queue_until_s, state.stop_at_s)
         return min((time for time in times if time is not None), default=None)
 
-    def due_before(self, time_s: float) -> bool:
-        """Returns False if `next_deadline` is not before `time_s`: the short question after each fact."""
+    def changes_driver(self, armed_s: float, *, watched: bool) -> bool:
+        """Returns False if no deadline is before `armed_s`, and `watches` is still `watched`: asked after each fact."""
         state = self._state
-        return state.timers.soonest < time_s or state.look_s < time_s or state.draining
+        if state.timers.soonest < armed_s or state.look_s < armed_s or state.draining:
+            return True
+        return (state.queues.waiting > 0 or state.doubts) is not watched
 
     def stopped(self) -> tuple[list[str | None], list[str | None]]:
         """Returns the models that operators have paused, and those that they have drained; None among them: all."""

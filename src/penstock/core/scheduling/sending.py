@@ -28,8 +28,7 @@ def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Learn an endpoint's slots from our own answers, and set the timer that acts on it."""
     limit = endpoint.ledger.limit
     if endpoint.finds_slots:
-        if limit.look_due(now):
-            look(state, endpoint, now)
+        look(state, endpoint, now)
         again_s = now if limit.shrunk else limit.looks_s(endpoint.ledger, now)
         if again_s != math.inf:
             state.look_again(endpoint, again_s)
@@ -37,7 +36,10 @@ def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
 
 def look(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Learn an endpoint's slots from our own answers, unless they were reported or set."""
-    if endpoint.ledger.limit.look_due(now) and endpoint.looked(now, wanted=state.pump.wants_slots(endpoint)):
+    if not endpoint.ledger.limit.look_due(now):
+        return
+    wanted = state.queues.waiting > 0 and state.pump.wants_slots(endpoint)
+    if endpoint.looked(now, wanted=wanted):
         state.pool.changed()
         state.queues.touch(endpoint)
 
@@ -158,7 +160,8 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
     ledger.add(lease)
     chosen.dispatches_total += 1
     state.pool.took_turn(chosen, endpoints, lease.serial)
-    state.affinity.used(chosen)
+    if state.affinity.spared:
+        state.affinity.used(chosen)
     retry = entry.retry
     if retry is NO_RETRY or not (retry.attempts or retry.refusals or retry.recalls or retry.preemptions):
         state.budget.sent(now)

@@ -20,7 +20,7 @@ class Decaying:
 
     def __init__(self, window_s: float) -> None:
         self.window_s = window_s
-        self.at_s = 0.0  #: when it was last set or added to
+        self.at_s = 0.0  #: when it was last raised or added to
         self._value = 0.0  # then
         self._asked, self._asked_s = 0.0, 0.0  # the remainder at the last query: many are of one moment
 
@@ -40,39 +40,35 @@ class Decaying:
         self._value = self._asked = amount
         self.at_s = self._asked_s = now
 
-    def set(self, value: float, now: float) -> None:
-        """Set the amount to `value` now."""
-        self._value = self._asked = value
+    def raise_to(self, value: float, now: float) -> None:
+        """Set the amount to `value` now, unless more of it remains."""
+        left = self._value * math.exp((self.at_s - now) / self.window_s) if now != self._asked_s else self._asked
+        self._value = self._asked = value if value > left else left
         self.at_s = self._asked_s = now
 
 
 class DecayingRate:
     """How often something happens: events, or work, per second, recently."""
 
-    __slots__ = ("_amount", "_since_s")
+    __slots__ = ("_amount", "since_s")
 
     def __init__(self) -> None:
         self._amount = Decaying(WINDOW_S)
-        self._since_s: float | None = None
+        self.since_s: float | None = None  #: when the first was noted; None: nothing yet
 
     def note(self, now: float, amount: float = 1.0) -> None:
         """Count an event, or so much work as `amount`."""
-        if self._since_s is None:
-            self._since_s = now
+        if self.since_s is None:
+            self.since_s = now
         self._amount.add(amount, now)
-
-    @property
-    def measured(self) -> bool:
-        """Whether anything was noted yet."""
-        return self._since_s is not None
 
     def elapsed_s(self, now: float) -> float:
         """Returns for how long the rate has been measured; 0 before anything was noted."""
-        return now - self._since_s if self._since_s is not None else 0.0
+        return now - self.since_s if self.since_s is not None else 0.0
 
     def per_s(self, now: float) -> float:
         """Returns the recent rate: 0 before anything was noted, and close to 0 long after."""
-        if self._since_s is None:
+        if self.since_s is None:
             return 0.0
-        seen_s = max(now - self._since_s, SEEN_S_MIN)
+        seen_s = max(now - self.since_s, SEEN_S_MIN)
         return self._amount.at(now) / (WINDOW_S * -math.expm1(-seen_s / WINDOW_S))

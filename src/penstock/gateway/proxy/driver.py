@@ -60,7 +60,7 @@ class Decides(Protocol):
     def moved(self, names: Iterable[str], *, now: float) -> list[Action]: ...
     def expire(self, *, now: float) -> list[Action]: ...
     def next_deadline(self) -> float | None: ...
-    def due_before(self, time_s: float) -> bool: ...
+    def changes_driver(self, armed_s: float, *, watched: bool) -> bool: ...
     def least_loaded(self, model: str, *, but: Collection[str] = (), now: float) -> str | None: ...
     def knows(self, model: str, *, now: float) -> bool | None: ...
     def awaits_models(self, name: str) -> bool: ...
@@ -134,13 +134,8 @@ class Driver(Generic[S_co]):
                     self._carry_out(self._line.popleft())
             finally:
                 self._carrying_out = False
-        scheduler = self.scheduler
-        if scheduler.watches != self._watched:
-            self._watched = not self._watched
-            for wake in self.wakes if self._watched else ():
-                wake()
-        if scheduler.due_before(self._timer_at):
-            self._arm()
+        if self.scheduler.changes_driver(self._timer_at, watched=self._watched):
+            self._follow()
 
     def drain(self, *, queue_s: float, run_s: float) -> None:
         """Admit nothing more; serve queued requests for `queue_s`, running ones for `run_s`."""
@@ -169,8 +164,15 @@ class Driver(Generic[S_co]):
         else:
             journey.ended(action)
 
-    def _arm(self) -> None:
-        """Set the timer earlier, if there is a deadline before it. A timer that fires for nothing is set again."""
+    def _follow(self) -> None:
+        """Wake who reads gauges, if these are worth reading often from now on, and set the timer.
+
+        Earlier, if there is a deadline before it. A timer that fires for nothing is set again.
+        """
+        if self.scheduler.watches != self._watched:
+            self._watched = not self._watched
+            for wake in self.wakes if self._watched else ():
+                wake()
         deadline = self.scheduler.next_deadline()
         if deadline is None or deadline >= self._timer_at:
             return
