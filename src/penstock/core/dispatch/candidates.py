@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Final
 
 from penstock.core.dispatch import admission
 from penstock.core.dispatch.backfill import Backfill
@@ -24,7 +25,8 @@ from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import PASSED_MAX, AdmissionSettings, BandSettings
 
-_AWAY = (Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD, Cause.EJECTED, Cause.STUCK)  # not busy with others' requests
+# Not busy with others' requests.
+_AWAY: Final = (Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD, Cause.EJECTED, Cause.STUCK)
 
 
 class CandidateFilter:

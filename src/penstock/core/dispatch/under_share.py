@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Final
 
 from penstock.core.dispatch.backfill import Backfill
 from penstock.core.dispatch.preemption_budget import PreemptionBudget
@@ -26,7 +27,7 @@ from penstock.core.util.decaying import Decaying
 
 RESERVE_REVIEW_S = 1.0  # how often a reserve is looked at again; arrivals are forgotten over ten seconds
 FORESEEN_SLOTS_MAX = 64  # of a pool with individually predicted lease ends; rates are exact enough beyond
-DEMAND_WINDOW_S = 30.0  # some tens of requests of a small flow; shorter calls a burst of three a flood
+DEMAND_WINDOW_S: Final = 30.0  # some tens of requests of a small flow; shorter calls a burst of three a flood
 UNDER_SHARE_WAITING_MAX = 3  # queued requests of one flow: more is a backlog
 DEMAND_PLAY = 2.0  # a handful of requests of very different sizes is easily twice its mean
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Final
 
 import msgspec
 
@@ -21,13 +22,13 @@ from penstock.core.endpoints.prefill_backlog import PrefillBacklog
 from penstock.core.endpoints.speed import BASE_S, Speed
 from penstock.core.values.observation import Glimpse, Observation
 
-STREAMED_SHARE = 8  # one of so many
+STREAMED_SHARE: Final = 8  # one of so many
 ABANDONED_STEPS = 2.0  # the step that it is in, and the one that has begun when the hang-up arrives (decision 0024)
 ABANDONED_S_MIN = 0.05  # these, and the way there
-WHOLE_TOKENS_MIN = 8  # an answer of fewer may well come in one piece
-WHOLE_SHARE = 0.02  # of its time: the first token came with the last one
-WHOLE_AFTER = 3  # such answers in a row
-IN_TIME_TIMES = 3.0  # of the predicted first token, for a request that was sent against the page
+WHOLE_TOKENS_MIN: Final = 8  # an answer of fewer may well come in one piece
+WHOLE_SHARE: Final = 0.02  # of its time: the first token came with the last one
+WHOLE_AFTER: Final = 3  # such answers in a row
+IN_TIME_TIMES: Final = 3.0  # of the predicted first token, for a request that was sent against the page
 WHOLE_IN_TIME = 1.5  # times the time of its tokens, if its answer comes whole
 
 

@@ -20,11 +20,12 @@ kind, and first tokens counted by the page (docs/decisions/0091).
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
 
-CHECK_S = 0.25  # between two looks: a quarter of the shortest patience
+CHECK_S: Final = 0.25  # between two looks: a quarter of the shortest patience
 LATE_S = 0.5  # a look later than that shows that our own process stood still
 PATIENCE_S = 1.0  # longer than a step of most engines, shorter than people tolerate
 STEPS = 20.0

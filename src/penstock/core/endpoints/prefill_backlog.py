@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from itertools import islice
+from typing import Final
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.speed import BASE_S, Speed
 
-STEP_TOKENS = 2048  # how far most engines get with a prompt in one step: progress is counted in these
+STEP_TOKENS: Final = 2048  # how far most engines get with a prompt in one step: progress is counted in these
 EPSILON = 1e-9  # rounding error of a whole step
 
 

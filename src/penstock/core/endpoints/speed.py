@@ -10,20 +10,21 @@ A prompt limit and a pace limit are held against these numbers, routing predicts
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.values.observation import Observation
 
-TOKENS_PER_S = 4000.0  # until learned: a mid-size GPU's prefill, so that a first guess errs by little
-TOKENS_PER_S_MAX = 100_000.0
+TOKENS_PER_S: Final = 4000.0  # until learned: a mid-size GPU's prefill, so that a first guess errs by little
+TOKENS_PER_S_MAX: Final = 100_000.0
 GUESS_S = 0.05  # weight of the first guess: negligible beside a few samples
-SAMPLE_S_MAX = 30.0  # a hang is no speed
-SAMPLE_TOKENS = 512  # a prompt of that many is a whole sample of the speed
-SAMPLES_MIN = 5.0
-LEARN = 0.1  # of the difference: about ten samples show the usual value
-BASE_S = 0.05  # one engine step and the way there and back
-TOKENS_MIN = 8  # fewer show more of the network's buffers than of the engine
-KEPT_S = 60.0  # own streams count so long, then the page: a slow endpoint that is given nothing has to be forgotten
+SAMPLE_S_MAX: Final = 30.0  # a hang is no speed
+SAMPLE_TOKENS: Final = 512  # a prompt of that many is a whole sample of the speed
+SAMPLES_MIN: Final = 5.0
+LEARN: Final = 0.1  # of the difference: about ten samples show the usual value
+BASE_S: Final = 0.05  # one engine step and the way there and back
+TOKENS_MIN: Final = 8  # fewer show more of the network's buffers than of the engine
+KEPT_S: Final = 60.0  # own streams count so long, then the page: a slow endpoint that gets nothing has to be forgotten
 LIMIT_KEPT_S = 10.0  # a pace limit is held against nothing older
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -24,10 +25,10 @@ from penstock.core.values.located import NOWHERE, Located
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import LimitReached
 
-KEPT = 1_000  # requests that ended
+KEPT: Final = 1_000  # requests that ended
 DISPATCHES_KEPT = 1_000  # searched for the requests that went first
-CANDIDATES_MAX = 3  # of the endpoints that were open, noted with their load
-STAYS_MAX = 32  # visits to the queue with their causes; of further ones only the length is known
+CANDIDATES_MAX: Final = 3  # of the endpoints that were open, noted with their load
+STAYS_MAX: Final = 32  # visits to the queue with their causes; of further ones only the length is known
 SERVED_SHOWN = 12  # groups of requests that went first
 
 

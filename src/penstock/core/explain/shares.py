@@ -11,14 +11,15 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import Path, QueueTree
 from penstock.core.queueing.queues import Queues
 from penstock.core.values.rows import FlowSnapshot
 
-SHARE_WINDOW_S = 60.0  # long enough for some long answers, short enough to follow a change of weights
-SCALE_FOR_S = 0.1  # how long one factor serves: an exponential per request would cost more than all else here
+SHARE_WINDOW_S: Final = 60.0  # long enough for some long answers, short enough to follow a change of weights
+SCALE_FOR_S: Final = 0.1  # how long one factor serves: an exponential per request would cost more than all else here
 RESCALE_S = 300 * SHARE_WINDOW_S  # e^300 is far from a float's end, and so is a day's service times it
 METERS_MAX = 25_000  # tenants are bounded at the door (configured ones and `max_dynamic`); this only makes sure
 MODELS_MAX = 1_000

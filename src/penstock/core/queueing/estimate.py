@@ -36,10 +36,10 @@ PICTURE_TOKENS = 765.0
 SOUND_TOKENS = 500.0
 VIDEO_TOKENS = 1000.0
 DOCUMENT_TOKENS = 750.0
-OUTPUT_TOKENS = 16.0  # a low guess: too little is charged as an answer grows, too much given back only at its end
+OUTPUT_TOKENS: Final = 16.0  # a low guess: too little is charged as an answer grows, too much given back at its end
 LEARNING_RATE: Final = 0.1  # about the last twenty answers
 PIECE_LEARNING_RATE = 0.2  # of the whole; with much text, whose estimate errs, pieces show little
-PROMPT_TOKENS_MAX = 1_048_576  # the longest context that is served
+PROMPT_TOKENS_MAX: Final = 1_048_576  # the longest context that is served
 PIECE_TOKENS_MAX = 131_072.0  # an hour of sound or video
 KEYS_MAX = 10_000  # tenants and models remembered; the ones not used for the longest time are forgotten
 

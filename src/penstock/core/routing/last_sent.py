@@ -12,17 +12,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import islice
+from typing import Final
 
 from penstock.core.values.located import Sought
 from penstock.core.values.request import Key
 
-KEYS_MAX = 131_072  # remembered, those not used for the longest time forgotten first: some 10,000 prompts, 15 MB
+KEYS_MAX: Final = 131_072  # remembered, those not used for the longest time forgotten first: some 10,000 prompts, 15 MB
 FORGOTTEN_AT_ONCE = 1_024
-DEPTH_MIN = 2  # keys: the first one is everybody's system prompt, or of no use
+DEPTH_MIN: Final = 2  # keys: the first one is everybody's system prompt, or of no use
 DEEPEST = 1 << 20  # keys: of half a gigabyte; no body is as long
 GROWTH = 4  # each depth is a fourth deeper than the last: the precision of a shared prefix
 FOUND, LEARNING_RATE = 0.5, 0.02  # of the prompt: a first guess, and the minimal weight of an answer
-AGES = 40  # in doublings of the keys that were sent to an endpoint since
+AGES: Final = 40  # in doublings of the keys that were sent to an endpoint since
 
 
 def _depths() -> tuple[int, ...]:
@@ -32,7 +33,7 @@ def _depths() -> tuple[int, ...]:
     return tuple(depths)
 
 
-DEPTHS = _depths()
+DEPTHS: Final = _depths()
 
 
 class _Place:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import filterfalse, groupby
+from typing import Final
 
 from penstock.core.values.located import Levels, bits_of
 from penstock.core.values.request import Key
@@ -22,8 +23,8 @@ from penstock.core.values.request import Key
 HISTORY_KEYS_MAX = 30_000  # per endpoint: 15 MB of prompts, 4 million tokens
 EXACT_KEYS_MAX = 131_072  # per endpoint: 2 million tokens in blocks of 16
 KEYS_MIN = 64
-GENERATIONS = 3  # young, old, and the one that is being dropped
-DROPS_PER_KEY = 2  # more than one: so the dropped generation is gone before the next one is
+GENERATIONS: Final = 3  # young, old, and the one that is being dropped
+DROPS_PER_KEY: Final = 2  # more than one: so the dropped generation is gone before the next one is
 
 
 def shared(one: Sequence[Key], other: Sequence[Key]) -> int:

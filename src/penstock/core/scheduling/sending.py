@@ -6,6 +6,7 @@ A lease is taken in the step that pops its request. Whatever may have opened an 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.lease import NO_EPOCH, Lease
@@ -21,7 +22,7 @@ from penstock.core.values.catalogue import Reason
 from penstock.core.values.lifecycle import Event
 from penstock.core.values.takeover import Underway
 
-BAND_RANKS = 1024  # engine priorities per band: pending requests of one tenant count up to that
+BAND_RANKS: Final = 1024  # engine priorities per band: pending requests of one tenant count up to that
 
 
 def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:

@@ -8,9 +8,10 @@ is divided by the elapsed part.
 from __future__ import annotations
 
 import math
+from typing import Final
 
-WINDOW_S = 10.0  # tens of requests on a small pool; drain rates had median errors of 3-10 % with it
-SEEN_S_MIN = 2.0  # a rate over less would take one burst for a habit
+WINDOW_S: Final = 10.0  # tens of requests on a small pool; drain rates had median errors of 3-10 % with it
+SEEN_S_MIN: Final = 2.0  # a rate over less would take one burst for a habit
 
 
 class Decaying:

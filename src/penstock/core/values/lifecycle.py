@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 
 class State(StrEnum):
@@ -73,7 +74,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 }
 
 #: The same, by the state that is left.
-FOLLOWING: dict[State, dict[Event, State]] = {
+FOLLOWING: Final[dict[State, dict[Event, State]]] = {
     state: {event: then for (before, event), then in TRANSITIONS.items() if before is state} for state in State
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import Final
 
 from penstock.core.values.request import PREFIX_ENDS, Request, keys_within
 
@@ -84,7 +85,7 @@ class Located:
         self.levels = [(bits & ~doubted, depth) for bits, depth in self.levels if bits & ~doubted]
 
 
-NOWHERE = Located({})
+NOWHERE: Final = Located({})
 
 
 class Sought:

@@ -14,9 +14,11 @@ asked again at once, for none of the budget; but the engine may have executed th
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.core.values.catalogue import Failure, Reason
 
-WINDOW_S = 10  # as in Finagle and Linkerd: long enough for a meaningful share, short enough for an outage
+WINDOW_S: Final = 10  # as in Finagle and Linkerd: long enough for a meaningful share, short enough for an outage
 RETRIES_MIN = 10  # in a window, for any share: a gateway with a request per second still gets past a dead engine
 
 

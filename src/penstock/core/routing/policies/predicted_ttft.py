@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.endpoints.speed import TOKENS_PER_S
 from penstock.core.routing.policies.base import Context, RoutingPolicy
 
 AFFINITY_SHARE = 0.8  # of the longest match: near enough to be as good
-DECODE_WEIGHT = 0.2  # how much a second of slower decoding counts against a second of waiting for the first token
-PLAY, PLAY_S = 0.1, 0.02  # the precision of costs: smaller differences are decided by load, and by turns
+DECODE_WEIGHT: Final = 0.2  # how much a second of slower decoding counts against one of waiting for the first token
+PLAY: Final = 0.1  # with the next, the precision of costs: smaller differences are decided by load, and by turns
+PLAY_S: Final = 0.02
 COLD = 2.0  # a token that is computed once more, and the one it displaces, which will have to be computed again
-PACE_S = 0.02  # per output token, until learned; a mid-size GPU's
+PACE_S: Final = 0.02  # per output token, until learned; a mid-size GPU's
 
 
 class PredictedTtft(RoutingPolicy):
