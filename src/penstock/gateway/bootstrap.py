@@ -21,13 +21,14 @@ from penstock.gateway.admin.auth import AdminAuth
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.own_token import OwnToken, folder_of
 from penstock.gateway.admin.pages import Pages
+from penstock.gateway.admin.picture.facts import GatewayFacts
 from penstock.gateway.admin.reload_verb import ReloadVerb
 from penstock.gateway.admin.requests import RequestVerbs
 from penstock.gateway.admin.routes import AdminRoutes
 from penstock.gateway.admin.tenant_orders import TenantOrders
 from penstock.gateway.admin.tenants import TenantVerbs
 from penstock.gateway.admin.verbs import EndpointVerbs
-from penstock.gateway.admin.watch import GatewayFacts, Watch
+from penstock.gateway.admin.watch import Watch
 from penstock.gateway.builtin.autoscale import Autoscale
 from penstock.gateway.builtin.engine_paths import EnginePaths
 from penstock.gateway.builtin.operators import OperatorsApp, is_operators
@@ -233,6 +234,7 @@ class Parts:
             share=lambda: None if cluster is None else cluster.group_now(),
             proxies=str if self.picker is None else self.picker.problems,
             failures=self.metrics.failures,
+            times=self.metrics.times,
             stops=requests.stops,
             tenants=lambda: ((tenant.name, tenant.weight) for tenant in self.callers.profiles()),
         )

@@ -12,7 +12,8 @@ from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.rows import FlowSnapshot
 from penstock.core.values.settings import AdmissionSettings, BandSettings, QueueBounds
-from penstock.gateway.admin.headline import DRAIN, PAUSE, Around, StoppedBy, headline, is_by_operators, sentences, tone
+from penstock.gateway.admin.headline import Around, headline, is_by_operators, sentences, tone
+from penstock.gateway.admin.requests import DRAIN, PAUSE, StoppedBy
 from penstock.gateway.admin.why import endpoint_why, model_why, within
 from penstock.gateway.telemetry.failures import Kind
 from tests.core.drive import request, scheduler, the_lease

@@ -40,6 +40,9 @@ def numbers(state: State) -> Text:
     bound = "" if most is None else f" of at most {most:,}"
     p50_s, p99_s = told["first_token_p50_s"], told["first_token_p99_s"]
     first = "" if p50_s is None else f", first token p50 {seconds(p50_s)}, p99 {seconds(p99_s)}"
+    if (worst := told["worst"]) is not None and worst["within_share"]:
+        p99_s = worst["first_token_p99_s"]
+        first += f" · last minute, worst within its share: p99 {seconds(p99_s)} of {plain(worst['tenant'], 30)}"
     return Text(
         f"waiting {state['waiting']:,}{bound} · running {state['running']:,}"
         f" · slots {state['slots_taken']:,} of {state['slots']:,} taken"
@@ -84,7 +87,7 @@ def models(state: State, most: int) -> Table:
 
 
 def tenants(state: State, most: int) -> Table:
-    table = _table("tenant", "band", ">wait", ">oldest", ">run", ">got 1m", "", "in its band")
+    table = _table("tenant", "band", ">wait", ">oldest", ">run", ">got 1m", ">1st p50", ">p99", "in its band")
     for flow in state["tenants"][:most]:
         table.add_row(
             _name(flow["tenant"], 20),
@@ -93,7 +96,7 @@ def tenants(state: State, most: int) -> Table:
             seconds(flow["oldest_wait_s"]) if flow["waiting"] else "",
             str(flow["running"]),
             f"{flow['share_of_all']:.0%}",
-            _bar(flow["share_of_all"], 4),
+            *("–" if flow[key] is None else seconds(flow[key]) for key in ("first_token_p50_s", "first_token_p99_s")),
             plain(flow["within"], 30),
         )
     return _more(table, state["tenants"], most, state["tenants_more"])

@@ -93,6 +93,7 @@ class BandSnapshot(msgspec.Struct, frozen=True):
     tokens: int  #: of the prompts that wait, estimated
     share: float  #: of the service over the last minute
     min_share: float  #: of it, promised while the band has work; 0: none
+    preemptible: bool = False  #: its requests give way to those of higher bands
 
 
 class BoundSnapshot(msgspec.Struct, frozen=True):
@@ -226,6 +227,7 @@ def band_now(band: Band, share: float, now: float) -> BandSnapshot:
         tokens=band.tokens,
         share=share,
         min_share=band.settings.min_share,
+        preemptible=band.settings.preemptible,
     )
 
 

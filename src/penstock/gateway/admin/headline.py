@@ -17,13 +17,13 @@ from penstock.core.values.catalogue import MISSING, SERVING, Cause, EndpointStat
 from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
 from penstock.gateway.admin.failing.slow import is_slow, slow
 from penstock.gateway.admin.phrases import count, printable, seconds, short_name
+from penstock.gateway.admin.requests import DRAIN, PAUSE, StoppedBy
 from penstock.gateway.admin.why import bounds_met, model_why
 from penstock.gateway.telemetry.failures import Kind
 
 BANDS_NAMED_MAX = 3  # a sentence, not a table
 FAILURES_NAMED_MAX = 2
 TROUBLE_CHARS_MAX = 120  # of a store's own words
-PAUSE, DRAIN = "pause", "drain"
 
 #: Causes of waiting that more room would end, and those that somebody set.
 CROWDED = frozenset(
@@ -35,13 +35,6 @@ CROWDED = frozenset(
 BY_SETTINGS = frozenset({Cause.TENANT_CAP, Cause.AFFINITY})
 
 _ASIDE = tuple(state for state in EndpointState if state not in (*MISSING, *SERVING))  # they pass, or are meant
-
-
-class StoppedBy(msgspec.Struct, frozen=True):
-    """The author of a pause or drain, and its duration so far."""
-
-    by: str  #: a name, if the token has one, and an address
-    for_s: float
 
 
 class Around(msgspec.Struct, frozen=True):

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 
+import msgspec
+
 from penstock.core.dispatch.operator_pauses import TooManyStoppedError
 from penstock.core.explain.snapshot import ALL
 from penstock.core.values.lifecycle import State
-from penstock.gateway.admin.headline import DRAIN, PAUSE, StoppedBy
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of
-from penstock.gateway.admin.story import story
 from penstock.gateway.proxy.driver import Driver
 from penstock.http.server.server import Exchange
 
 REQUEST = "/admin/requests/{id}"
+PAUSE, DRAIN = "pause", "drain"
+
+
+class StoppedBy(msgspec.Struct, frozen=True):
+    """The author of a pause or drain, and its duration so far."""
+
+    by: str  #: a name, if the token has one, and an address
+    for_s: float
 
 
 class RequestVerbs:
@@ -41,6 +49,8 @@ class RequestVerbs:
         explanation = self._scheduler.explain(name, now=self._driver.now())
         if explanation is None:
             raise AdminError(404, "request_not_found", f"No request `{name[:200]}` is known (any more).")
+        from penstock.gateway.admin.story import story  # noqa: PLC0415 - nobody has asked so far
+
         answer(exchange, {"explanation": explanation, "story": story(explanation)})
 
     def _bump(self, exchange: Exchange, names: Mapping[str, str]) -> None:

@@ -8,69 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 import penstock
-from penstock import clock
-from penstock.config.sections.policies import TROUBLES
-from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
-from penstock.core.values.catalogue import MISSING, EndpointState
+from penstock.core.explain.snapshot import Snapshot
+from penstock.core.values.catalogue import EndpointState
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.incidents import Episode, Incidents
 from penstock.gateway.admin.failing.lately import ROWS, FailureWindow
-from penstock.gateway.admin.failing.slow import inside
 from penstock.gateway.admin.failing.strangers import Strangers
-from penstock.gateway.admin.headline import Around, StoppedBy, is_by_operators, sentences, tone, verdict
-from penstock.gateway.admin.history import History, answering
-from penstock.gateway.admin.phrases import SIZED_BY, printable
-from penstock.gateway.admin.picture.drawn import TenantCurves, by_tenant, configured
-from penstock.gateway.admin.picture.steady import Steady
+from penstock.gateway.admin.history import History
+from penstock.gateway.admin.phrases import SIZED_BY
+from penstock.gateway.admin.picture.drawn import TenantCurves
+from penstock.gateway.admin.picture.facts import GatewayFacts
+from penstock.gateway.admin.picture.times import TimesWindow
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
-from penstock.gateway.admin.why import cause_now, endpoint_why, model_why, within
 from penstock.gateway.proxy.driver import Driver
-from penstock.gateway.queueing import Queueing
-from penstock.gateway.telemetry.edges import ShownEdge, ShownGroup
-from penstock.gateway.telemetry.failures import Failures
 from penstock.http.server.server import Exchange
+
+if TYPE_CHECKING:
+    from penstock.gateway.admin.picture.state import Picture
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 LISTENERS_MAX = 32
-ENDPOINTS_SHOWN = 256
-TENANTS_SHOWN = 200  # of those that are paused
-EVENTS_SHOWN = 50
-BATCHES_SHOWN = 50
-NAME_CHARS_MAX = 200  # longer than any that people use, short enough for a frame of hundreds
-_NAMES = ("name", "tenant", "model")
-Row = TypeVar("Row", bound=msgspec.Struct)
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class GatewayFacts(msgspec.Struct, frozen=True):
-    """State for the page that the scheduler does not know."""
-
-    version: str
-    config_hash: Callable[[], str]
-    loop_lag_s: Callable[[], float]
-    queueing: Callable[[], Queueing]
-    edges: Callable[[], Sequence[ShownEdge]] = tuple  #: processes that carry bytes for this one
-    batches: Callable[[], Sequence[object]] = tuple  #: those that have not ended, most pressing first
-    batch_store: Callable[[], str | None] = lambda: None  #: why the store of files and batches is down
-    key_store: Callable[[], str | None] = lambda: None  #: why made keys can't be read
-    share: Callable[[], ShownGroup | None] = lambda: None  #: how it stands among gateways that share; None: alone
-    proxies: Callable[[], str] = str  #: what is wrong with filters of proxies that ask the endpoint picker
-    failures: Failures = msgspec.field(default_factory=Failures)
-    tenants: Callable[[], Iterable[tuple[str, float]]] = tuple  #: those of the settings, with their weights
-    stops: Callable[[], Mapping[tuple[str, str], StoppedBy]] = dict  #: who paused and drained, by verb and model
 
 
 class Watch:
@@ -82,9 +52,10 @@ class Watch:
         self._facts = facts
         self._history = History()
         self._last_minute = FailureWindow(facts.failures)
+        self._times = TimesWindow(facts.times)
         self._incidents = Incidents(events)
         self._strangers = Strangers()
-        self._steady = Steady()
+        self._picture: Picture | None = None  # once somebody has looked
         self._by_tenant = TenantCurves()
         self._listeners: dict[Exchange, bool] = {}  # and whether each has yet to take what it was sent
         self._started_s = driver.now()
@@ -124,6 +95,7 @@ class Watch:
         self._history.add(snapshot, self._facts.failures, now, self._driver.scheduler.tokens_under_way())
         self._by_tenant.add(snapshot, self._history.latest()["tokens_per_s"], now)
         self._note_changes(snapshot, now)
+        self._times.look(now)
         self._incidents.look(self._last_minute.look(now), snapshot, now)
         self._look_for_strangers(snapshot, now)
         self._tick += 1
@@ -152,92 +124,15 @@ class Watch:
         exchange.write(self._frame(self._snapshot()))
 
     def state(self, snapshot: Snapshot) -> dict[str, object]:
-        """What the page, `top` and `status` show. Lists of endpoints are cut, the others come cut."""
-        snapshot = self._steady.look(snapshot, self._driver.now())
-        endpoints = sorted(snapshot.endpoints, key=_troubled_first)
-        shown = endpoints[:ENDPOINTS_SHOWN]
-        queueing, there = self._facts.queueing(), answering(snapshot)
-        edges = self._facts.edges()
-        lately = self._last_minute.now(self._driver.now())
-        share = self._facts.share()
-        tenants = self._last_minute.by_tenant({flow.tenant for flow in snapshot.flows})
-        state_s = self._state_s(snapshot)
-        group = "" if share is None else share.sentence
-        around = Around(
-            lately=lately,
-            queueing="" if queueing.enabled else queueing.why,
-            away=[edge.name for edge in edges if edge.up_s is None],
-            batch_store=(batch_store := self._facts.batch_store()),
-            key_store=(key_store := self._facts.key_store()),
-            proxies=self._facts.proxies(),
-            group=group,
-            strangers="" if group else self._strangers.sentence(self._driver.now()),
-            state_s=state_s,
-            stops=self._facts.stops(),
-        )
-        said = sentences(snapshot, around)
-        return {
-            "version": self._facts.version,
-            "settings": self._facts.config_hash(),
-            "at": clock.wall(),
-            "up_s": self._driver.now() - self._started_s,
-            "loop_lag_s": self._facts.loop_lag_s(),
-            "tasks": _tasks(),
-            "headline": " ".join(said),
-            "lead": said[0],
-            "verdict": verdict(snapshot, around),
-            "advice": advice(snapshot, lately, queueing=queueing.enabled),
-            "lately": lately,
-            "queueing": queueing,
-            "edges": edges,
-            "share": share,
-            "policy_trouble": [trouble.now() for trouble in TROUBLES.values() if trouble.count],
-            "tone": tone(snapshot, around),
-            "by_operators": is_by_operators(snapshot, around),
-            "now": self._history.latest(),
-            "draining": snapshot.draining,
-            "paused": snapshot.paused,
-            "drained": snapshot.drained,
-            "paused_tenants": [printable(name, NAME_CHARS_MAX) for name in snapshot.paused_tenants[:TENANTS_SHOWN]],
-            "waiting": snapshot.waiting,
-            "waiting_max": next((bound.most for bound in snapshot.bounds if bound.of == "requests"), None),
-            "inside": inside(snapshot),
-            "running": snapshot.running,
-            "slots": sum([endpoint.slots for endpoint in there]),
-            "slots_taken": sum([min(endpoint.leases, endpoint.slots) for endpoint in there]),
-            "waiting_tokens": snapshot.waiting_tokens,
-            "waiting_bytes": snapshot.waiting_bytes,
-            "models": [
-                _with_why(_short_model(model), model_why(model, snapshot) if model.waiting else None)
-                for model in snapshot.models
-            ],
-            "models_more": snapshot.models_more,
-            "bands": snapshot.bands,
-            "tenants": [
-                {
-                    **msgspec.structs.asdict(short(flow)),
-                    "went_wrong": (wrong := tenants.get(flow.tenant, {})),
-                    "within": within(flow, wrong),
-                }
-                for flow in snapshot.flows
-            ],
-            "tenants_more": snapshot.flows_more,
-            "tenant_tokens": by_tenant(snapshot, self._history.latest().get("tokens_per_s", 0.0)),
-            "configured": configured(self._facts.tenants(), snapshot),
-            "kv_usage_ceiling": snapshot.kv_usage_ceiling,
-            "endpoints": [
-                {**_with_why(one, endpoint_why(one, snapshot)), "state_s": state_s.get(one.name)} for one in shown
-            ],
-            "endpoints_more": len(endpoints) - len(shown),
-            "requests": {
-                name: [short(row) for row in getattr(snapshot.requests, name)]
-                for name in ("waiting", "running", "ended")
-            },
-            "batches": self._facts.batches()[:BATCHES_SHOWN],
-            "batch_store": batch_store,
-            "key_store": key_store,
-            "events": self._events.latest(EVENTS_SHOWN),
-        }
+        """What the page, `top` and `status` show. Its code is imported when somebody looks for the first time."""
+        if self._picture is None:
+            from penstock.gateway.admin.picture.state import Picture  # noqa: PLC0415
+
+            self._picture = Picture(self._facts, self._events, self._history, self._last_minute, self._times)
+        now, share = self._driver.now(), self._facts.share()
+        strangers = "" if share is not None and share.sentence else self._strangers.sentence(now)
+        up_s, state_s = now - self._started_s, self._state_s(snapshot)
+        return self._picture.state(snapshot, share, strangers=strangers, state_s=state_s, up_s=up_s, now=now)
 
     # --- listeners ------------------------------------------------------------------------------------------------
 
@@ -308,34 +203,3 @@ class Watch:
         self._was_draining = snapshot.draining
         if line := self._episode.look(snapshot, now):
             self._events.note("queue", line)
-
-
-def _tasks() -> int:
-    """The number of the event loop's tasks, where a leak shows first; 0 if no loop runs."""
-    try:
-        return len(asyncio.all_tasks())
-    except RuntimeError:
-        return 0
-
-
-def short(row: Row) -> Row:
-    """A row with names cut and printable: callers choose them."""
-    names = {key: printable(name, NAME_CHARS_MAX) for key in _NAMES if (name := getattr(row, key, None)) is not None}
-    changed = {key: name for key, name in names.items() if name != getattr(row, key)}
-    return msgspec.structs.replace(row, **changed) if changed else row
-
-
-def _short_model(model: ModelSnapshot) -> ModelSnapshot:
-    head = model.head
-    return short(msgspec.structs.replace(model, cause=cause_now(model), head=None if head is None else short(head)))
-
-
-def _with_why(row: msgspec.Struct, why: str | None) -> dict[str, object]:
-    return {**msgspec.structs.asdict(row), "why": why}
-
-
-def _troubled_first(endpoint: EndpointSnapshot) -> tuple[int, bool]:
-    """Faults, passing states, drained ones, and then those that are up."""
-    state = endpoint.state
-    rank = 0 if state in MISSING else 3 if state == "up" else 2 if state == "draining" else 1
-    return rank, endpoint.closed is None

@@ -12,7 +12,7 @@ from penstock.gateway.telemetry.metrics import Metrics
 from penstock.share.messages import Counted
 
 Row = tuple[int, list[str], list[float]]
-FAILURES, USAGE = -1, -2  # stand for failures by tenant and rows of the ledger of use, which are no series
+FAILURES, USAGE, TIMES = -1, -2, -3  # failures and times by tenant, and the ledger of use, which are no series
 
 
 class CountsTaker:
@@ -39,6 +39,7 @@ class CountsTaker:
                 if any(added):
                     rows.append((number, list(labels), added))
         rows += [(FAILURES, labels, values) for labels, values in self._metrics.failures.told()]
+        rows += [(TIMES, labels, values) for labels, values in self._metrics.times.told()]
         rows += self._usage()
         return Counted(rows) if rows else None
 
@@ -57,6 +58,8 @@ def add(metrics: Metrics, rows: Iterable[Row]) -> None:
     for number, labels, values in rows:
         if number == FAILURES:
             metrics.failures.add(labels, values)
+        elif number == TIMES:
+            metrics.times.add(labels, values)
         elif number == USAGE:
             metrics.usage.add(labels, values)
         elif 0 <= number < len(counted):

@@ -22,7 +22,7 @@ from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Gauges, RouterAlias
 from penstock.gateway.telemetry.llm_d import LlmD
 from penstock.gateway.telemetry.production_stack import ProductionStack
 from penstock.gateway.telemetry.series import OTHER, SERIES_MAX, Count, Counter, Histogram, HistogramSeries
-from penstock.gateway.telemetry.tenants import TenantSeries
+from penstock.gateway.telemetry.tenants import TenantSeries, TenantTimes
 from penstock.gateway.usage.ledger import UseCounts
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Metrics:
         text = "Between an answer's first and last token, per token."
         self._pace = histogram("time_per_output_token_seconds", text, by_band, _PACES_S)
         self._sampled = histogram("epp_estimate_ratio", _SAMPLED, (), _RATIOS).labels()
-        self._tenants = TenantSeries()
+        self._tenants, self.times = TenantSeries(), TenantTimes()
         self.failures, self.usage = Failures(self.ends), UseCounts(before_read=self.ends.fold)
         self._sources.extend(self._tenants.all)
         self.counted.extend(self._tenants.all)
@@ -247,6 +247,7 @@ class Metrics:
         """Count what happened since the last call, in groups of one model, band and tenant."""
         if sent:
             self._sent(sent)
+        self.times.ended(ended)
         groups: dict[tuple[str, str, str], list[End]] = {}
         for end in ended:
             key = (end.model, end.band, end.caller.tenant_label)

@@ -3,20 +3,34 @@
 Labels are the tenants of the settings, `TENANTS_MAX` of them; all others are `other`, as are requests refused before
 their tenant is known. Times have fewer bounds here than elsewhere: some 25 lines a tenant in all, and one
 for each reason.
+
+`TenantTimes` has the same for people, of any tenant and only lately: how long did its requests wait, and how long did
+its streams take to their first token? Counts by a step of a tenth, so that those of processes and of seconds add up
+and a quantile is within five per cent.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter as Counts
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.request import Usage
+from penstock.gateway.telemetry.ends import End
 from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
 
 TENANTS_MAX = 1_000  # tenant labels; more are `other`
 _TIMES_S = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
+ENDS_MAX = 4_096  # between two looks, a second apart: more than one process answers; the latest stand for all
+SPANS_MAX = 4_096  # rows between two looks; tenants past that are one
+OTHERS = "others"
+STEP = math.log(1.1)
+LEAST_S = 1e-3  # shorter is as good
+WAIT, FIRST_TOKEN = "wait", "first_token"
 
 
 class _TenantLine(NamedTuple):
@@ -113,3 +127,60 @@ class TenantSeries:
             self._ttft.labels(name),
             self._service.labels(name),
         )
+
+
+class TimeRow(NamedTuple):
+    """How long something took for a tenant in a band: one of the rows that are counted."""
+
+    what: str  #: `WAIT` or `FIRST_TOKEN`
+    tenant: str
+    band: str
+    step: int
+
+    @property
+    def seconds(self) -> float:
+        return math.exp(self.step * STEP)
+
+
+class TenantTimes:
+    """Waits and first tokens of requests that ended, since the last look."""
+
+    def __init__(self) -> None:
+        self._ended: deque[End] = deque(maxlen=ENDS_MAX)
+        self._rows: Counts[TimeRow] = Counts()
+
+    def ended(self, ended: Sequence[End]) -> None:
+        """Requests ended."""
+        self._ended.extend(ended)
+
+    def take(self) -> Counts[TimeRow]:
+        """Returns the rows since the last call."""
+        for end in self._ended:
+            if end.outcome is Outcome.REJECTED:
+                continue
+            tenant = end.caller.tenant
+            self._add(WAIT, tenant, end.band, _step(end.waited_s), 1)
+            if end.streamed and end.first_s is not None:
+                self._add(FIRST_TOKEN, tenant, end.band, _step(end.first_s - end.started_s), 1)
+        self._ended.clear()
+        rows, self._rows = self._rows, Counts()
+        return rows
+
+    def told(self) -> list[tuple[list[str], list[float]]]:
+        """Returns the same for another process, which is the one that looks."""
+        return [([row.what, row.tenant, row.band, str(row.step)], [float(n)]) for row, n in self.take().items()]
+
+    def add(self, labels: Sequence[str], values: Sequence[float]) -> None:
+        """Add another process's rows."""
+        if len(labels) == len(TimeRow._fields) and labels[0] in (WAIT, FIRST_TOKEN):
+            self._add(labels[0], labels[1], labels[2], int(labels[3]), int(sum(values)))
+
+    def _add(self, what: str, tenant: str, band: str, step: int, number: int) -> None:
+        row = TimeRow(what, tenant, band, step)
+        if row not in self._rows and len(self._rows) >= SPANS_MAX:
+            row = TimeRow(what, OTHERS, band, step)
+        self._rows[row] += number
+
+
+def _step(seconds: float) -> int:
+    return round(math.log(max(seconds, LEAST_S)) / STEP)

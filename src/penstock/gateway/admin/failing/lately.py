@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.core.values.catalogue import EXPECTED, Cause, Failure, Reason
 from penstock.gateway.admin.phrases import count, short_name
+from penstock.gateway.admin.picture.times import Worst
 from penstock.gateway.telemetry.failures import OTHERS, Failures, Kind, Mishap
 
 WINDOW_S = 60.0
@@ -63,6 +64,7 @@ class Lately(msgspec.Struct, frozen=True):
     groups: list[FailureGroup]  #: the most frequent first
     rows: list[FailureRow]  #: the most frequent first
     rows_more: int
+    worst: Worst | None = None  #: whose first tokens came latest in the last minute, of those within their share
 
 
 class FailureWindow:
@@ -101,7 +103,7 @@ class FailureWindow:
                 kinds[row.kind] = kinds.get(row.kind, 0) + number
         return found
 
-    def now(self, now: float) -> Lately:
+    def now(self, now: float, worst: Worst | None = None) -> Lately:
         """As of the last look."""
         kinds: Counter[Kind] = Counter()
         tenants: dict[tuple[Kind, str, str], Counter[str]] = {}
@@ -138,6 +140,7 @@ class FailureWindow:
                 for row, number in self._sum.most_common(ROWS_SHOWN)
             ],
             rows_more=max(0, len(self._sum) - ROWS_SHOWN),
+            worst=worst,
         )
 
 

@@ -35,8 +35,14 @@ def slow(snapshot: Snapshot, lately: Lately | None) -> list[str]:
         queued = count(inside(snapshot) or 0, "request waits", "requests wait")
         said.append(f"{queued} inside the engines{at}{_whose(snapshot)}.")
     if _is_late(lately) and lately is not None:
-        p50, p99 = lately.first_token_p50_s or 0.0, lately.first_token_p99_s or 0.0
-        said.append(f"First tokens come late: half of the streams waited {seconds(p50)}, the slowest {seconds(p99)}.")
+        worst = lately.worst
+        if worst is not None and worst.within_share:
+            whose = f"First tokens of {short_name(worst.tenant)}, which is within its share, come late"
+            p50, p99 = worst.first_token_p50_s, worst.first_token_p99_s
+        else:
+            whose = "First tokens come late"
+            p50, p99 = lately.first_token_p50_s or 0.0, lately.first_token_p99_s or 0.0
+        said.append(f"{whose}: half of the streams waited {seconds(p50)}, the slowest {seconds(p99)}.")
     return said
 
 
@@ -54,7 +60,10 @@ def advice(snapshot: Snapshot, lately: Lately, *, queueing: bool) -> str:
 
 
 def _is_late(lately: Lately | None) -> bool:
-    return lately is not None and (lately.first_token_p99_s or 0.0) >= LATE_S
+    """Whether streams begin late now, and not only those of tenants that ask for more than their share."""
+    if lately is None or (lately.first_token_p99_s or 0.0) < LATE_S:
+        return False
+    return lately.worst is None or lately.worst.first_token_p99_s >= LATE_S
 
 
 def _is_long(snapshot: Snapshot) -> bool:

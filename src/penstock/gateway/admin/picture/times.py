@@ -1,0 +1,124 @@
+"""Whose requests come late? Waits and first tokens of the last minute by tenant, and the worst of the innocent.
+
+A flood waits by its own doing: its first tokens say nothing of how well others fare. So the number that people look at
+is the worst *of those within their share*, and a flood's stands beside it as what it asked for. A tenant is over its
+share if its requests wait although it got its fair part of the last minute; one of a preemptible band waits by design.
+If everybody is over the share, everybody is late by the same shortage, and the worst of all is shown.
+
+The window is the sum of sixty looks, as that of failures: a look adds its rows and takes off those of a minute ago.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.core.explain.snapshot import Snapshot
+from penstock.core.values.rows import FlowSnapshot
+from penstock.gateway.telemetry.tenants import FIRST_TOKEN, WAIT, TenantTimes, TimeRow
+
+WINDOW_S = 60.0
+NEARLY = 0.98  # of the fair part: alone among those that wait, a tenant's fair part is what it got
+LEAST = 5  # streams of a minute: one late answer is no state of things
+
+
+class TenantsTimes(msgspec.Struct, frozen=True):
+    """A tenant's last minute in one band, in seconds; None: there was none."""
+
+    first_token_p50_s: float | None = None
+    first_token_p99_s: float | None = None
+    streams: int = 0  #: that these are of
+    wait_p50_s: float | None = None
+    wait_p99_s: float | None = None
+
+
+class Worst(msgspec.Struct, frozen=True):
+    """The tenant whose first tokens came latest."""
+
+    tenant: str
+    band: str
+    first_token_p50_s: float
+    first_token_p99_s: float
+    within_share: bool  #: otherwise all that stream are over their share
+
+
+NONE = TenantsTimes()
+
+
+class TimesWindow:
+    """Sums up the rows of `TenantTimes`."""
+
+    def __init__(self, times: TenantTimes) -> None:
+        self._times = times
+        self._looks: deque[tuple[float, Counter[TimeRow]]] = deque()
+        self._sum: Counter[TimeRow] = Counter()
+        self._by_tenant: dict[tuple[str, str], TenantsTimes] | None = None  # as of the last look, once it was asked for
+
+    def look(self, now: float) -> None:
+        """Take the new rows."""
+        self._by_tenant = None
+        rows = self._times.take()
+        self._looks.append((now, rows))
+        self._sum.update(rows)
+        while self._looks[0][0] <= now - WINDOW_S:
+            _, old = self._looks.popleft()
+            self._sum.subtract(old)
+            for row in old:
+                if not self._sum[row]:
+                    del self._sum[row]
+
+    def by_tenant(self) -> dict[tuple[str, str], TenantsTimes]:
+        """Return the times by tenant and band, as of the last look."""
+        if self._by_tenant is None:
+            self._by_tenant = self._counted()
+        return self._by_tenant
+
+    def _counted(self) -> dict[tuple[str, str], TenantsTimes]:
+        counts: dict[tuple[str, str], dict[str, list[tuple[int, int]]]] = {}
+        for row, number in self._sum.items():
+            kinds = counts.setdefault((row.tenant, row.band), {WAIT: [], FIRST_TOKEN: []})
+            kinds[row.what].append((row.step, number))
+        return {key: _times(kinds[WAIT], kinds[FIRST_TOKEN]) for key, kinds in counts.items()}
+
+
+def over_share(flow: FlowSnapshot) -> bool:
+    """Whether a tenant asks for more than its share: its requests wait, and it got that already."""
+    return flow.fair_share is not None and flow.share >= NEARLY * flow.fair_share
+
+
+def worst(snapshot: Snapshot, times: dict[tuple[str, str], TenantsTimes]) -> Worst | None:
+    """Return the worst of those within their share, otherwise of all; None: nobody streamed of late."""
+    by_design = {band.name for band in snapshot.bands if band.preemptible}
+    flows = {(flow.tenant, flow.band): flow for flow in snapshot.flows}
+    streams = [(key, its) for key, its in times.items() if key[1] not in by_design and its.streams >= LEAST]
+    within = [(key, its) for key, its in streams if key not in flows or not over_share(flows[key])]
+    return _worst(within, within_share=True) or _worst(streams, within_share=False)
+
+
+def _worst(rows: Iterable[tuple[tuple[str, str], TenantsTimes]], *, within_share: bool) -> Worst | None:
+    found = max(rows, key=lambda row: row[1].first_token_p99_s or 0.0, default=None)
+    if found is None:
+        return None
+    (tenant, band), its = found
+    return Worst(tenant, band, its.first_token_p50_s or 0.0, its.first_token_p99_s or 0.0, within_share)
+
+
+def _times(waits: list[tuple[int, int]], firsts: list[tuple[int, int]]) -> TenantsTimes:
+    first_p50_s, first_p99_s = _quantiles_s(firsts)
+    return TenantsTimes(first_p50_s, first_p99_s, sum(number for _, number in firsts), *_quantiles_s(waits))
+
+
+def _quantiles_s(counts: list[tuple[int, int]]) -> tuple[float | None, float | None]:
+    """Return p50 and p99 of counted steps."""
+    total, found, seen = sum(number for _, number in counts), [], 0
+    if not total:
+        return None, None
+    wanted = [total // 2, int(0.99 * total)]
+    for step, number in sorted(counts):
+        seen += number
+        while wanted and seen > wanted[0]:
+            found.append(TimeRow(WAIT, "", "", step).seconds)
+            del wanted[0]
+    return found[0], found[1]
