@@ -51,7 +51,7 @@ from penstock.gateway.queueing import queueing
 from penstock.gateway.reload import Reload
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
-from penstock.gateway.usage.report import UsageReport
+from penstock.gateway.usage.ledger import NO_LEDGER
 from penstock.http.server.server import Handler, HttpServer
 
 if TYPE_CHECKING:  # parts that few gateways have: each is imported where it is built
@@ -208,9 +208,14 @@ class Parts:
         self.watch = Watch(driver, events, self._facts(requests))
         keys = KeyVerbs(self.book, lambda: self.reload.settings, clock.wall)
         steering = (EndpointVerbs(endpoints, driver), requests, TenantVerbs(driver, callers, orders), keys)
-        usage = UsageReport(self.usage, lambda: self.reload.settings, clock.wall)
-        for verbs in (Pages(), self.watch, *steering, ReloadVerb(self.reload), usage):
+        for verbs in (Pages(), self.watch, *steering, ReloadVerb(self.reload)):
             verbs.add_to(routes)
+        if self.usage is None:
+            routes.absent("GET", "/admin/usage", NO_LEDGER)
+        else:
+            from penstock.gateway.usage.report import UsageReport  # noqa: PLC0415
+
+            UsageReport(self.usage, lambda: self.reload.settings, clock.wall).add_to(routes)
 
     def _keys_made(self, keys: Sequence[MadeKey]) -> None:
         """These keys are issued now: know them, and hold them to their limits."""
@@ -235,6 +240,7 @@ class Parts:
             proxies=str if self.picker is None else self.picker.problems,
             failures=self.metrics.failures,
             times=self.metrics.times,
+            keeps_usage=lambda: self.usage is not None and self.reload.settings.keeps_usage,
             stops=requests.stops,
             tenants=lambda: ((tenant.name, tenant.weight) for tenant in self.callers.profiles()),
         )

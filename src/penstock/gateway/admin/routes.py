@@ -74,6 +74,14 @@ class AdminRoutes:
         route = _Route(_split(path), handler, method != "GET" if writes is None else writes, public)
         self._routes.setdefault(method, []).append(route)
 
+    def absent(self, method: str, path: str, why: str) -> None:
+        """Answer a path of a part that is off with 409 and the reason."""
+
+        def refuse(_: Exchange, __: Mapping[str, str]) -> None:
+            raise AdminError(409, "conflict", why)
+
+        self.add(method, path, refuse)
+
     def who(self, exchange: Exchange) -> str:
         """Return the operator's name, if its token has one, and its address."""
         name = self.auth.operator(exchange)

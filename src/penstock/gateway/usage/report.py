@@ -24,13 +24,12 @@ from penstock.config.model import Settings
 from penstock.config.problems import Refused
 from penstock.config.sections.operation import ANY_MODEL, TokenPrices
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
-from penstock.gateway.usage.ledger import HOUR_S
+from penstock.gateway.usage.ledger import HOUR_S, NO_LEDGER
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
     from penstock.gateway.usage.book import UsageBook
 
-PATH = "/admin/usage"
 DAY_S = 86_400
 PARTS = ("hour", "day", "tenant", "key", "user", "model", "endpoint", "reason")
 BY_DEFAULT = "tenant,model"
@@ -38,26 +37,25 @@ MILLION = 1e6  # tokens that a price is for
 _PARAMETERS = ("from", "to", "by", "tenant", "key", "user")
 _AGO = re.compile(r"(\d{1,6})([hd])", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_OFF = "There is no ledger of use: it needs a store (`batch.data`, or `batch.url`) and `usage.keep` above 0."
 
 Prices = Mapping[str, TokenPrices]
 
 
 class UsageReport:
-    """The question and its answer. `book`: None: there is no ledger."""
+    """The question and its answer."""
 
-    def __init__(self, book: UsageBook | None, settings: Callable[[], Settings], wall: Callable[[], float]) -> None:
+    def __init__(self, book: UsageBook, settings: Callable[[], Settings], wall: Callable[[], float]) -> None:
         self._book = book
         self._settings = settings
         self._wall = wall
 
     def add_to(self, routes: AdminRoutes) -> None:
-        routes.add("GET", PATH, self._ask)
+        routes.add("GET", "/admin/usage", self._ask)
 
     async def _ask(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         settings = self._settings()
-        if self._book is None or not settings.keeps_usage:
-            raise AdminError(409, "conflict", _OFF)
+        if not settings.keeps_usage:
+            raise AdminError(409, "conflict", NO_LEDGER)
         asked, prices = question(exchange.query, self._wall()), settings.usage.prices
         rows = await self._book.asked(asked)
         told = await asyncio.to_thread(lambda: msgspec.json.encode(summed(rows, asked, prices)))

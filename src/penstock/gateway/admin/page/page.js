@@ -9,7 +9,7 @@ import { MEANS, legend } from "./legend.js";
 import { listenForever } from "./link.js";
 import { $, matches, put, seen } from "./seen.js";
 import { count, percent, seconds, text, whole } from "./tables.js";
-import "./usage.js";
+import { showUsage } from "./usage.js";
 import "./verbs.js";
 import { ORDERS, TONES, WRONG } from "./words.js";
 
@@ -179,6 +179,7 @@ function show() {
   showRequests();
   $("batches").hidden = !s.batches?.length;
   tables.batches.update((s.batches ?? []).filter((b) => matches(b.id, b.tenant, b.status)));
+  showUsage(s.usage);
   tables.events.update(s.events.filter((e) => matches(e.text, e.kind)));
   window.penstockFrame = { at: s.at, ms: performance.now() - began, count: (window.penstockFrame?.count ?? 0) + 1 };
 }

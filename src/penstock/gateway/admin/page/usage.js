@@ -1,4 +1,5 @@
-// Who used what in the last 24 hours: a section of its own, which asks the ledger twice a minute. Hidden without a ledger.
+// Who used what in the last 24 hours: a section of its own, which asks the ledger twice a minute. Hidden without a ledger,
+// of which each frame tells.
 
 import { headers } from "./link.js";
 import { Table, count, seconds, text } from "./tables.js";
@@ -28,16 +29,16 @@ const table = new Table(section, [
   { title: "cost", num: true, value: (u) => (u.cost === null ? "–" : u.cost.toFixed(2)), hint: "at usage.prices" },
 ], { key: (u) => `${u.tenant}\n${u.model}`, limit: 12, empty: "Nothing was used." });
 
-async function look() {
-  if (document.hidden) return;
+let asked = -EVERY_MS;
+
+// `kept`: whether there is a ledger.
+export async function showUsage(kept) {
+  if (!kept) section.hidden = true;
+  if (!kept || document.hidden || performance.now() - asked < EVERY_MS) return;
+  asked = performance.now();
   try {
     const answer = await fetch("usage?from=24h&by=tenant,model", { headers: headers(), cache: "no-store" });
     section.hidden = !answer.ok;
     if (answer.ok) table.update((await answer.json()).rows);
   } catch { /* the pill in the header says that the gateway is away */ }
 }
-
-look();
-setInterval(look, EVERY_MS);
-document.addEventListener("visibilitychange", look);
-document.getElementById("token").addEventListener("change", () => setTimeout(look));

@@ -27,6 +27,7 @@ class GatewayFacts(msgspec.Struct, frozen=True):
     share: Callable[[], ShownGroup | None] = lambda: None  #: how it stands among gateways that share; None: alone
     proxies: Callable[[], str] = str  #: what is wrong with filters of proxies that ask the endpoint picker
     failures: Failures = msgspec.field(default_factory=Failures)
+    keeps_usage: Callable[[], bool] = bool  #: whether there is a ledger of use
     times: TenantTimes = msgspec.field(default_factory=TenantTimes)
     tenants: Callable[[], Iterable[tuple[str, float]]] = tuple  #: those of the settings, with their weights
     stops: Callable[[], Mapping[tuple[str, str], StoppedBy]] = dict  #: who paused and drained, by verb and model

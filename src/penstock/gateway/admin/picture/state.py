@@ -147,6 +147,7 @@ class Picture:
                 for name in ("waiting", "running", "ended")
             },
             "batches": self._facts.batches()[:BATCHES_SHOWN],
+            "usage": self._facts.keeps_usage(),
             "batch_store": batch_store,
             "key_store": key_store,
             "events": self._events.latest(EVENTS_SHOWN),
