@@ -114,6 +114,9 @@ class Scheduler(Questions):
         ledger = endpoint.ledger
         if was_busy and len(ledger.leases) >= ledger.limit.slots and not state.stagger.made_wait:
             return []  # full before and after, and no request waits elsewhere for this prompt to be computed
+        if not state.queues.waiting:
+            state.queues.touch(endpoint)
+            return []
         return pumping.touched(state, endpoint, now)
 
     def passed_on(self, lease: int, *, now: float) -> list[Action]:  # noqa: ARG002

@@ -21,10 +21,10 @@ class Lease:
     """One slot in use."""
 
     __slots__ = (
-        "beside", "cached_tokens", "cached_told", "computed_tokens", "dispatched_s", "endpoint", "epoch",
+        "began_s", "beside", "cached_tokens", "cached_told", "computed_tokens", "dispatched_s", "endpoint", "epoch",
         "first_token_s", "keys_since", "output_tokens", "passed_on", "pending", "prefill_end_s", "prefix",
         "progress_computed", "progress_s", "progress_tokens", "prompt_tokens", "queued_tokens", "request_id", "serial",
-        "sought", "source", "streamed", "taken_s", "transferred_tokens", "tries", "twin_computing", "within_proven",
+        "sought", "source", "streamed", "tokens", "transferred_tokens", "tries", "twin_computing", "within_proven",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +50,8 @@ class Lease:
         self.endpoint = endpoint
         self.epoch = epoch
         self.request_id = request_id
-        self.dispatched_s = now
+        self.began_s = self.dispatched_s = now  #: when its slot was taken, and when it was sent, maybe later
+        self.tokens = prompt_tokens + transferred_tokens + output_tokens  #: its use of its engine's memory
         self.prompt_tokens = prompt_tokens  #: estimate of the prompt tokens that must be computed
         self.output_tokens = output_tokens  #: estimate
         self.streamed = streamed
@@ -65,7 +66,6 @@ class Lease:
         self.twin_computing = twin_computing  #: the prefix is just being computed there, for another request
         self.transferred_tokens = transferred_tokens  #: of the prompt, computed elsewhere: they only take memory
         self.pending = False  #: its prompt is still being computed elsewhere, its engine knows nothing of it
-        self.taken_s = -1.0  #: when its slot was taken, if it was sent later
         self.cached_told = False  #: of a divided request: whether the prefill engine reported `cached_tokens`
         self.passed_on = False  #: its client has some of an answer that does not stream
         self.tries = False  #: it was sent against its engine's gauges
@@ -90,16 +90,6 @@ class Lease:
     def detoured(self) -> None:
         """Note that when it was sent there is not known, so that its first token shows no speed."""
         self.within_proven = False
-
-    @property
-    def tokens(self) -> int:
-        """Its use of its engine's memory."""
-        return self.prompt_tokens + self.transferred_tokens + self.output_tokens
-
-    @property
-    def began_s(self) -> float:
-        """When its request left the queue."""
-        return self.dispatched_s if self.taken_s < 0 else self.taken_s
 
     def ends_s(self, time_per_output_token_s: float, now: float) -> float:
         """Returns when the answer is expected to end.

@@ -145,7 +145,7 @@ class Ledger:
     def begin(self, lease: Lease, now: float) -> None:
         """Send the request of a reserved lease now, as if it had just come."""
         self._give_up_pending(lease)
-        lease.taken_s, lease.dispatched_s = lease.dispatched_s, now
+        lease.dispatched_s = now
         self.add(lease)
 
     def _give_up_pending(self, lease: Lease) -> None:

@@ -82,7 +82,9 @@ class Liveness:
         oldest = _oldest_awaited(ledger)
         if lease.streamed or oldest is None or lease.dispatched_s >= oldest.dispatched_s:
             self._begun_s = now  # a whole answer sent before the oldest stream may have begun long ago
-        if lease.streamed or not self._needs_begin or lease.dispatched_s >= self.silent_since_s:
+        if self.stuck_s is not None and (
+            lease.streamed or not self._needs_begin or lease.dispatched_s >= self.silent_since_s
+        ):
             self.moves(now)
 
     def moves(self, now: float) -> None:

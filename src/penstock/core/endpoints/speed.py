@@ -70,7 +70,9 @@ class Speed:
 
     def first_token_s(self, queued_tokens: float) -> float:
         """Returns how long a first token takes that has so many prompt tokens before it, its own among them."""
-        return queued_tokens / self.rate + self.base_s
+        path_s = self.path_s
+        base_s = 2.0 * (self.step_s or self._least_s) + (BASE_S if path_s is None else path_s)
+        return queued_tokens / self.rate + base_s
 
     def time_per_output_token_s(self, now: float) -> float:
         """Returns the time per output token, as recently seen; 0 while unknown."""

@@ -27,9 +27,10 @@ BAND_RANKS: Final = 1024  # engine priorities per band: pending requests of one 
 
 def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Learn an endpoint's slots from our own answers, and set the timer that acts on it."""
-    limit = endpoint.ledger.limit
     if endpoint.finds_slots:
-        look(state, endpoint, now)
+        limit = endpoint.ledger.limit
+        if limit.look_due(now):
+            _look(state, endpoint, now)
         again_s = now if limit.shrunk else limit.looks_s(endpoint.ledger, now)
         if again_s != math.inf:
             state.look_again(endpoint, again_s)
@@ -37,8 +38,11 @@ def look_at(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
 
 def look(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     """Learn an endpoint's slots from our own answers, unless they were reported or set."""
-    if not endpoint.ledger.limit.look_due(now):
-        return
+    if endpoint.ledger.limit.look_due(now):
+        _look(state, endpoint, now)
+
+
+def _look(state: SchedulerState, endpoint: Endpoint, now: float) -> None:
     wanted = state.queues.waiting > 0 and state.pump.wants_slots(endpoint)
     if endpoint.looked(now, wanted=wanted):
         state.pool.changed()

@@ -119,7 +119,8 @@ def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, re
     state.recorder.ended(entry, reason, usage, now)
     if state.quotas.any:
         state.quotas.settle(entry.accounts, reserved=entry.estimated_tokens, used=used, now=now)
-    forget(state, entry)
+    del state.entries[entry.id]
+    tree.release(entry.node)
     if state.watcher is not None:
         state.watcher.settled(entry, usage)
 
