@@ -127,6 +127,7 @@ NOTHING: dict[str, object] = {
     "models that are null": {"models": None},
     "no models": {"models": []},
     "a router without models": {"object": "list", "data": [], "models": []},
+    "no entries": {"object": "list"},
     "a bare list": [],
     "entries without a name": {"data": [{"id": None}, {"object": "model"}]},
 }

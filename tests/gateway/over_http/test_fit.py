@@ -374,6 +374,9 @@ async def test_a_picker_learns_what_an_engine_lacks(world: World) -> None:
         (500, "Unsupported param: tools", Failure.NO_TOOLS),
         (400, "registry.ollama.ai/library/gemma:latest does not support tools", Failure.NO_TOOLS),
         (400, "Please launch the api_server with --tool-call-parser if you want to use tool.", Failure.NO_TOOLS),
+        (422, "`tools` are not supported", Failure.NO_TOOLS),
+        (501, "Tool calling is not implemented for this model", Failure.NO_TOOLS),
+        (400, "Function calling is not enabled for this model", Failure.NO_TOOLS),
         (400, "You must set `--enable-prompt-embeds` to input `prompt_embeds`.", Failure.NO_FEATURE),
         (400, "Please launch the api_server with --reasoning-parser to use reasoning.", Failure.NO_FEATURE),
         (501, "This server does not support reranking. Start it with `--reranking`", Failure.NO_PATH),
@@ -389,6 +392,8 @@ async def test_a_picker_learns_what_an_engine_lacks(world: World) -> None:
         (400, f"Invalid value: {AUTO}", None),
         (400, "temperature must be at least 0", None),
         (400, "tools: Input should be a valid list", None),
+        (400, "tools are not valid", None),
+        (400, "tool_choice is not supported", None),
         (500, "Internal Server Error", None),
     ],
 )

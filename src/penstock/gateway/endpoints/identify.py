@@ -70,12 +70,12 @@ def _entries(page: object) -> list[object] | None:
     """The entries of a list of models; None if `page` is none.
 
     Most engines have them in `data`, some in `models`, and some have no object around. Ollama without models returns
-    null.
+    null, and servers in Go may leave an empty list out.
     """
     if isinstance(page, dict):
         name = "data" if "data" in page else "models"
         if name not in page:
-            return None
+            return [] if page.get("object") == "list" else None
         page = page[name] if page[name] is not None else []
     return page if isinstance(page, list) else None
 

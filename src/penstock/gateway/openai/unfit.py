@@ -39,10 +39,12 @@ _STARTED_WITHOUT = re.compile(
     r"(?:\"?\w+\"? tool choice|tool_choice=|tools? param|chat template is passed|you must set"
     r"|please (?:launch|start|add)|this (?:server|model)|the (?:current )?model|reasoning parser|tool call parser)"
     r".{0,300}?(?:--[a-z][a-z-]+|\bdoes not support \w+ api)"
-    r"|unsupported param: tools|\S{1,256} does not support tools$",
+    r"|unsupported param: tools|\S{1,256} does not support tools$"
+    r"|[`\"]?(?:tools?|tool (?:calls?|calling|use)|function calling)[`\"]? (?:is|are) not"
+    r" (?:supported|enabled|implemented)",
     re.IGNORECASE | re.DOTALL,
 )
-_OF_TOOLS = re.compile(r"tool|jinja", re.IGNORECASE)
+_OF_TOOLS = re.compile(r"tool|jinja|function calling", re.IGNORECASE)
 _OF_PATH = re.compile(
     r"embedding|rerank|scor|pool|classif|completion|infill|generate|generation|transcri|\bapi$", re.IGNORECASE
 )
