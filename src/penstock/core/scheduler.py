@@ -179,9 +179,13 @@ class Scheduler(Questions):
         if usage is not None and usage.prompt_tokens > 0:
             contents = contents_of(entry.request)
             state.estimator.learn(entry.tenant, model, contents, usage.prompt_tokens, usage.completion_tokens)
-        elif usage is None and counted:
-            state.estimator.learn(entry.tenant, model, contents_of(entry.request), 0, entry.output_seen)
-        waiting.end(state, entry, usage or entry.presumed_usage(), now)
+        elif usage is None:
+            if counted:
+                state.estimator.learn(entry.tenant, model, contents_of(entry.request), 0, entry.output_seen)
+            usage = entry.presumed_usage()
+        elif not refused:  # only the answer's tokens are reported
+            usage = Usage(entry.prompt_tokens, usage.completion_tokens)
+        waiting.end(state, entry, usage, now)
         if endpoint is None:
             return pumping.pumped(state, now)
         if held.first_token_s is None:  # it did not stream, or was empty

@@ -210,9 +210,9 @@ async def test_an_embedding_costs_its_prompt(world: World) -> None:
 async def test_without_usage_the_events_are_counted(world: World) -> None:
     await world.engine()
     await world.gateway(accounting={"usage": "off"})
-    assert (await world.chat(tokens=100, stream=True)).status == 200
+    assert (await world.chat("x" * 400, tokens=100, stream=True)).status == 200
     told = await tokens(world)
-    assert told["prompt"] == 0
+    assert 100 <= told["prompt"] <= 150, "its prompt by estimate"
     assert 100 <= told["completion"] <= 103
 
 

@@ -14,6 +14,7 @@ from penstock.cli.main import main
 from penstock.gateway.identity.callers import key_hash
 from tests.batch import postgres
 from tests.gateway.conftest import World, chat, fault
+from tests.gateway.proxy.test_engine_paths import whole
 from tests.gateway.raw_engine import Peer, RawEngine
 
 KEYS = {"alpha": "pk-alpha-key", "beta": "pk-beta-key"}
@@ -93,6 +94,82 @@ async def test_an_answer_without_usage_is_estimated_in_a_column_of_its_own(world
         await world.metric("penstock_tenant_tokens_total", tenant="alpha", kind="estimated")
         == total["estimated_tokens"]
     )
+
+
+SAID = "said " * 16  # 80 bytes
+LONG = "word " * 200  # 1,000 bytes: some 250 tokens
+CHAT_ANSWER = {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": SAID}}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "answer", "said"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, CHAT_ANSWER, 20),
+        ("completions", {"prompt": LONG}, {"choices": [{"index": 0, "text": SAID}]}, 20),
+        (
+            "messages",
+            {"max_tokens": 99, "messages": [{"role": "user", "content": LONG}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "text", "text": SAID}]},
+            20,
+        ),
+        ("embeddings", {"input": LONG}, {"object": "list", "data": [{"index": 0, "embedding": [0.5] * 99}]}, 0),
+        ("rerank", {"query": "q", "documents": [LONG]}, {"results": [{"index": 0, "relevance_score": 0.5}]}, 0),
+        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, b"no JSON", 0),
+        ("chat/completions", {"messages": [{"role": "user", "content": LONG}]}, b'{"choices": [{"inde', 0),
+        ("completions", {"prompt": LONG}, b"", 0),
+    ],
+)
+async def test_a_whole_answer_without_usage_pays_its_prompt_by_estimate(
+    world: World, tmp_path: Path, path: str, asked: dict[str, Any], answer: Any, said: int
+) -> None:
+    data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    then = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+    endpoint, _ = await world.scripted(whole({**CHAT_ANSWER, "usage": {"prompt_tokens": 250}}), then=then)
+    await gateway(world, tmp_path, endpoints=[endpoint])
+    assert (await world.chat_with(by_key("beta"), content=LONG)).status == 200, "an engine that has answered is one"
+    got = await world.ask(path=f"/v1/{path}", body={"model": "sim", **asked}, headers=by_key("alpha"))
+    assert (got.status, got.body) == (200, data)
+    await until_used(world, 2)
+    total = (await used(world, "tenant=alpha"))["total"]
+    assert (total["answered"], total["unreported"]) == (1, 1)
+    assert (total["prompt_tokens"], total["completion_tokens"]) == (0, 0), "nothing was reported"
+    assert 150 <= total["estimated_tokens"] - said <= 400
+    kinds = [await world.metric("penstock_tokens_total", model="sim", kind=kind) for kind in ("prompt", "completion")]
+    assert kinds == [total["estimated_tokens"] - said + 250, said]
+    for name in ("penstock_tenant_tokens_total", "penstock_tenant_service_tokens_total"):
+        more = {"kind": "estimated"} if name == "penstock_tenant_tokens_total" else {}
+        assert await world.metric(name, tenant="alpha", **more) == total["estimated_tokens"]
+
+
+@pytest.mark.parametrize("usage", [{"completion_tokens": 9}, {"prompt_tokens": 0, "completion_tokens": 9}])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_usage_without_the_prompt_has_it_by_estimate(
+    world: World, tmp_path: Path, usage: dict[str, int], streamed: bool
+) -> None:
+    data = json.dumps({**CHAT_ANSWER, "usage": usage}).encode()
+    kind = b"application/json"
+    if streamed:
+        kind, data = b"text/event-stream", b"data: " + data + b"\n\ndata: [DONE]\n\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+    endpoint, _ = await world.scripted(head % (kind, len(data)) + data)
+    tenants = [{**TENANTS[0], "limits": {"tokens_per_minute": 1000}}]
+    await gateway(world, tmp_path, endpoints=[endpoint], tenants=tenants)
+    assert (await world.chat_with(by_key("alpha"), content=LONG, stream=streamed)).status == 200
+    total = (await until_used(world, 1))["total"]
+    assert (total["prompt_tokens"], total["completion_tokens"], total["unreported"]) == (0, 9, 1)
+    assert 150 <= total["estimated_tokens"] <= 400
+    left = world.picture().tenants[0].tokens_left
+    assert left is not None
+    assert 1000 - left == pytest.approx(total["estimated_tokens"] + 9, abs=20), "the budget pays the same"
+
+
+@pytest.mark.parametrize("status", [b"302 Found", b"400 Bad Request", b"404 Not Found"])
+async def test_a_refusal_without_usage_costs_nothing(world: World, tmp_path: Path, status: bytes) -> None:
+    endpoint, _ = await world.scripted(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
+    await gateway(world, tmp_path, endpoints=[endpoint])
+    await world.chat_with(by_key("alpha"), content=LONG)
+    total = (await until_used(world, 1))["total"]
+    assert (total["unreported"], total["estimated_tokens"], total["prompt_tokens"]) == (0, 0, 0)
 
 
 async def test_refusals_are_reported_by_reason_and_waits_in_seconds(world: World, tmp_path: Path) -> None:

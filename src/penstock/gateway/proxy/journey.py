@@ -132,7 +132,7 @@ class QueuedJourney(Relay):
         self.limit: LimitReached | None = None  #: that refused it
         self._usage: Usage | None = None
         self.estimated_tokens = 0  #: of the answer, beside those that its engine reported
-        self.estimated_prompt = 0  #: tokens of the prompt, of an answer that ended without a report
+        self.estimated_prompt = 0  #: tokens of the prompt, if its engine did not report them
         self._trace = arrival.trace
         self._reporting = means.reporting
 
@@ -419,7 +419,7 @@ class QueuedJourney(Relay):
 
     def succeeded(self, status: int) -> None:
         """Settle a complete answer by its usage."""
-        usage = self._answer.usage() if status < 400 else Usage(0, 0)  # a refusal cost nothing
+        usage = self._answer.usage() if status < 300 else Usage(0, 0)  # a refusal cost nothing
         if self._keeping is not None:
             self._keeping.found(self._answer.head, self.endpoint)
             if usage is None and status < 300 and self._goes_on():
@@ -432,9 +432,9 @@ class QueuedJourney(Relay):
             self.division.hang_up()
             usage = self.division.whole(usage)
         self._usage = usage
-        if usage is None:
-            self.estimated_tokens = self._answer.tokens
         if status < 300 and self._target is not None:
+            if usage is None or not usage.prompt_tokens:
+                self._estimate(usage)
             if self.exchange.target_path not in self._target.served:
                 self._target.answered(self.exchange.target_path)
             if self.left_out or not self.added <= self._target.takes:
@@ -504,8 +504,8 @@ class QueuedJourney(Relay):
         if self.division is not None:
             usage = self.division.whole(usage)
         self._usage = usage
-        if usage is None and self._dispatch is not None:
-            self.estimated_prompt, self.estimated_tokens = self._dispatch.prompt_tokens, tokens
+        if usage is None or not usage.prompt_tokens:
+            self._estimate(usage)
         self._leave(Outcome.COMPLETED, None)
         self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, now=self._driver.now()))
 
@@ -626,6 +626,13 @@ class QueuedJourney(Relay):
             estimated_prompt=self.estimated_prompt,
             estimated_completion=self.estimated_tokens,
         )
+
+    def _estimate(self, usage: Usage | None) -> None:
+        """Note the use of a whole answer that its engine did not report: all, or the prompt."""
+        if usage is None:
+            self.estimated_tokens = self._answer.tokens
+        if self._dispatch is not None:
+            self.estimated_prompt = self._dispatch.prompt_tokens
 
     def _was_cut_off(self, dispatch: Dispatch) -> None:
         """Note the use of an answer that is not whole: as reported so far, otherwise what was probably computed.

@@ -2,9 +2,9 @@
 
 In OpenAI's API and Anthropic's it is a `usage` object, at the end of an answer or in a stream's last events; in
 Cohere's it is in `meta`. In engines' own APIs, SGLang's `/generate` has it in `meta_info`, llama.cpp in `timings`,
-Ollama in its last line, TGI in the last event's `details` or, without streaming, in headers. The prompt may be missing:
-then our own estimate of it stands. Nonsensical numbers are ignored. A whole answer without it is estimated by the
-length of its text; of a stream the tokens are counted.
+Ollama in its last line, TGI in the last event's `details` or, without streaming, in headers. The prompt may be missing,
+or 0: then our own estimate of it stands. Nonsensical numbers are ignored. A whole answer without usage is estimated by
+the length of its text; of a stream the tokens are counted.
 """
 
 from __future__ import annotations
