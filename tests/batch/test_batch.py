@@ -193,6 +193,7 @@ async def test_no_client_sees_anothers_files_and_batches(api: Batches) -> None:
         (jsonl(line("a"), line("b", url="/v1/completions")), "mismatched_url", 2),
         (jsonl(line("a", url="/v1/files")), "invalid_url", 1),
         (jsonl(line("a"), line("b", stream=True)), "stream_unsupported", 2),
+        (jsonl(line("a"), line("b", url="/v1/responses", background=True)), "background_unsupported", 2),
         (jsonl(line("a"), line("b", model="unknown")), "model_not_found", 2),
         (jsonl(line("a", "x" * 10_000_000), line("b")), "line_too_large", 1),
     ],

@@ -81,6 +81,7 @@ def test_items_are_found_for_any_split_of_the_bytes(step: int | None) -> None:
         (line("x", url="/v1/nothing"), "invalid_url"),
         (line("x", url="/v1/embeddings"), "mismatched_url"),
         (line("x", body={"stream": True}), "stream_unsupported"),
+        *((line("x", body={"model": "sim", "background": on}), "background_unsupported") for on in (True, "true", 1)),
         (line("x", None), "missing_required_parameter"),
         (line("x", ["sim"]), "missing_required_parameter"),
         (line("x", "m" * 300), "invalid_model"),
@@ -145,3 +146,8 @@ def test_every_state_is_reached_and_those_that_are_left_are_open() -> None:
     assert {status for status, _ in TRANSITIONS} == set(OPEN) == {status for status in Status if is_open(status)}
     assert after(Status.VALIDATING, BatchEvent.VALID) is Status.IN_PROGRESS
     assert not may(Status.COMPLETED, BatchEvent.CANCEL)
+
+
+@pytest.mark.parametrize("body", [{"stream": False, "background": False}, {"stream": None, "background": None}])
+def test_what_is_switched_off_is_no_problem(body: dict[str, Any]) -> None:
+    assert problems(file_of(line("a", body=body)), endpoint=CHAT) == []

@@ -46,6 +46,7 @@ class _InputLine(msgspec.Struct, gc=False):
 class _Body(msgspec.Struct, gc=False):
     model: object = None
     stream: object = None
+    background: object = None
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
@@ -221,6 +222,9 @@ def _read_body(body: bytes) -> tuple[str, int]:
         raise Wrong("invalid_body", "`body` has to be a JSON object.", "body") from None
     if fields.stream not in (None, False):
         raise Wrong("stream_unsupported", "`stream` can't be used in a batch.", "body.stream")
+    if fields.background not in (None, False):  # its answer says that it is queued, and would be the item's
+        text = "`background` can't be used in a batch, which waits for each response."
+        raise Wrong("background_unsupported", text, "body.background")
     if not isinstance(fields.model, str) or not fields.model:
         raise Wrong("missing_required_parameter", "`model` has to be a non-empty string.", "body.model")
     if len(fields.model) > MODEL_CHARACTERS_MAX or "\0" in fields.model:
