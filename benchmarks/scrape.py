@@ -1,7 +1,8 @@
 """The cost of watching engines: 100 endpoints, each with a real vLLM's page of 58 KB, read once a second.
 
-The gateway runs as it would, with probes and model lists; the pages come from another process and change each time.
-`--json` for programs. The goal is 15 % of one core.
+The gateway runs as it would, with probes and model lists; the pages come from another process and change each time:
+a counter of the engine or, with `--idle`, only the process's own CPU seconds. `--json` for programs. The goal is 15 %
+of one core.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from penstock.gateway.serve import Gateway
 
 PAGE = Path(__file__).parents[1] / "tests" / "engines" / "golden" / "vllm-0.32.real.prom"
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","max_model_len":8192}]}'
-COUNTER = b'vllm:generation_tokens_total{engine="0",model_name="tiny-llama"} '
+BUSY = b'vllm:generation_tokens_total{engine="0",model_name="tiny-llama"} '
+IDLE = b"\nprocess_cpu_seconds_total "
 WARM_UP_S = 3.0
 
 
 class Engine(asyncio.Protocol):
-    """Answers every GET; the page's counter moves with each."""
+    """Answers every GET; one number of the page moves with each."""
 
     asked = 0
-    head, rest = PAGE.read_bytes().split(COUNTER, 1)
-    rest = rest[rest.index(b"\n") :]
+    head = rest = b""  # of the page, before that number and after it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -41,7 +42,7 @@ class Engine(asyncio.Protocol):
             status, body = b"200 OK", b""
             if path == b"/metrics":
                 Engine.asked += 1
-                body = self.head + COUNTER + b"%d" % Engine.asked + self.rest
+                body = self.head + b"%d" % Engine.asked + self.rest
             elif path == b"/v1/models":
                 body = MODELS
             elif path != b"/health":
@@ -49,8 +50,11 @@ class Engine(asyncio.Protocol):
             self.transport.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))  # type: ignore[attr-defined]
 
 
-def engines(count: int, pipe: multiprocessing.connection.Connection) -> None:
+def engines(count: int, moves: bytes, pipe: multiprocessing.connection.Connection) -> None:
     """A process with so many of them, until it is told to end."""
+    page = PAGE.read_bytes()
+    at = page.index(moves) + len(moves)
+    Engine.head, Engine.rest = page[:at], page[page.index(b"\n", at) :]
 
     async def serve() -> None:
         loop = asyncio.get_running_loop()
@@ -93,10 +97,13 @@ def main() -> int:
     parser.add_argument("--endpoints", type=int, default=100)
     parser.add_argument("--interval", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--idle", action="store_true")
     parser.add_argument("--json", action="store_true")
     args, _ = parser.parse_known_args()
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=engines, args=(args.endpoints, theirs), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=engines, args=(args.endpoints, IDLE if args.idle else BUSY, theirs), daemon=True
+    )
     process.start()
     ports = ours.recv()
     share, rate, read = uvloop.run(measure(ports, ours, args.interval, args.seconds, "auto"))

@@ -15,7 +15,7 @@ from zlib import crc32
 import msgspec
 
 from penstock.core.values.observation import Observation
-from penstock.engines.page import Sample, Selector, mean, total
+from penstock.engines.page import Sample, Selector, is_indented, mean, plain, total
 
 Json = Mapping[str, object]  #: an answer that is a JSON object
 Names = tuple[str, ...]  #: aliases of one series, today's first; the first one found counts
@@ -157,7 +157,7 @@ class PageReader:
     """Reads the metrics pages of one engine. The selectors are made once, not per page.
 
     An idle engine's page changes only in the lines that count its process's own work. So while all lines from the first
-    to the last of the engine's own are as they were, the last reading stands: that costs a tenth of reading a page.
+    to the last of the engine's own are as they were, the last reading stands (`again`).
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -169,18 +169,24 @@ class PageReader:
         self._selectors = {name: Selector.of(name) for name in names}
         #: How all lines that count begin, except the start time's, which stands among those of the process.
         self._prefix = _common([it.line for name, it in self._selectors.items() if name != series.started])
-        self._own = 0  # checksum of the engine's own lines on the page of the last reading
+        self._known: tuple[int, float | None] | None = None  # of the last page: checksum, start time
         self._last: Observation | None = None
 
-    def observation(self, page: bytes, *, asked_s: float) -> Observation | None:
-        """Returns the reading on a `page`, asked for at `asked_s`; None if the page holds none that makes sense."""
-        begin = 0 if page.startswith(self._prefix[1:]) else page.find(self._prefix)
+    def again(self, page: bytes, *, asked_s: float) -> Observation | None:
+        """Returns the last reading, as of `asked_s`, if a `page` as it came holds the same; None: it is to be read."""
+        begin = 0 if page.startswith(self._prefix[1:]) else max(page.find(self._prefix), 0)
         end = page.find(b"\n", page.rfind(self._prefix) + 1)
-        own = crc32(page[begin : end if end >= 0 else len(page)])
-        last = self._last
-        if last is not None and own == self._own and self._started_s(page) == last.started_s:
-            return msgspec.structs.replace(last, asked_s=asked_s)
-        self._own, self._last = own, self._read(page, asked_s)
+        end = end if end >= 0 else len(page)
+        before, after = page[:begin], page[end:]
+        own = crc32(memoryview(page)[begin:end])
+        known = None if plain(before) != before or is_indented(after) else (own, self._started_s(before + after))
+        last = self._last if known is not None and known == self._known else None
+        self._known = known
+        return None if last is None else msgspec.structs.replace(last, asked_s=asked_s)
+
+    def observation(self, page: bytes, *, asked_s: float) -> Observation | None:
+        """Returns the reading on a `plain` page, asked for at `asked_s`; None if it holds none that makes sense."""
+        self._last = self._read(page, asked_s)
         return self._last
 
     def _started_s(self, page: bytes) -> float | None:
@@ -220,7 +226,7 @@ class PageReader:
         )
 
     def facts(self, page: bytes) -> Facts:
-        """Returns the facts on a `page`; None in missing fields."""
+        """Returns the facts on a `plain` page; None in missing fields."""
         series = self._series
         slots = self._total(page, series.slots)
         awake = total(self._samples(page, series.awake)) if series.awake else None

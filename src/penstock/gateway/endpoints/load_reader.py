@@ -126,12 +126,15 @@ class LoadReader:
             self.answered = self.answered or bool(answer.status)
             if not answer.ok:
                 continue
-            page = await _readable(answer.body)
-            if (reading := pages.observation(page, asked_s=asked_s)) is not None:
-                self._metrics_at = _led_to(path, answer.path)
-                self._took_s = took_s
+            reading = pages.again(answer.body, asked_s=asked_s)
+            if reading is None:
+                page = await _readable(answer.body)
+                if (reading := pages.observation(page, asked_s=asked_s)) is None:
+                    continue
                 self.facts = pages.facts(page)
-                return reading
+            self._metrics_at = _led_to(path, answer.path)
+            self._took_s = took_s
+            return reading
         return None
 
     async def _with_door(self, reading: Observation) -> Observation:

@@ -9,7 +9,6 @@ limit, or it is in doubt whether it works.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable
@@ -172,9 +171,11 @@ class Observer:
             await pause()
 
     async def _pause(self, until: asyncio.Event, pause_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await until.wait()
+        timer = asyncio.get_running_loop().call_later(pause_s, until.set)
+        try:
+            await until.wait()
+        finally:
+            timer.cancel()
         until.clear()
 
     # --- alive ------------------------------------------------------------------------------------------------

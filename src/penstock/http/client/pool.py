@@ -186,16 +186,14 @@ class Upstream:
         for is_last in (False, True):
             collector = _Collector(self._loop.create_future(), limit)
             call = self.send(method, target, headers, body, collector)
+            timer = self._loop.call_later(timeout_s, collector.on_late, timeout_s)
             try:
-                async with asyncio.timeout(timeout_s):
-                    return await collector.answer
+                return await collector.answer
             except UpstreamException as error:
                 if is_last or error.error.kind is not UpstreamErrorKind.STALE:
                     raise
-            except TimeoutError:
-                kind = UpstreamErrorKind.IDLE_TIMEOUT if collector.status else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
-                raise UpstreamException(UpstreamError(kind, f"not complete within {timeout_s:g} s")) from None
             finally:
+                timer.cancel()
                 call.abort()
                 del collector  # its error refers to this frame: the answer would stay in memory until a collection
         raise AssertionError("unreachable")
@@ -349,3 +347,7 @@ class _Collector:
     def on_error(self, error: UpstreamError, /) -> None:
         if not self.answer.done():
             self.answer.set_exception(UpstreamException(error))
+
+    def on_late(self, after_s: float) -> None:
+        kind = UpstreamErrorKind.IDLE_TIMEOUT if self.status else UpstreamErrorKind.FIRST_BYTE_TIMEOUT
+        self.on_error(UpstreamError(kind, f"not complete within {after_s:g} s"))
