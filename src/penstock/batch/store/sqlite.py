@@ -43,7 +43,7 @@ class SqliteStore(SqlStore):
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._lock = None if folder is None else _lock(folder)
+        self._lock = None if folder is None else lock(folder)
         try:
             self.sqlite = _Sqlite(":memory:" if folder is None else str(folder / FILE))
             super().__init__(self.sqlite)
@@ -150,7 +150,7 @@ def unusable(folder: Path) -> str | None:
     return f"{file}: {os.strerror(errno.EACCES)}" if file.exists() and not os.access(file, os.W_OK) else None
 
 
-def _lock(folder: Path) -> IO[bytes]:
+def lock(folder: Path) -> IO[bytes]:
     """Lock the folder until the returned file is closed. Raises StoreError if another gateway has it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
