@@ -96,7 +96,7 @@ async def test_an_engine_whose_list_becomes_empty_loads_its_models_again(world: 
     assert (await world.ask(body=chat(model="other"))).error()["code"] == "model_not_found"
 
 
-# --- requests for one endpoint (`?id=`) --------------------------------------------------------------------------
+# --- requests that never queue: for one endpoint (`?id=`), and of a direct path ------------------------------------
 
 
 async def pinned(world: World, path: str = CHAT, body: dict[str, Any] | None = None) -> Answer:
@@ -119,6 +119,19 @@ async def test_a_request_for_one_endpoint_waits_for_its_list_of_models(
     assert world.picture().waiting == 0
 
 
+async def test_a_request_of_a_direct_path_waits_while_an_engine_may_list_its_model(world: World, workers: int) -> None:
+    ready, loading = Loader("other"), Loader()
+    await before(world, ready, loading, workers=workers)
+    assert (await world.ask(path="/tokenize", body={"model": "other", "prompt": "x"})).status == 200
+    asked = world.soon(world.ask(path="/tokenize", body={"model": "sim", "prompt": "x"}))
+    looks = loading.listed
+    await world.until(lambda: loading.listed >= looks + 2)
+    assert not asked.done()
+    loading.models = ["sim"]
+    assert (await asked).status == 200
+    assert (await world.ask(path="/tokenize", body={"model": "none", "prompt": "x"})).status == 404
+
+
 @pytest.mark.parametrize(
     ("queue", "refused"),
     [
@@ -133,8 +146,8 @@ async def test_it_waits_within_a_bound(
 ) -> None:
     monkeypatch.setattr(early, "TELLING_S_MAX", 0.2)
     await before(world, Loader(), queue=queue)
-    answer = await pinned(world)
-    assert (answer.error()["code"], answer.header("retry-after")) == (refused, "1")
+    for answer in (await pinned(world), await world.ask(path="/tokenize", body={"model": "sim", "prompt": "x"})):
+        assert (answer.error()["code"], answer.header("retry-after")) == (refused, "1")
 
 
 async def test_a_request_for_an_endpoint_that_is_down_or_unknown_does_not_wait(
@@ -145,3 +158,4 @@ async def test_a_request_for_an_endpoint_that_is_down_or_unknown_does_not_wait(
     await world.until(lambda: world.picture().endpoints[0].state == "down")
     assert (await pinned(world)).error()["code"] == "no_endpoint"
     assert (await world.ask(path=f"{CHAT}?id=other", body=chat())).error()["code"] == "endpoint_not_found"
+    assert (await world.ask(path="/tokenize", body={"model": "sim", "prompt": "x"})).error()["code"] == "no_endpoint"

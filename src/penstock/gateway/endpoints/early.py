@@ -1,13 +1,14 @@
 """Early requests: those that can't be addressed before engines have listed their models. They wait outside the queue.
 
-These are requests without a model that came before any model was known, and requests for one endpoint (`?id=`) that
-has not listed its models yet. That is rare: an engine that starts after its gateway. Looks are made only meanwhile.
+These are requests without a model that came before any model was known, and those that never queue: for one endpoint
+(`?id=`) that has not listed its models yet, or of a direct path while an endpoint may still list their model. That is
+rare: an engine that starts after its gateway. Looks are made only meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from penstock.config.model import Queue
 from penstock.core.scheduling.waiting import TELLING_S_MAX
@@ -25,8 +26,9 @@ GoOn = Callable[[Reason | None], None]
 class EarlyRequests:
     """The requests that wait for a list of models."""
 
-    def __init__(self, driver: Driver[Decides]) -> None:
+    def __init__(self, driver: Driver[Decides], endpoints: Collection[str]) -> None:
         self._driver = driver
+        self._endpoints = endpoints
         self._waiting: list[tuple[float, Exchange, IsKnown, GoOn]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._waiting_max = 0
@@ -39,8 +41,18 @@ class EarlyRequests:
 
     def waits_for_endpoint(self, name: str, exchange: Exchange, go_on: GoOn) -> bool:
         """Whether a request for one endpoint has to wait, and for seconds at most, because it never queues."""
-        scheduler, wait_s_max = self._driver.scheduler, min(TELLING_S_MAX, self._wait_s_max)
-        return self.waits(lambda: not scheduler.awaits_models(name), exchange, go_on, wait_s_max)
+        awaits = self._driver.scheduler.awaits_models
+        return self.waits(lambda: not awaits(name), exchange, go_on, min(TELLING_S_MAX, self._wait_s_max))
+
+    def waits_for_model(self, model: str, exchange: Exchange, go_on: GoOn) -> bool:
+        """The same for a request of a direct path."""
+
+        def is_known() -> bool:
+            scheduler = self._driver.scheduler
+            known = scheduler.knows(model, now=self._driver.now()) is not None
+            return known or not any(map(scheduler.awaits_models, self._endpoints))
+
+        return self.waits(is_known, exchange, go_on, min(TELLING_S_MAX, self._wait_s_max))
 
     def waits(self, is_known: IsKnown, exchange: Exchange, go_on: GoOn, wait_s_max: float | None = None) -> bool:
         """Whether a request has to wait; `go_on` is called later then. `wait_s_max`: None: as long as in the queue."""

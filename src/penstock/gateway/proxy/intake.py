@@ -15,7 +15,7 @@ from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import TOOLS, Request
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.early import EarlyRequests
+from penstock.gateway.endpoints.early import EarlyRequests, GoOn
 from penstock.gateway.endpoints.splits import Split
 from penstock.gateway.identity.caller import Caller, Sender, Unauthorized
 from penstock.gateway.identity.callers import Callers
@@ -85,7 +85,7 @@ class Intake:
         self._affinities = affinities
         self._slices = Slices()
         self._unpacking = Unpacking(0)
-        self._early = EarlyRequests(means.driver)
+        self._early = EarlyRequests(means.driver, endpoints.targets)
 
     def follow(self, settings: Settings) -> None:
         """Admit new requests by `settings`."""
@@ -202,24 +202,28 @@ class Intake:
             self._admit(arrival, journey)
         elif self._driver.draining:
             self._refusals.refuse(arrival.exchange, Reason.DRAINING)
-        else:
+        elif arrival.pinned is not None or not self._early.waits_for_model(
+            arrival.model, arrival.exchange, self._going_on(arrival, read, journey)
+        ):
             DirectJourney(arrival, self._means).begin()
 
     def _is_early(self, arrival: Arrival, read: Read, journey: type[QueuedJourney]) -> bool:
         """Let a request wait that can't be addressed before engines have listed their models. Raises BadBody."""
-        exchange = arrival.exchange
-
-        def go_on(refused_for: Reason | None) -> None:
-            if refused_for is None:
-                self._parsed(arrival, read, journey)
-            else:
-                self._refusals.refuse(exchange, refused_for)
-
+        exchange, go_on = arrival.exchange, self._going_on(arrival, read, journey)
         arrival.pinned = pinned = _pinned(exchange.query) if "id=" in exchange.query else None
         queued = arrival.route.kind is PathKind.QUEUED
         if pinned is not None and queued and self._early.waits_for_endpoint(pinned, exchange, go_on):
             return True
         return read.peek.model is None and self._early.waits(self._knows_models, exchange, go_on)
+
+    def _going_on(self, arrival: Arrival, read: Read, journey: type[QueuedJourney]) -> GoOn:
+        def go_on(refused_for: Reason | None) -> None:
+            if refused_for is None:
+                self._parsed(arrival, read, journey)
+            else:
+                self._refusals.refuse(arrival.exchange, refused_for)
+
+        return go_on
 
     def _sole_model(self) -> str:
         """The model of a request that names none: the only one."""
