@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from playwright.async_api import Page
 
+from penstock.gateway.admin.own_token import for_wall
 from tests.gateway.admin.test_admin_state import crowded, let_go
 from tests.gateway.conftest import World, chat, fault, request
 from tests.page.conftest import Window
@@ -364,3 +365,46 @@ async def test_a_thousand_tenants_and_256_endpoints_stay_quick(world: World, win
     assert frame_ms < FRAME_MS_MAX
     await let_go(clients)
     await world.until(lambda: world.picture().waiting == 0)
+
+
+async def test_a_gateway_that_is_gone_is_said_in_red_with_the_time_of_its_last_word(
+    world: World, window: Window
+) -> None:
+    """It said "Is something wrong? No. ● ok" for ever, dimmed."""
+    await world.engine()
+    await world.gateway()
+    await window.open(world)
+    await window.says("Idle: nothing waits")
+    await window.says("as of now", "#age")
+    world.gate.watch.tick = lambda: None  # type: ignore[method-assign]
+    await window.says("No word from the gateway since ", "#lead")
+    await window.says("■ lost", "#tone")
+    await window.says("Nobody knows.", "#verdict")
+    assert await window.page.title() == "lost – Penstock"
+    assert await window.page.evaluate("document.body.classList.contains('lost')")
+
+
+async def test_a_link_for_a_wall_is_kept_by_the_browser_and_shows_endpoints_as_tiles(
+    world: World, window: Window
+) -> None:
+    await world.engine()
+    await world.gateway(admin={"token": "admins-0123456789"})
+    token = for_wall("admins-0123456789")
+    await window.page.goto(f"{world.url}/admin/#wall={token}")
+    await window.says("● up", "#tiles li .state")
+    assert window.page.url.endswith("/admin/#wall"), "the address shows the token no more"
+    assert not await window.page.locator("#controls").is_visible()
+    await window.page.goto("about:blank")
+    await window.page.goto(f"{world.url}/admin/#wall")
+    await window.says("● up", "#tiles li .state")
+    assert await window.page.evaluate("document.body.classList.contains('writes')") is False
+
+
+async def test_a_wall_without_a_valid_token_says_how_to_get_one(world: World, window: Window) -> None:
+    await world.engine()
+    await world.gateway(admin={"token": "admins-0123456789"})
+    await window.page.goto(f"{world.url}/admin/#wall=wrong")
+    await window.says("This is not an admin token.", "#notice")
+    await window.says("penstock admin wall-link", "#door")
+    assert await window.page.locator("#notice").is_visible()
+    assert not await window.page.evaluate("document.body.classList.contains('lost')")

@@ -126,7 +126,7 @@ async def test_it_is_seen_at_each_width_and_on_a_wall(world: World, window: Wind
     sizes = await page.evaluate(
         "['#lead', '#five dd'].map((where) => getComputedStyle(document.querySelector(where)).fontSize)"
     )
-    assert sizes == ["48px", "80px"]
+    assert sizes == ["44px", "68px"]
     for client in world.clients:
         client.hang_up()
 

@@ -251,6 +251,12 @@ _COMMANDS = {
         "cli.steering.decider",
         "Among gateways that share a queue (docs/scale.md): show the leader, or let another one lead.",
     ),
+    "admin": _Command(
+        "print a link to the page for a screen on a wall",
+        "cli.steering.wall",
+        "Print a link to the page for a screen on a wall. It looks and changes nothing; the browser keeps its token.",
+        examples="admin wall-link --at http://gate.example.com:8080",
+    ),
     "edges": _Command("show the workers of all gateways that share", "cli.operator"),
     "demo": _Command(
         "see it work, in a minute",

@@ -12,7 +12,7 @@ from penstock.core.values.catalogue import Outcome
 from penstock.core.values.rows import FlowSnapshot
 from penstock.gateway.admin.failing.lately import FailureWindow
 from penstock.gateway.admin.failing.slow import is_slow, slow
-from penstock.gateway.admin.picture.times import TenantsTimes, TimesWindow, worst
+from penstock.gateway.admin.picture.times import TimesWindow, Worst
 from penstock.gateway.identity.caller import Caller
 from penstock.gateway.telemetry.ends import End
 from penstock.gateway.telemetry.failures import Failures
@@ -39,22 +39,34 @@ def near(value: float | None) -> object:
     return pytest.approx(value, rel=0.05)
 
 
+def flow(tenant: str, *, share: float, fair: float | None, band: str = "standard") -> FlowSnapshot:
+    return FlowSnapshot(tenant, band, 1.0, 3, 1, 1.0, share, share, is_alone=False, fair_share=fair)
+
+
+def picture(*flows: FlowSnapshot) -> Snapshot:
+    bands = [BandSnapshot(name, 0, 0.0, 0, 0, 0.0, 0.0, name == "batch") for name in ("standard", "batch")]
+    return msgspec.structs.replace(scheduler(a=1).snapshot(now=0.0), flows=list(flows), bands=bands)
+
+
+NOBODY = picture()
+
+
 def test_quantiles_of_the_last_minute_are_within_five_per_cent() -> None:
     times = TenantTimes()
     window = TimesWindow(times)
     times.ended([end("ann", waited_s=at / 100, first_s=at / 50) for at in range(1, 101)])
-    window.look(0.0)
-    found = window.by_tenant()["ann", "standard"]
-    assert found.streams == 100
-    assert (found.wait_p50_s, found.wait_p99_s) == (near(0.51), near(1.0))
-    assert (found.first_token_p50_s, found.first_token_p99_s) == (near(1.02), near(2.0))
+    window.look(NOBODY, 0.0)
+    its = window.by_tenant()["ann", "standard"]
+    assert its.streams == 100
+    assert (its.wait_p50_s, its.wait_p99_s) == (near(0.51), near(1.0))
+    assert (its.first_token_p50_s, its.first_token_p99_s) == (near(1.02), near(2.0))
     times.ended([end("ann", waited_s=9.0, first_s=None)] * 3)
-    window.look(59.0)
+    window.look(NOBODY, 59.0)
     assert window.by_tenant()["ann", "standard"].wait_p99_s == near(9.0)
     assert window.by_tenant()["ann", "standard"].first_token_p99_s == near(2.0)
-    window.look(60.0)
+    window.look(NOBODY, 60.0)
     assert window.by_tenant()["ann", "standard"].streams == 0, "that was a minute ago"
-    window.look(119.0)
+    window.look(NOBODY, 119.0)
     assert window.by_tenant() == {}
 
 
@@ -79,43 +91,62 @@ def test_rows_of_processes_add_up_and_names_are_bounded() -> None:
     assert any(row.tenant == OTHERS for row in rows)
 
 
-def flow(tenant: str, *, share: float, fair: float | None, band: str = "standard") -> FlowSnapshot:
-    return FlowSnapshot(tenant, band, 1.0, 3, 1, 1.0, share, share, is_alone=False, fair_share=fair)
-
-
-def picture(*flows: FlowSnapshot) -> Snapshot:
-    bands = [BandSnapshot(name, 0, 0.0, 0, 0, 0.0, 0.0, name == "batch") for name in ("standard", "batch")]
-    return msgspec.structs.replace(scheduler(a=1).snapshot(now=0.0), flows=list(flows), bands=bands)
-
-
-def times(p99_s: float, streams: int = 50) -> TenantsTimes:
-    return TenantsTimes(p99_s / 2, p99_s, streams, 0.0, 0.0)
+def found(shown: Snapshot, *, band: str = "standard", **p99_s: float) -> Worst | None:
+    """The worst, as of a look at which this is shown, with fifty streams of each tenant that took so long."""
+    times = TenantTimes()
+    window = TimesWindow(times)
+    for tenant, first_s in p99_s.items():
+        times.ended([end(tenant, waited_s=0.0, first_s=first_s, band=band)] * 50)
+    window.look(shown, 0.0)
+    return window.worst(shown)
 
 
 def test_a_floods_own_wait_is_not_the_worst() -> None:
     shown = picture(flow("flood", share=0.8, fair=0.8), flow("ann", share=0.1, fair=0.25))
-    found = worst(shown, {("flood", "standard"): times(27.8), ("ann", "standard"): times(0.4)})
-    assert found is not None
-    assert (found.tenant, found.first_token_p99_s, found.within_share) == ("ann", 0.4, True)
+    worst = found(shown, flood=27.8, ann=0.4)
+    assert worst is not None
+    assert (worst.tenant, worst.first_token_p99_s, worst.within_share) == ("ann", near(0.4), True)
 
 
 def test_a_tenant_that_gets_less_than_its_share_and_waits_long_is_the_worst() -> None:
     shown = picture(flow("flood", share=0.8, fair=0.5), flow("ann", share=0.1, fair=0.5))
-    found = worst(shown, {("flood", "standard"): times(1.0), ("ann", "standard"): times(12.0)})
-    assert found is not None
-    assert (found.tenant, found.within_share) == ("ann", True)
+    worst = found(shown, flood=1.0, ann=12.0)
+    assert worst is not None
+    assert (worst.tenant, worst.within_share) == ("ann", True)
+
+
+def test_a_flood_that_ended_is_no_innocent_for_a_minute() -> None:
+    times = TenantTimes()
+    window = TimesWindow(times)
+    times.ended([end("flood", waited_s=9.0, first_s=9.0)] * 50 + [end("ann", waited_s=0.1, first_s=0.1)] * 50)
+    window.look(picture(flow("flood", share=0.8, fair=0.8)), 0.0)
+    quiet = picture(flow("flood", share=0.8, fair=None))
+    window.look(quiet, 50.0)
+    worst = window.worst(quiet)
+    assert worst is not None
+    assert worst.tenant == "ann"
+    times.ended([end("flood", waited_s=0.0, first_s=0.2)] * 50)
+    window.look(quiet, 61.0)
+    worst = window.worst(quiet)
+    assert worst is not None
+    assert (worst.tenant, worst.within_share) == ("flood", True)
 
 
 def test_batch_work_and_single_streams_colour_nothing() -> None:
     shown = picture(flow("nightly", share=0.2, fair=0.5, band="batch"))
-    assert worst(shown, {("nightly", "batch"): times(600.0), ("bob", "standard"): times(50.0, streams=2)}) is None
+    assert found(shown, band="batch", nightly=600.0) is None
+    times = TenantTimes()
+    window = TimesWindow(times)
+    times.ended([end("bob", waited_s=0.0, first_s=50.0)] * 2)
+    window.look(shown, 0.0)
+    assert window.worst(shown) is None
 
 
 def test_if_all_ask_for_more_the_worst_of_all_is_shown() -> None:
     shown = picture(flow("ann", share=0.5, fair=0.5), flow("bob", share=0.5, fair=0.5))
-    found = worst(shown, {("ann", "standard"): times(11.0), ("bob", "standard"): times(12.0)})
-    assert found is not None
-    assert (found.tenant, found.within_share) == ("bob", False)
+    worst = found(shown, ann=11.0, bob=12.0)
+    assert worst is not None
+    assert (worst.tenant, worst.within_share) == ("bob", False)
 
 
 def test_late_first_tokens_of_a_flood_are_no_news_and_those_of_others_are() -> None:
@@ -123,9 +154,8 @@ def test_late_first_tokens_of_a_flood_are_no_news_and_those_of_others_are() -> N
     for _ in range(100):
         failures.first_token(27.8)
     window, shown = FailureWindow(failures), picture(flow("flood", share=0.8, fair=0.8))
-    innocent = worst(shown, {("ann", "standard"): times(0.4)})
-    assert not is_slow(shown, window.now(1.0, innocent))
-    late = window.now(1.0, worst(shown, {("ann", "standard"): times(14.0)}))
+    assert not is_slow(shown, window.now(1.0, found(shown, flood=27.8, ann=0.4)))
+    late = window.now(1.0, Worst("ann", "standard", 7.0, 14.0, within_share=True))
     assert is_slow(shown, late)
     (said,) = slow(shown, late)
     assert said.startswith("First tokens of ann, which is within its share, come late: ")

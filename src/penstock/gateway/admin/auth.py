@@ -2,8 +2,9 @@
 
 Two tokens: one for everything, one that only reads; operators may have tokens of their own, for everything, which name
 them (docs/decisions/0096). With none of these, the gateway makes its own, which is in a file
-(`gateway/admin/own_token.py`). Without a token nobody changes anything; if none is set and the gateway listens on
-loopback, this machine may look (`identity/origins.py`).
+(`gateway/admin/own_token.py`). Of each token for everything another one can be made that only reads, for a screen on a
+wall (`for_wall`). Without a token nobody changes anything; if none is set and the gateway listens on loopback, this
+machine may look (`identity/origins.py`).
 
 The right token always works, however many wrong ones came before and from any address: otherwise anybody behind the
 same proxy could lock an operator out. So a guesser is slowed down instead: past some wrong tokens from an address
@@ -23,6 +24,7 @@ import msgspec
 from penstock.config.model import Settings
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.values.catalogue import Reason
+from penstock.gateway.admin.own_token import for_wall
 from penstock.gateway.identity.origins import Head, Origins, is_loopback
 
 FAILURES_MAX = 10  # wrong tokens at once: a person mistypes, a script that is wrong is slowed down
@@ -59,6 +61,7 @@ class AdminAuth:
         own: str | None = None,
     ) -> None:
         self._own = _digest(own)
+        self._own_wall = _digest(for_wall(own)) if own else None
         self._is_local = is_loopback(listens_on)
         self._origins = origins
         self._now = now
@@ -68,15 +71,19 @@ class AdminAuth:
         admin = settings.admin
         self.is_set = admin.has_token
         self._token = _digest(None if admin.token is None else admin.token.get_secret_value())
+        full = [one.token.get_secret_value() for one in admin.operators]
+        self._operators = [(_digest(token), one.name) for token, one in zip(full, admin.operators, strict=True)]
+        if admin.token is not None:
+            full.append(admin.token.get_secret_value())
         self._read_token = _digest(None if admin.read_token is None else admin.read_token.get_secret_value())
-        self._operators = [(_digest(one.token.get_secret_value()), one.name) for one in admin.operators]
+        self._walls = [None if self.is_set else self._own_wall, *[_digest(for_wall(token)) for token in full]]
 
     def denied(self, head: Head, *, writes: bool, public: bool = False) -> Denied | None:
         """Why the caller may not do this; None if it may. `public`: it shows nothing of the gateway."""
         given = _digest(_bearer(head))
         # All are always compared, so that timing leaks nothing.
         is_full = self._is_full(given)
-        is_reader = _equal(given, self._read_token)
+        is_reader = sum([_equal(given, token) for token in (self._read_token, *self._walls)]) > 0
         if is_full or (is_reader and not writes):
             return None
         if is_reader:

@@ -8,6 +8,8 @@ listens on the port after that learns from a command nothing that opens the next
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import ipaddress
 import logging
 import os
@@ -110,6 +112,14 @@ def find(url: str, env: Mapping[str, str]) -> str | None:
         with contextlib.suppress(OSError):
             return _read(folder / _named(place) / FILE)
     return None
+
+
+def for_wall(token: str) -> str:
+    """The token of a link for a wall screen, made of an admin token: it only reads, and ends when that one is changed.
+
+    One-way, so that whoever has the link has nothing else; no gateway has to keep it, and all of a group know it.
+    """
+    return hmac.new(token.encode("utf-8", "surrogatepass"), b"penstock wall link", hashlib.sha256).hexdigest()
 
 
 def is_here(host: str | None) -> bool:

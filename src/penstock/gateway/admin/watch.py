@@ -95,7 +95,7 @@ class Watch:
         self._history.add(snapshot, self._facts.failures, now, self._driver.scheduler.tokens_under_way())
         self._by_tenant.add(snapshot, self._history.latest()["tokens_per_s"], now)
         self._note_changes(snapshot, now)
-        self._times.look(now)
+        self._times.look(snapshot, now)
         self._incidents.look(self._last_minute.look(now), snapshot, now)
         self._look_for_strangers(snapshot, now)
         self._tick += 1

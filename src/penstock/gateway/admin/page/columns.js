@@ -53,6 +53,8 @@ export const tables = {
     { title: "waiting", value: (t) => count(t.waiting), num: true, by: (t) => t.waiting, tone: (t) => (t.waiting ? "busy" : "") },
     { title: "oldest", value: oldest, num: true, by: (t) => (t.waiting ? t.oldest_wait_s : -1) },
     { title: "running", value: (t) => count(t.running), num: true, by: (t) => t.running },
+    { title: "first token p50 · p99", hint: MEANS["first token of a tenant"], value: (t) => (t.first_token_p50_s == null ? "" : `${seconds(t.first_token_p50_s)} · ${seconds(t.first_token_p99_s)}`), num: true, by: (t) => t.first_token_p99_s ?? -1, tone: (t) => (t.first_token_p99_s >= 10 && !t.over_share ? "busy" : "") },
+    { title: "waited p50 · p99", hint: "in the queue, of all its requests that ended in the last minute", value: (t) => (t.wait_p50_s == null ? "" : `${seconds(t.wait_p50_s)} · ${seconds(t.wait_p99_s)}`), num: true, low: true, by: (t) => t.wait_p99_s ?? -1 },
     { title: "went wrong", hint: MEANS["went wrong"], value: (t) => wrong(t).map(([number, said]) => `${count(number)} ${said}`).join(", "), wide: true, by: (t) => wrong(t).reduce((sum, [number]) => sum + number, 0), tone: (t) => (t.went_wrong.broken || t.went_wrong.failed ? "bad" : "busy") },
     { title: "share of tokens", hint: "of all tenants over the last minute, by price", value: (t) => (t.idle ? "" : percent(t.share_of_all)), num: true, by: (t) => t.share_of_all, part: (t) => t.share_of_all },
     { title: "within its band: got, fair", hint: "of its band over the last minute; fair by weight, among the tenants of the band", value: (t) => whole(t.within), wide: true, low: true },

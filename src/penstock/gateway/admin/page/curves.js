@@ -6,9 +6,8 @@ const LEAST_S = 10; // else the first seconds would jump
 const FINE_S = 600; // in seconds; before that the largest of ten
 const STEP_S = 10;
 const POINTS_MAX = 1000; // 600 of a second, 300 of ten, and what is thinned next
-const LEFT = 42; // room for the numbers of the axis
-const BOTTOM = 13;
-const TOP = 6;
+const [NEAR, FAR] = [[42, 13, 6, 10], [64, 22, 9, 16]]; // a wall is read from afar
+let [LEFT, BOTTOM, TOP, FONT] = NEAR; // room for the numbers of the axis, and their size
 const DASHES = [[], [3, 2], [1, 2], [6, 2], [6, 2, 1, 2]];
 
 // Axis ends that people count in: 1, 2, 5, 10, 20, 50 …
@@ -74,6 +73,7 @@ export class Curve {
     const figure = parent.appendChild(document.createElement("figure"));
     if (means) figure.title = means;
     if (bad) figure.className = "failures";
+    figure.dataset.curve = label;
     const caption = figure.appendChild(document.createElement("figcaption"));
     caption.append(label);
     const values = caption.appendChild(document.createElement("span"));
@@ -112,6 +112,7 @@ export class Curve {
       canvas.width = Math.round(width * scale);
       canvas.height = Math.round(height * scale);
     }
+    [LEFT, BOTTOM, TOP, FONT] = document.body.classList.contains("wall") ? FAR : NEAR;
     const inner = width - LEFT;
     const tall = height - BOTTOM - TOP;
     const span = Math.min(range, Math.max(LEAST_S, now - since)); // all there is, at most what is asked for
@@ -146,7 +147,7 @@ export class Curve {
   axes(context, colours, { inner, tall, height, width, span, top, y }) {
     context.strokeStyle = colours.line;
     context.fillStyle = colours.dim;
-    context.font = "10px system-ui, sans-serif";
+    context.font = `${FONT}px system-ui, sans-serif`;
     context.lineWidth = 1;
     context.textBaseline = "middle";
     context.textAlign = "right";

@@ -45,7 +45,7 @@ export function showBars() {
   const idle = all.length ? [] : s.configured.filter((t) => matches(t.tenant)).slice(0, BARS_MAX);
   const rows = [...all].sort((a, b) => b.share_of_all - a.share_of_all || b.waiting - a.waiting).slice(0, BARS_MAX);
   const left = $("bars");
-  const lines = rows.length || idle.length;
+  const lines = rows.length || idle.length; // none: no requests, and no tenants in the settings
   while (left.children.length < lines) left.appendChild(make());
   while (left.children.length > lines) left.lastChild.remove();
   idle.forEach((t, at) => {
@@ -67,12 +67,15 @@ export function showBars() {
     bar.style.setProperty("--part", `${Math.round(100 * t.share_of_all)}%`);
     bar.classList.toggle("fair", fair != null);
     bar.style.setProperty("--fair", `${Math.min(99, Math.round(100 * (fair ?? 0)))}%`);
+    const first = t.first_token_p50_s == null ? "" : `first token ${seconds(t.first_token_p50_s)} · p99 ${seconds(t.first_token_p99_s)}`;
     const parts = [fair == null ? percent(t.share_of_all) : `${percent(t.share_of_all)}, fair ${percent(fair)}`];
+    if (first) parts.push(first);
     if (t.waiting) parts.push(`${count(t.waiting)} wait, oldest ${seconds(t.oldest_wait_s)}`);
     if (several) parts.push(text(t.band, 20));
     put(said, parts.join(" · "));
   });
   $("fair").classList.toggle("none", rows.length === 0);
+  $("fair").classList.toggle("empty", lines === 0);
 }
 
 // --- over time ----------------------------------------------------------------------------------------------------

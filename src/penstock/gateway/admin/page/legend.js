@@ -7,6 +7,7 @@ export const MEANS = {
   "slots taken": "a slot is room for one request at an engine: how many Penstock sends it at a time",
   "oldest wait": "the wait of the oldest queued request",
   "first token, streams only": "from the whole request to the first byte of its answer, of the streams of the last ten seconds: half took at most p50, 99 of 100 at most p99 (dashed)",
+  "first token of a tenant": "the same of its streams that ended in the last minute. The number above is the worst of tenants within their share: one over it has requests waiting although it got its fair part, and waits by its own doing",
   "sent to engines / s": "requests that left the queue for an engine",
   "tokens / s": "tokens of prompts and answers, over the last ten seconds. Of answers that stream they count as they come, in steps of some dozens; of others when they end",
   "fullest KV memory": "of the engine with the fullest KV cache, as it reports",

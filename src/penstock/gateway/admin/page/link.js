@@ -3,7 +3,20 @@
 
 import { $, put, seen } from "./seen.js";
 
-let token = sessionStorage.getItem("penstock-token") || "";
+// A link for a wall has a token that only reads, behind the `#`: it goes to no server, log or other site. The browser keeps
+// it, so that a screen that starts again needs nobody, and the address shows it no more.
+const WALL = "penstock-wall-token";
+
+export function takeToken() {
+  const given = /^#wall=(.+)$/.exec(location.hash);
+  if (!given) return;
+  localStorage.setItem(WALL, decodeURIComponent(given[1]));
+  history.replaceState(null, "", "#wall");
+  token = sessionStorage.getItem("penstock-token") || localStorage.getItem(WALL);
+  stop.abort();
+}
+
+let token = sessionStorage.getItem("penstock-token") || localStorage.getItem(WALL) || "";
 let told = null;
 
 export function headers(more = {}) {

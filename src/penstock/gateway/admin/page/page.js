@@ -6,11 +6,12 @@ import { Curve, RANGES, within as place } from "./curves.js";
 import { addTenants, drawStack, loadTenants, showBars } from "./fair.js";
 import { grouped, matching, openGroups } from "./groups.js";
 import { MEANS, legend } from "./legend.js";
-import { listenForever } from "./link.js";
+import { listenForever, takeToken } from "./link.js";
 import { $, matches, put, seen } from "./seen.js";
 import { count, percent, seconds, text, whole } from "./tables.js";
 import { showUsage } from "./usage.js";
 import "./verbs.js";
+import { heardOf, showTiles } from "./wall.js";
 import { ORDERS, TONES, WRONG } from "./words.js";
 
 // --- curves -------------------------------------------------------------------------------------------------------
@@ -92,6 +93,17 @@ function numbers(entries, list = $("numbers")) {
   });
 }
 
+// The worst first token of those within their share; that of a flood stands beside it as what it asked for.
+function late({ lately, tenants }) {
+  const { worst } = lately;
+  if (!worst) return ["first token p99, streams", seconds(lately.first_token_p99_s), "first token, streams only"];
+  const more = tenants.filter((t) => t.over_share && t.first_token_p99_s != null);
+  const most = more.reduce((one, t) => (t.first_token_p99_s > (one?.first_token_p99_s ?? 0) ? t : one), null);
+  const asked = worst.within_share && most ? `; over its share: ${text(most.tenant, 20)} ${seconds(most.first_token_p99_s)}` : "";
+  const whose = worst.within_share ? `worst within its share: ${text(worst.tenant, 20)}` : `all ask for more; worst: ${text(worst.tenant, 20)}`;
+  return [`first token p99, ${whose}${asked}`, seconds(worst.first_token_p99_s), "first token of a tenant"];
+}
+
 // The numbers that are read from across the room, five at most.
 function showFive(s) {
   const { lately } = s;
@@ -99,11 +111,11 @@ function showFive(s) {
   numbers([
     ["waiting here", count(s.waiting), "waiting here"],
     ["waiting inside engines", count(s.inside), "waiting inside engines"],
-    ["first token p99, streams", seconds(lately.first_token_p99_s), "first token, streams only"],
+    late(s),
     ["tokens in and out / s", count(s.now.tokens_per_s ?? 0), "tokens / s"],
     [`went wrong, of ${count(lately.ended)} in a minute`, count(wrong), "went wrong"],
   ], $("five"));
-  const marks = [s.waiting, s.inside > 4 * s.endpoints.length, lately.first_token_p99_s >= 10, 0, s.tone !== "ok" && wrong]; // a tenant's own limit is no fault
+  const marks = [s.waiting, s.inside > 4 * s.endpoints.length, (lately.worst ?? lately).first_token_p99_s >= 10, 0, s.tone !== "ok" && wrong]; // a tenant's own limit is no fault
   [...$("five").children].forEach((pair, at) => pair.classList.toggle("marked", Boolean(marks[at])));
 }
 
@@ -165,10 +177,11 @@ function show() {
   document.title = s.waiting ? `${s.waiting} wait – Penstock` : "Penstock";
   showFive(s);
   showBars();
+  showTiles();
   const { lately } = s;
   numbers([
     ["running", count(s.running)], ["slots taken", `${count(s.slots_taken)} of ${count(s.slots)}`],
-    ["oldest wait", s.waiting ? seconds(s.now.oldest_s) : "–"], ["sent to engines / s", (s.now.sent_per_s ?? 0).toFixed(1)],
+    ["oldest wait", s.waiting ? seconds(Math.max(...s.bands.map((b) => b.oldest_wait_s))) : "–"], ["sent to engines / s", (s.now.sent_per_s ?? 0).toFixed(1)],
     ["last minute", `${count(lately.ended)} requests ended, of them ${WRONG.map((kind) => `${count(lately[kind])} ${kind}`).join(", ")}; ${count(lately.retried)} retried`],
   ]);
   tables.failures.update(lately.rows.filter((f) => matches(f.tenant, f.endpoint, f.what, f.reason)), seen.filter ? 0 : lately.rows_more);
@@ -220,7 +233,9 @@ document.addEventListener("keydown", (event) => {
   }
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden && seen.frame) show(); });
-window.addEventListener("resize", () => { if (seen.frame) drawCurves(); });
+// Their size follows from all else that is shown, and an image that is stretched cannot be read.
+const resized = new ResizeObserver(() => { if (seen.frame) drawCurves(); });
+for (const node of [drawn, $("stack")]) resized.observe(node);
 
 const THEMES = ["", "light", "dark"];
 function theme(name) {
@@ -235,8 +250,9 @@ theme(localStorage.getItem("penstock-theme") ?? "");
 $("stops").addEventListener("toggle", (event) => { if (event.newState === "open") document.body.classList.add("controls"); }); // on phones the filter comes with it
 openGroups(() => showRequests());
 const wall = () => {
+  takeToken();
   document.body.classList.toggle("wall", location.hash === "#wall");
-  if (seen.frame) drawCurves();
+  if (seen.frame) show();
 };
 window.addEventListener("hashchange", wall);
 wall();
@@ -245,6 +261,7 @@ listenForever(
   (frame) => {
     addTenants(frame.at, frame.tenant_tokens);
     for (const line of lines) if (line.name in frame.now) line.add(frame.at, frame.now[line.name]);
+    heardOf();
     if (!document.hidden) show();
   },
   ({ coarse, coarse_s: step, fine, tenants }, at) => {

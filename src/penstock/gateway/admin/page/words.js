@@ -19,6 +19,7 @@ export const ORDERS = {
 const MARKS = { ok: "●", busy: "▲", bad: "■", hand: "◆" };
 
 // How bad a state is, as a class of the style sheet.
+export const toneOf = (state) => STATES[state];
 export const badness = (state) => (state === "up" ? "" : STATES[state]);
 
 // How bad it is that endpoints of a model are away: as bad as the worst of them.

@@ -26,7 +26,7 @@ from penstock.gateway.admin.phrases import printable
 from penstock.gateway.admin.picture.drawn import by_tenant, configured
 from penstock.gateway.admin.picture.facts import GatewayFacts
 from penstock.gateway.admin.picture.steady import Steady
-from penstock.gateway.admin.picture.times import NONE, TimesWindow, over_share, worst
+from penstock.gateway.admin.picture.times import NONE, TimesWindow
 from penstock.gateway.admin.why import cause_now, endpoint_why, model_why, within
 from penstock.gateway.telemetry.edges import ShownGroup
 
@@ -72,7 +72,7 @@ class Picture:
         queueing, there = self._facts.queueing(), answering(snapshot)
         edges = self._facts.edges()
         times = self._times.by_tenant()
-        lately = self._last_minute.now(now, worst(snapshot, times))
+        lately = self._last_minute.now(now, self._times.worst(snapshot))
         tenants = self._last_minute.by_tenant({flow.tenant for flow in snapshot.flows})
         around = Around(
             lately=lately,
@@ -129,7 +129,7 @@ class Picture:
                     **msgspec.structs.asdict(short(flow)),
                     "went_wrong": (wrong := tenants.get(flow.tenant, {})),
                     "within": within(flow, wrong),
-                    "over_share": over_share(flow),
+                    "over_share": self._times.over_share(flow.tenant, flow.band),
                     **msgspec.structs.asdict(times.get((flow.tenant, flow.band), NONE)),
                 }
                 for flow in snapshot.flows

@@ -2,8 +2,8 @@
 
 A flood waits by its own doing: its first tokens say nothing of how well others fare. So the number that people look at
 is the worst *of those within their share*, and a flood's stands beside it as what it asked for. A tenant is over its
-share if its requests wait although it got its fair part of the last minute; one of a preemptible band waits by design.
-If everybody is over the share, everybody is late by the same shortage, and the worst of all is shown.
+share if its requests waited in the last minute although it got its fair part; one of a preemptible band waits by
+design. If everybody is over the share, everybody is late by the same shortage, and the worst of all is shown.
 
 The window is the sum of sixty looks, as that of failures: a look adds its rows and takes off those of a minute ago.
 """
@@ -54,10 +54,13 @@ class TimesWindow:
         self._times = times
         self._looks: deque[tuple[float, Counter[TimeRow]]] = deque()
         self._sum: Counter[TimeRow] = Counter()
+        self._over: dict[tuple[str, str], float] = {}  # tenants over their share, and when they were last
         self._by_tenant: dict[tuple[str, str], TenantsTimes] | None = None  # as of the last look, once it was asked for
 
-    def look(self, now: float) -> None:
-        """Take the new rows."""
+    def look(self, snapshot: Snapshot, now: float) -> None:
+        """Take the new rows, and note which tenants ask for more than their share."""
+        self._over = {key: at_s for key, at_s in self._over.items() if now - at_s < WINDOW_S}
+        self._over.update({(flow.tenant, flow.band): now for flow in snapshot.flows if over_share(flow)})
         self._by_tenant = None
         rows = self._times.take()
         self._looks.append((now, rows))
@@ -75,6 +78,18 @@ class TimesWindow:
             self._by_tenant = self._counted()
         return self._by_tenant
 
+    def over_share(self, tenant: str, band: str) -> bool:
+        """Whether the tenant asked for more than its share in the last minute."""
+        return (tenant, band) in self._over
+
+    def worst(self, snapshot: Snapshot) -> Worst | None:
+        """Return the worst of those within their share, otherwise of all; None: nobody streamed of late."""
+        by_design = {band.name for band in snapshot.bands if band.preemptible}
+        all_times = self.by_tenant().items()
+        streams = [(key, its) for key, its in all_times if key[1] not in by_design and its.streams >= LEAST]
+        within = [(key, its) for key, its in streams if key not in self._over]
+        return _worst(within, within_share=True) or _worst(streams, within_share=False)
+
     def _counted(self) -> dict[tuple[str, str], TenantsTimes]:
         counts: dict[tuple[str, str], dict[str, list[tuple[int, int]]]] = {}
         for row, number in self._sum.items():
@@ -86,15 +101,6 @@ class TimesWindow:
 def over_share(flow: FlowSnapshot) -> bool:
     """Whether a tenant asks for more than its share: its requests wait, and it got that already."""
     return flow.fair_share is not None and flow.share >= NEARLY * flow.fair_share
-
-
-def worst(snapshot: Snapshot, times: dict[tuple[str, str], TenantsTimes]) -> Worst | None:
-    """Return the worst of those within their share, otherwise of all; None: nobody streamed of late."""
-    by_design = {band.name for band in snapshot.bands if band.preemptible}
-    flows = {(flow.tenant, flow.band): flow for flow in snapshot.flows}
-    streams = [(key, its) for key, its in times.items() if key[1] not in by_design and its.streams >= LEAST]
-    within = [(key, its) for key, its in streams if key not in flows or not over_share(flows[key])]
-    return _worst(within, within_share=True) or _worst(streams, within_share=False)
 
 
 def _worst(rows: Iterable[tuple[tuple[str, str], TenantsTimes]], *, within_share: bool) -> Worst | None:
