@@ -14,6 +14,7 @@ from bench.__main__ import main as bench
 from bench.agents.rivals import RIVALS
 from penstock.cli.main import main
 from penstock.sim.engine.profiles import PROFILES, EngineConfig
+from penstock.sim.traces.session_gate import memory_gate
 from penstock.sim.traces.session_run import SessionFigures, SessionOptions, run
 from penstock.sim.traces.session_source import SessionLoad, SessionSource
 from penstock.sim.traces.sessions import RecordedSession, Turn, read
@@ -80,7 +81,8 @@ def figures(
     sessions: list[RecordedSession], routing: str, tenants: tuple[int, ...], *, config: EngineConfig = FAST, **more: Any
 ) -> SessionFigures:
     load = SessionLoad(tenants, gap_cap_s=more.pop("gap_cap_s", None))
-    options = SessionOptions(load, more.pop("endpoints", 1), config, rivals=RIVALS, **more)
+    rivals = {**RIVALS, "gate": memory_gate(120.0)}
+    options = SessionOptions(load, more.pop("endpoints", 1), config, rivals=rivals, **more)
     return run(sessions, routing, 1, options)
 
 
@@ -305,6 +307,10 @@ def test_the_bench_offers_the_gates_of_others(trace: str, capsys: pytest.Capture
         (["--gap-cap", "-1"], "--gap-cap takes seconds"),
         (["--warm-up", "500", "--duration", "400"], "--warm-up"),
         (["--speed", "2"], "--speed"),
+        (["--tenants", "1,1", "--weights", "1"], "--weights"),
+        (["--tenants", "1,1", "--weights", "1,0"], "--weights"),
+        (["--gate", "memory", "--gate-wait", "0"], "--gate-wait"),
+        (["--gate", "memory", "--routing", "kv"], "--routing is for --gate off"),
     ],
 )
 def test_wrong_flags_are_refused(trace: str, capsys: pytest.CaptureFixture[str], flags: list[str], told: str) -> None:
@@ -312,10 +318,32 @@ def test_wrong_flags_are_refused(trace: str, capsys: pytest.CaptureFixture[str],
     assert told in capsys.readouterr().err
 
 
+def test_penstocks_gate_has_a_row_of_its_own(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--gate", "memory", "--tenants", "2,2", "--weights", "1,2", "--duration", "120", "--kv-tokens", "20000"]
+    assert main(["simulate", "--trace", trace, "--endpoints", "1", "--gate-wait", "20", "--json", *flags]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["routing"], row["turns"] > 0) == ("memory_gate", True)
+    assert [tenant["kv_held_tokens"] > 0 for tenant in row["tenants"]] == [True, True]
+
+
 def test_a_gate_that_is_not_there_is_not_offered(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["simulate", "--trace", trace, "--gate", "lease"])
     assert "--gate" in capsys.readouterr().err
+
+
+def test_penstocks_gate_keeps_prefixes_that_no_gate_loses_and_waits_no_longer_than_told() -> None:
+    sessions = recorded(*(talk(f"t{n}", 40, grow=512) for n in range(16)))
+    some = EngineConfig(
+        step_base_s=0.05, prefill_s_per_token=1e-4, max_num_batched_tokens=8192, kv_blocks=160, block_size=512,
+        max_model_len=50_000,
+    )  # fmt: skip
+    without = figures(sessions, "no_gate", (12, 4), config=some, duration_s=900.0, warm_up_s=100.0)
+    gated = figures(sessions, "gate", (12, 4), config=some, duration_s=900.0, warm_up_s=100.0)
+    assert gated.hit_rate > without.hit_rate + 0.1
+    assert gated.output_tokens_per_s > without.output_tokens_per_s
+    assert gated.ttft_longest_s <= 1.05 * 120.0
+    assert gated.tenants[1].ttft_longest_s < gated.tenants[0].ttft_longest_s, "four of sixteen sessions want less"
 
 
 def test_turns_have_at_least_one_token_of_answer() -> None:

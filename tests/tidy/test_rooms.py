@@ -11,7 +11,9 @@ import pytest
 
 from tests.tidy.test_imports import BENCH, MODULES, SOURCE, imports, name_of
 
-ROOMS = ("util", "values", "endpoints", "queueing", "routing", "dispatch", "explain", "scheduling", "scheduler")
+ROOMS = (
+    "util", "values", "endpoints", "queueing", "sessions", "routing", "dispatch", "explain", "scheduling", "scheduler"
+)  # fmt: skip
 FILES_MAX = 16  # what one looks over at a glance; the fullest rooms of well-kept houses hold a dozen or two
 OWN_KIND = {  # rooms whose files are all of one kind: what they hold is said once, not file by file
     "penstock.config.sections",

@@ -10,7 +10,7 @@ blocks; taking the blank ones first is the one simplification.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class BlockPool:
@@ -40,6 +40,11 @@ class BlockPool:
     @property
     def cached(self) -> int:
         return len(self._cached)
+
+    def hashes(self) -> Iterator[int]:
+        """Yields the hashes of all shared blocks, held or cached."""
+        yield from self._shared
+        yield from self._cached
 
     def match(self, hashes: Sequence[int], limit: int) -> int:
         """Returns how many leading blocks of this chain, at most `limit`, are in the pool."""

@@ -17,6 +17,7 @@ from penstock.core.values.settings import RoutingSettings
 from penstock.sim import command
 from penstock.sim.command import CLEAR, EXIT_FAILED, EXIT_OK, ProgressLine
 from penstock.sim.engine.profiles import AGENTS_PROFILE, PROFILES, EngineConfig
+from penstock.sim.traces.session_gate import NAME, memory_gate
 from penstock.sim.traces.session_run import DURATION_S, WARM_UP_S, SessionFigures, SessionOptions, TurnFigures, run
 from penstock.sim.traces.session_source import SessionLoad
 from penstock.sim.traces.sessions import read
@@ -27,7 +28,8 @@ SESSIONS_MAX = 10_000
 CONTEXT_MAX = 200_000
 ENDPOINTS = 4
 DEFAULT_ROUTINGS = "predicted_ttft"
-GATES = ("off",)
+GATES = ("off", "memory")
+WAIT_S = 300.0
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
@@ -42,15 +44,19 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         help=f"agents: leave longer sessions out (default {CONTEXT_MAX:,} tokens)",
     )
     group.add_argument("--warm-up", metavar="S", type=float, help=f"agents: not counted (default {WARM_UP_S:g} s)")
+    group.add_argument("--weights", metavar="X,X,…", help="agents: of the tenants (default 1 each)")
     group.add_argument("--gate", choices=GATES, default="off", help="agents: on sessions, before the engines")
+    group.add_argument("--gate-wait", metavar="S", type=float, help=f"agents: the gate's W (default {WAIT_S:g} s)")
 
 
 def problem(args: argparse.Namespace) -> str | None:
     """Returns the problem with the flags of sessions, or None."""
     try:
-        tenants = _tenants(args)
+        tenants, weights = _tenants(args), _weights(args)
     except ValueError:
-        return "--tenants takes numbers with commas between them, like 86,22,10,10"
+        return "--tenants takes numbers with commas between them, like 86,22,10,10, and so does --weights"
+    if len(weights) not in (0, len(tenants)) or not all(0 < weight < math.inf for weight in weights):
+        return "--weights takes a number above 0 for each of --tenants"
     if not 1 <= sum(tenants) <= SESSIONS_MAX or min(tenants) < 1:
         return f"--sessions and --tenants take 1 to {SESSIONS_MAX:,} sessions"
     if args.sessions is not None and sum(tenants) != args.sessions:
@@ -62,6 +68,10 @@ def problem(args: argparse.Namespace) -> str | None:
         return f"--warm-up takes seconds below the duration, {duration_s:g}"
     if args.context_max is not None and args.context_max < 1:
         return "--context-max takes tokens, 1 or more"
+    if args.gate_wait is not None and not 0 < args.gate_wait < math.inf:
+        return "--gate-wait takes seconds, above 0"
+    if args.gate != "off" and args.routing is not None:
+        return "--routing is for --gate off: a gate decides itself where sessions go"
     if args.plot or args.speed != 1.0 or args.no_queue:
         return "--plot, --speed and --no-queue are not for sessions of agents"
     return None
@@ -89,18 +99,19 @@ def _rows(args: argparse.Namespace, line: ProgressLine) -> list[SessionFigures]:
     warm_up_s, duration_s = _window(args)
     config = engine(_profile(args), args.kv_tokens)
     options = SessionOptions(
-        load=SessionLoad(tenants=_tenants(args), gap_cap_s=args.gap_cap),
+        load=SessionLoad(tenants=_tenants(args), weights=_weights(args), gap_cap_s=args.gap_cap),
         endpoints=_endpoints(args),
         engine=config,
         duration_s=duration_s,
         warm_up_s=warm_up_s,
         router=RoutingSettings(affinity_wait_s=args.affinity_wait, imbalance_threshold=args.imbalance_threshold),
         checked=args.check,
-        rivals=args.rivals,
+        rivals={**args.rivals, NAME: memory_gate(args.gate_wait if args.gate_wait is not None else WAIT_S)},
     )
     sessions = read(Path(args.trace), min(args.context_max or CONTEXT_MAX, config.max_model_len))
     rows: list[SessionFigures] = []
-    for routing in (args.routing or DEFAULT_ROUTINGS).split(","):
+    routings = NAME if args.gate == "memory" else args.routing or DEFAULT_ROUTINGS
+    for routing in routings.split(","):
         for seed in command.seeds(args):
             line.seed = seed
             rows.append(run(sessions, routing, seed, options, partial(line.tell, routing)))
@@ -118,6 +129,10 @@ def _tenants(args: argparse.Namespace) -> tuple[int, ...]:
     if args.tenants:
         return tuple(int(word) for word in args.tenants.split(","))
     return (args.sessions if args.sessions is not None else SESSIONS,)
+
+
+def _weights(args: argparse.Namespace) -> tuple[float, ...]:
+    return tuple(float(word) for word in args.weights.split(",")) if args.weights else ()
 
 
 def _window(args: argparse.Namespace) -> tuple[float, float]:
@@ -138,7 +153,18 @@ def table(rows: list[SessionFigures], title: str) -> Table:
     made = Table(title=title, title_justify="left")
     made.add_column("routing")
     made.add_column("tenant")
-    for name in ("seed", "turns", "output tok/s", "prefill tok/s", "hit rate", "TTFT p50 s", "p90", "p99", "longest"):
+    for name in (
+        "seed",
+        "turns",
+        "output tok/s",
+        "prefill tok/s",
+        "hit rate",
+        "TTFT p50 s",
+        "p90",
+        "p99",
+        "longest",
+        "KV held",
+    ):
         made.add_column(name, justify="right")
     for row in rows:
         _add(made, row, row.routing, row.seed)
@@ -157,4 +183,5 @@ def _add(made: Table, row: TurnFigures, routing: str, seed: int) -> None:
         f"{row.prefill_tokens_per_s:,.0f}",
         f"{row.hit_rate:.3f}",
         *(f"{x:.1f}" for x in (row.ttft_p50_s, row.ttft_p90_s, row.ttft_p99_s, row.ttft_longest_s)),
+        f"{row.kv_held_tokens:,.0f}",
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,6 +26,7 @@ from penstock.sim.world.world import World, WorldObserver
 from penstock.sim.world.world_values import EngineSpec, SimulatedJourney, WorldSettings
 
 DURATION_S = 3600.0
+HELD_EVERY = 15  # seconds between two looks at the blocks in memory
 WARM_UP_S = 600.0
 
 
@@ -56,6 +58,7 @@ class TurnFigures(msgspec.Struct, frozen=True):
     ttft_longest_s: float
     unanswered: int  #: turns without a first token at the end
     prompt_tokens_mean: float
+    kv_held_tokens: float  #: prompt tokens in all engines' memory, in use or cached, over time
 
 
 class SessionFigures(TurnFigures, frozen=True):
@@ -81,7 +84,7 @@ def run(
     """Play sessions once, under a routing policy of Penstock or a rival. Returns the row."""
     rival = options.rivals.get(routing)
     source = SessionSource(sessions, options.load, seed=seed, bypass=rival is not None)
-    watch = _EngineWatch(options.warm_up_s)
+    watch = _EngineWatch(options.warm_up_s, source)
     outcome = _Window(options.warm_up_s, options.duration_s)
     world = World(
         WorldSettings(
@@ -106,7 +109,7 @@ def run(
     )
     world.run()
     tenants = [stream.tenant for stream in source.streams]
-    whole = outcome.figures("all", tenants)
+    whole = outcome.figures("all", tenants, watch)
     return SessionFigures(
         **msgspec.structs.asdict(whole),
         routing=routing,
@@ -117,7 +120,7 @@ def run(
         kv_usage=ratio(watch.kv_usage, watch.seconds),
         inside=ratio(watch.inside, watch.seconds),
         waiting=ratio(watch.waiting, watch.seconds),
-        tenants=tuple(outcome.figures(tenant, [tenant]) for tenant in tenants) if len(tenants) > 1 else (),
+        tenants=tuple(outcome.figures(tenant, [tenant], watch) for tenant in tenants) if len(tenants) > 1 else (),
     )
 
 
@@ -155,7 +158,7 @@ class _Window:
             turns.cached_tokens += journey.cached_tokens
             turns.output_tokens += journey.output_tokens
 
-    def figures(self, name: str, tenants: Sequence[str]) -> TurnFigures:
+    def figures(self, name: str, tenants: Sequence[str], watch: _EngineWatch) -> TurnFigures:
         """Returns the figures of some tenants together."""
         several = [self._tenants[tenant] for tenant in tenants if tenant in self._tenants]
         span_s = self._until_s - self._from_s
@@ -175,15 +178,18 @@ class _Window:
             ttft_longest_s=ttft_s[-1] if ttft_s else math.nan,
             unanswered=sum(turns.unanswered for turns in several),
             prompt_tokens_mean=ratio(prompt_tokens, count),
+            kv_held_tokens=ratio(sum(watch.held[tenant] for tenant in tenants), watch.looks),
         )
 
 
 class _EngineWatch(WorldObserver):
     """Adds up, second by second after the warm-up, how full the engines are."""
 
-    def __init__(self, from_s: float) -> None:
+    def __init__(self, from_s: float, source: SessionSource) -> None:
         self._from_s = from_s
-        self.seconds = 0
+        self._source = source
+        self.seconds = self.looks = 0
+        self.held: Counter[str] = Counter()  # by tenant, tokens added up over the looks
         self.kv_usage = self.inside = self.waiting = 0.0
 
     def second(self, world: World) -> None:
@@ -194,3 +200,8 @@ class _EngineWatch(WorldObserver):
         self.kv_usage += sum(engine.pool.used / engine.pool.total for engine in engines) / len(engines)
         self.inside += sum(engine.in_engine for engine in engines)
         self.waiting += sum(engine.waiting_now for engine in engines)
+        if self.seconds % HELD_EVERY == 1:
+            self.looks += 1
+            for engine in engines:
+                for block in engine.pool.hashes():
+                    self.held[self._source.tenant_of(block)] += engine.config.block_size

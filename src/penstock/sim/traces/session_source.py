@@ -68,6 +68,7 @@ class SessionSource(ArrivalSource):
         self._lanes = [number for number, count in enumerate(load.tenants) for _ in range(count)]
         self._random.shuffle(self._lanes)
         self._runs: dict[str, _Run] = {}  # by the job under way
+        self._lane_of: list[int] = []  # of each session begun
 
     def open_jobs(self) -> Iterator[Job]:
         """Yields the first turn of each first session."""
@@ -84,6 +85,10 @@ class SessionSource(ArrivalSource):
         jobs: list[Job] = []
         self._end_turn(run, now, jobs.append)
         return jobs
+
+    def tenant_of(self, block: int) -> str:
+        """Returns the tenant of a prompt's block."""
+        return self.streams[self._lanes[self._lane_of[(block >> BLOCKS_BITS) - 1]]].tenant
 
     def _end_turn(self, run: _Run, now: float, send: Callable[[Job], None]) -> None:
         turn = run.turns[run.at]
@@ -116,6 +121,7 @@ class SessionSource(ArrivalSource):
     def _next_session(self, lane: int) -> _Run:
         session = self._corpus[self.begun % len(self._corpus)]
         self.begun += 1
+        self._lane_of.append(lane)
         return _Run(f"s{self.begun}", session.turns(), self.begun << BLOCKS_BITS, lane, None)
 
     def _gap(self, seconds: float) -> float:
