@@ -266,7 +266,7 @@ def test_an_endpoint_that_leaves_takes_its_residents_along() -> None:
     bench.gate.ledger.remove_endpoint("e0")
     assert bench.held("t") == 800
     left = bench.gate.ledger.session("a", "t"), bench.gate.ledger.session("b", "t")
-    assert sorted(str(session.endpoint) for session in left) == ["None", "e1"]
+    assert sorted(str(session.home) for session in left) == ["None", "e1"]
 
 
 # --- a loop -----------------------------------------------------------------------------------------------------

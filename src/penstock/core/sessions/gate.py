@@ -68,12 +68,12 @@ class SessionGate:
     ) -> str | None:
         """A turn arrived, of a session or of its sub-agent `part`. Returns its endpoint, or None if it waits."""
         found = self.ledger.session(session, tenant)
-        self._weights[tenant] = weight
+        self._weigh(tenant, weight)
         self._turns[turn] = (found, part, tokens)
-        if found.endpoint is not None:
+        if found.home is not None:
             self._begin(found, turn)
-            self._hold_to_limit(found.endpoint)
-            return found.endpoint
+            self._hold_to_limit(found.home)
+            return found.home
         if not found.waiting:
             found.waits_s = now
             self._lines.setdefault(tenant, deque()).append(found)
@@ -97,8 +97,8 @@ class SessionGate:
         session.turns += 1
         session.idle_s = now
         self.ledger.resize(session)
-        if session.endpoint is not None:
-            self._hold_to_limit(session.endpoint)
+        if session.home is not None:
+            self._hold_to_limit(session.home)
 
     def released(self, now: float) -> list[tuple[str, str]]:
         """Returns turns that go now, with their endpoints. To be asked after each fact, and when time has passed."""
@@ -107,14 +107,21 @@ class SessionGate:
             admitted = self._admit_one(now)
             if admitted is None:
                 break
-            assert admitted.endpoint is not None
-            going += [(turn, admitted.endpoint) for turn in admitted.waiting]
+            assert admitted.home is not None
+            going += [(turn, admitted.home) for turn in admitted.waiting]
             for turn in admitted.waiting:
                 self._begin(admitted, turn)
             admitted.waiting = []
         return going
 
     # inside ------------------------------------------------------------------------------------------------------
+
+    def _weigh(self, tenant: str, weight: float) -> None:
+        """Note a tenant's weight, and forget those of tenants that neither hold nor wait now and then."""
+        weights, held, lines = self._weights, self.ledger.by_tenant, self._lines
+        weights[tenant] = weight
+        if len(weights) > 2 * (len(held) + len(lines)) + 64:
+            self._weights = {name: weights[name] for name in weights if name in held or name in lines or name == tenant}
 
     def _begin(self, session: AgentSession, turn: str) -> None:
         _, part, tokens = self._turns[turn]

@@ -17,7 +17,7 @@ class AgentSession:
     """One session, its sub-agents included. Written by `MemoryLedger` and `SessionGate` alone."""
 
     __slots__ = (
-        "admitted_s", "booked", "endpoint", "footprint", "idle_s", "name", "origin", "own", "parts", "tenant", "turns",
+        "admitted_s", "booked", "footprint", "home", "idle_s", "name", "origin", "own", "parts", "tenant", "turns",
         "waiting", "waits_s",
     )  # fmt: skip
 
@@ -28,7 +28,7 @@ class AgentSession:
         self.parts: dict[str, tuple[str, int]] = {}  # turns under way: whose it is, and its tokens
         self.footprint = 0
         self.booked = 0  # at its endpoint
-        self.endpoint: str | None = None  # while it is resident
+        self.home: str | None = None  # while it is resident
         self.origin: str | None = None  # where it was resident last
         self.admitted_s = -math.inf
         self.turns = 0  # ended since it was admitted
@@ -39,7 +39,7 @@ class AgentSession:
     @property
     def idle(self) -> bool:
         """True if it is resident and between turns."""
-        return self.endpoint is not None and not self.parts
+        return self.home is not None and not self.parts
 
 
 class MemoryLedger:
@@ -81,18 +81,18 @@ class MemoryLedger:
 
     def take(self, session: AgentSession, endpoint: str, now: float) -> None:
         """Make a session resident."""
-        assert session.endpoint is None
-        session.endpoint = session.origin = endpoint
+        assert session.home is None
+        session.home = session.origin = endpoint
         session.admitted_s, session.turns = now, 0
         self.residents[endpoint][session.name] = session
         self._book(session, session.footprint)
 
     def give_up(self, session: AgentSession) -> None:
         """A session is resident no longer."""
-        assert session.endpoint is not None
+        assert session.home is not None
         self._book(session, 0)
-        del self.residents[session.endpoint][session.name]
-        session.endpoint = None
+        del self.residents[session.home][session.name]
+        session.home = None
 
     def resize(self, session: AgentSession) -> None:
         """Set a session's footprint by its last turn and what is under way."""
@@ -100,14 +100,14 @@ class MemoryLedger:
         own = max((tokens for part, tokens in session.parts.values() if not part), default=session.own)
         session.own = own
         session.footprint = own + agents
-        if session.endpoint is not None:
+        if session.home is not None:
             self._book(session, session.footprint)
 
     def _book(self, session: AgentSession, tokens: int) -> None:
-        assert session.endpoint is not None
+        assert session.home is not None
         more = tokens - session.booked
         session.booked = tokens
-        self.held[session.endpoint] += more
+        self.held[session.home] += more
         self.by_tenant[session.tenant] = self.by_tenant.get(session.tenant, 0) + more
         if not self.by_tenant[session.tenant]:
             del self.by_tenant[session.tenant]
@@ -116,7 +116,7 @@ class MemoryLedger:
         looks = 0
         while len(self._sessions) > SESSIONS_MAX and looks < len(self._sessions):
             name, session = next(iter(self._sessions.items()))
-            if session.endpoint is None and not session.waiting:
+            if session.home is None and not session.waiting:
                 del self._sessions[name]
             else:
                 self._sessions.move_to_end(name)
