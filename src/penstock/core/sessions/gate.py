@@ -64,7 +64,7 @@ class SessionGate:
         return sum(len(line) for line in self._lines.values())
 
     def arrived(
-        self, turn: str, session: str, tenant: str, tokens: int, *, part: str = "", weight: float = 1.0, now: float
+        self, turn: str, session: str, tenant: str, tokens: int, *, now: float, part: str = "", weight: float = 1.0
     ) -> str | None:
         """A turn arrived, of a session or of its sub-agent `part`. Returns its endpoint, or None if it waits."""
         found = self.ledger.session(session, tenant)
