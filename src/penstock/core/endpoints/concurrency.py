@@ -90,7 +90,7 @@ class FoundLimit(ConcurrencyLimit):
     """Unknown slots."""
 
     __slots__ = (
-        "_before", "_first", "_grown_at", "_grown_s", "_hold_s", "_hold_until_s", "_judges", "_page",
+        "_before", "_first", "_fits", "_grown_at", "_grown_s", "_hold_s", "_hold_until_s", "_judges", "_page",
         "_queued", "_step", "_top", "_whole", "judge", "work",
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ class FoundLimit(ConcurrencyLimit):
     def _forget(self) -> None:
         """Forget evidence that was taken at another limit, or by another judge."""
         self._before = 0  # the slots before the last increase; 0: it has decreased since
-        self._queued = 0  # looks in a row that showed a queue
+        self._queued, self._fits = 0, 0.0  # looks in a row that showed a queue, and the most that had room meanwhile
         self._top = self._grown_at = 0.0  # the most that ran since it last grew, and by then
 
     # --- increase and decrease ------------------------------------------------------------------------------------
@@ -138,10 +138,11 @@ class FoundLimit(ConcurrencyLimit):
         if it.queue > 0.0:
             self._queued += 1
             self._step = min(self._step, 1)
+            self._fits = max(self._fits, it.fits)
             if self._queued >= it.looks:
-                self._shrink(now, int(it.fits))
+                self._shrink(now, int(self._fits))
             return
-        self._queued = 0
+        self._queued, self._fits = 0, 0.0
         if (
             not full
             or it.inside <= max(self._before, IN_USE * self.slots - 1)
