@@ -18,7 +18,6 @@ import grpc
 from envoy.config.core.v3 import base_pb2
 from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
-from google.protobuf import struct_pb2
 
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.epp.filters import Modes
@@ -418,7 +417,11 @@ class ProxyStream:
             added = [*added, (b":path", upstream.prefix.encode() + target.encode())]
         self._body = []
         given: list[bytes | memoryview] = [] if body is None else [body] if isinstance(body, bytes) else [*body]
-        changes = _mutation(added, removed)
+        answer, whole = Response(), self._modes.buffered and not self._bodyless
+        common = (answer.request_body if whole else answer.request_headers).response
+        common.clear_route_cache = True
+        changes = common.header_mutation
+        _mutate(changes, added, removed)
         _set(changes, DESTINATION, address.encode())
         if self._others:
             _set(changes, FALLBACK, self._others[0].encode())
@@ -426,17 +429,12 @@ class ProxyStream:
             changes.remove_headers.append(FALLBACK)  # its client may have written it
         if not self._bodyless:
             _set(changes, "content-length", b"%d" % sum(map(len, given)))
-        common = ext_proc.CommonResponse(header_mutation=changes, clear_route_cache=True)
-        lb = struct_pb2.Struct()
-        lb.fields[LB_SPACE].struct_value.fields[DESTINATION].string_value = address
-        if self._modes.buffered and not self._bodyless:
+        answer.dynamic_metadata.fields[LB_SPACE].struct_value.fields[DESTINATION].string_value = address
+        self._out.append(answer)
+        if whole:
             common.body_mutation.body = b"".join(given)
-            self._out.append(Response(request_body=ext_proc.BodyResponse(response=common), dynamic_metadata=lb))
-        else:
-            answer = Response(request_headers=ext_proc.HeadersResponse(response=common), dynamic_metadata=lb)
-            self._out.append(answer)
-            if not self._bodyless:
-                self._pieces(given, ends=not self._request_trailers)
+        elif not self._bodyless:
+            self._pieces(given, ends=not self._request_trailers)
         if self._request_trailers:
             self._out.append(Response(request_trailers=ext_proc.TrailersResponse()))
         self._wake()
@@ -457,21 +455,24 @@ class ProxyStream:
 
     def refused(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """Answer the request ourselves; nothing follows."""
-        answer = ext_proc.ImmediateResponse(headers=_mutation(headers, []), body=body, details="penstock")
-        answer.status.code = status
+        answer = Response()
+        immediate = answer.immediate_response
+        immediate.status.code, immediate.body, immediate.details = status, body, "penstock"
+        _mutate(immediate.headers, headers, [])
         self._closing = True
-        self._later(Response(immediate_response=answer))
+        self._later(answer)
 
     def head(self, status: int | None, added: Headers, removed: list[bytes]) -> None:
         """Let the head of the answer pass, with these changes."""
-        changes = _mutation(added, removed)
+        answer = Response(mode_override=_WITH_BODY if self._samples else None)
+        changes = answer.response_headers.response.header_mutation
+        changes.SetInParent()  # also without any
+        _mutate(changes, added, removed)
         if self._shows_served:
             changes.remove_headers.append(SERVED)
         if status is not None:
             _set(changes, ":status", b"%d" % status)
-        common = ext_proc.CommonResponse(header_mutation=changes)
-        mode = _WITH_BODY if self._samples else None
-        self._later(Response(response_headers=ext_proc.HeadersResponse(response=common), mode_override=mode))
+        self._later(answer)
 
     def piece(self, data: bytes) -> None:
         """A part of the answer."""
@@ -511,31 +512,32 @@ def _is_proxys(headers: Headers) -> bool:
     return b"x-envoy-upstream-service-time" not in names and (b"content-type", b"text/plain") in headers
 
 
-def _mutation(added: Sequence[Header], removed: list[bytes]) -> Any:
-    changes = ext_proc.HeaderMutation(remove_headers=[name.decode("latin-1") for name in removed])
+def _mutate(changes: Any, added: Sequence[Header], removed: list[bytes]) -> None:
+    """Let a head change so. Messages are filled in place: each one that is put into another is copied."""
+    changes.remove_headers.extend([name.decode("latin-1") for name in removed])
     seen: set[bytes] = set()
     for name, value in added:
         lower = name.lower()
-        option = changes.set_headers.add(append_action=_APPEND if lower in seen else _OVERWRITE)
-        option.header.key, option.header.raw_value = lower.decode("latin-1"), value
+        _set(changes, lower.decode("latin-1"), value, _APPEND if lower in seen else _OVERWRITE)
         seen.add(lower)
-    return changes
 
 
-def _set(changes: Any, name: str, value: bytes) -> None:
-    changes.set_headers.add(append_action=_OVERWRITE).header.CopyFrom(base_pb2.HeaderValue(key=name, raw_value=value))
+def _set(changes: Any, name: str, value: bytes, action: int = _OVERWRITE) -> None:
+    option = changes.set_headers.add()
+    option.append_action = action
+    header = option.header
+    header.key, header.raw_value = name, value
 
 
 def _request_piece(data: bytes, *, end: bool) -> Any:
-    return Response(request_body=ext_proc.BodyResponse(response=_streamed(data, end=end)))
+    answer = Response()
+    piece = answer.request_body.response.body_mutation.streamed_response
+    piece.body, piece.end_of_stream = data, end
+    return answer
 
 
 def _response_piece(data: bytes, *, end: bool) -> Any:
-    return Response(response_body=ext_proc.BodyResponse(response=_streamed(data, end=end)))
-
-
-def _streamed(data: bytes, *, end: bool) -> Any:
-    common = ext_proc.CommonResponse()
-    streamed = common.body_mutation.streamed_response
-    streamed.body, streamed.end_of_stream = data, end
-    return common
+    answer = Response()
+    piece = answer.response_body.response.body_mutation.streamed_response
+    piece.body, piece.end_of_stream = data, end
+    return answer
