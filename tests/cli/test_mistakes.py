@@ -84,7 +84,9 @@ IN_THE_SETTINGS = {
     # units
     "admission: {max_kv_usage: 95}": "`95`: expected at most 1 (a share, not a percentage: `0.95`)",
     "admission: {max_kv_usage: 95%}": "`95%` is not a number (write `0.95`)",
-    "queue: {max_wait: 1 minute}": "is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h)",
+    "{listen: ':8080', endpoints: [{url: 'http://localhost:8080'}]}": "is this gateway's own address (`listen`)",
+    "{listen: '10.0.0.7:80', endpoints: [{url: 'http://10.0.0.7'}]}": "is this gateway's own address (`listen`)",
+    "queue: {max_wait: 1 minute}": "is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h, 7d)",
     "queue: {max_bytes: 2 gigs}": "is not a size (write bytes, or a unit: 64KB, 64KiB, 10MB, 1GiB)",
 }
 

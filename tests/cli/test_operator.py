@@ -11,6 +11,7 @@ from rich.console import Console
 
 from penstock.cli import main as cli
 from penstock.cli.top import views
+from penstock.core.values.catalogue import EndpointState
 from tests.gateway.admin.test_admin_state import crowded, let_go
 from tests.gateway.conftest import World
 
@@ -26,14 +27,16 @@ async def test_status_is_a_sentence_and_an_exit_code(world: World, capsys: pytes
     assert capsys.readouterr().out.startswith("● ok Idle: nothing waits, nothing runs. 1 of 1 engines is up.\n")
     assert await run(world, "pause", "sim") == 0
     assert capsys.readouterr().out == "paused: sim; 0 wait; `penstock resume` takes it back\n"
-    assert await run(world, "status", "--check") == 3
+    assert await run(world, "status", "--check") == 0, "an operator did it, and nothing is wrong"
     assert "Paused by an operator (127.0.0.1, " in capsys.readouterr().out
     assert await run(world, "status", "--json") == 0
     assert json.loads(capsys.readouterr().out)["paused"] == ["sim"]
     assert await run(world, "drain") == 0
     assert capsys.readouterr().out == "paused: sim; drained: everything; 0 wait; `penstock resume` takes it back\n"
     assert await run(world, "resume") == 0
-    assert capsys.readouterr().out == "nothing is stopped; 0 wait\n"
+    assert capsys.readouterr().out == "resumed everything; 0 wait\n"
+    assert await run(world, "resume") == 0
+    assert capsys.readouterr().out == "nothing was stopped; 0 wait\n"
 
 
 async def test_the_queue_is_shown_and_changed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,3 +132,65 @@ async def test_a_verb_for_a_tenant_that_is_not_there_fails(
     await world.gateway()
     assert await run(world, "tenant", words[0], "nobody", *words[1:]) == 1
     assert capsys.readouterr().err.startswith("penstock: There is no tenant `nobody`: ")
+
+
+async def test_the_exit_code_of_a_check_is_the_answer_of_the_sentence(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was 3 beside "Is something wrong? No"."""
+    clients = await crowded(world)
+    assert await run(world, "status", "--check") == 0
+    assert "Is something wrong? No: there is more work than room." in capsys.readouterr().out
+    await let_go(clients)
+    for engine in world.engines:
+        await engine.close()
+    await world.until(lambda: world.picture().endpoints[0].state is EndpointState.DOWN)
+    assert await run(world, "status", "--check") == 3
+    assert "Is something wrong? Yes." in capsys.readouterr().out
+
+
+async def test_output_is_chosen_as_in_other_tools(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    clients = await crowded(world)
+    for flags in (["--json"], ["-o", "json"], ["--output", "json"]):
+        assert await run(world, "queue", *flags) == 0
+        assert json.loads(capsys.readouterr().out)["waiting"] == 3
+    assert await run(world, "queue", "-o", "wide") == 0
+    assert "w0" in capsys.readouterr().out
+    await let_go(clients)
+
+
+async def test_watching_prints_it_again_until_somebody_leaves(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.engine()
+    await world.gateway()
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.operator.time.sleep", wait)
+    assert await run(world, "status", "--watch") == 130
+    assert capsys.readouterr().out.count("Idle: nothing waits") == 3
+    assert waits == [2.0] * 3
+
+
+def test_requests_that_are_alike_are_one_row_with_an_id_for_explain() -> None:
+    """`top` printed 35 equal rows, with ids cut so that none could be given to `explain`."""
+    name = "0f8fad5b-d9cb-469f-a165-70867728950e"
+    row = {"id": name, "tenant": "flood", "band": "standard", "state": "waiting", "waited_s": 2.0, "endpoint": None}
+    row |= {"cause": "slots_full", "reason": None, "prompt_tokens": 3, "output_tokens": 0}
+    rows = [row, *[{**row, "id": f"other-{at}"} for at in range(34)], {**row, "id": "ann-1", "tenant": "ann"}]
+    out = StringIO()
+    state = {"requests": {"waiting": rows}, "waiting": 40}
+    Console(file=out, width=80).print(views.requests(state, "waiting", 20, 80, grouped=True))
+    Console(file=out, width=120).print(views.requests(state, "waiting", 20, 120, grouped=True))
+    lines = [line.split() for line in out.getvalue().splitlines()]
+    assert lines[:3] == [
+        ["waiting", "(+4)", "tenant", "waited", "why"],
+        [name, "+34", "flood", "2.0", "s", "slots_full"],
+        ["ann-1", "ann", "2.0", "s", "slots_full"],
+    ]
+    assert lines[4] == [name, "+34", "flood", "2.0", "s", "slots_full", "standard", "waiting"]

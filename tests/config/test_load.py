@@ -402,16 +402,16 @@ WRONG_VALUES = {
     ),
     "queue: {max_bytes: -1}": "queue.max_bytes: `-1`: expected at least 0",
     "queue: {max_wait: 20 sec}": (
-        "queue.max_wait: `20 sec` is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h)"
+        "queue.max_wait: `20 sec` is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h, 7d)"
     ),
     "queue: {max_wait: true}": (
-        "queue.max_wait: `true` is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h)"
+        "queue.max_wait: `true` is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h, 7d)"
     ),
     "queue: {max_wait: null}": (
-        "queue.max_wait: nothing is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h)"
+        "queue.max_wait: nothing is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h, 7d)"
     ),
     "queue: {max_wait: inf}": (
-        "queue.max_wait: `inf` is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h)"
+        "queue.max_wait: `inf` is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h, 7d)"
     ),
     "queue: {max_wait: -5s}": "queue.max_wait: `-5s`: expected at least 0",
     "queue: {max_wait: 1e99}": "queue.max_wait: `1e+99` is longer than ten years",

@@ -153,9 +153,28 @@ def add_verb(
     if names:
         verb.add_argument("name", metavar="NAME", help=names)
     add_arguments(verb)
-    verb.add_argument("--json", action="store_true", help="print the answer as JSON")
+    add_output(verb)
     verb.set_defaults(**defaults)
     return verb
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add `--json`, and `-o json` and `-o wide` as other tools have them: `args.json`, `args.wide`."""
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=["json", "wide"],
+        action=_Output,
+        dest="wide",
+        default=False,
+        help="`json`: as --json; `wide`: tables as wide as their columns",
+    )
+
+
+class _Output(argparse.Action):
+    def __call__(self, _: object, args: argparse.Namespace, value: object, __: object = None) -> None:
+        args.json, args.wide = args.json or value == "json", value == "wide"
 
 
 def client(args: argparse.Namespace) -> AdminClient:

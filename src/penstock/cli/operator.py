@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
+import time
 from typing import Any
 from urllib.parse import quote
 
@@ -24,7 +25,9 @@ from penstock.core.explain.snapshot import ALL
 RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
 BATCHES_MAX = 8  # shown by `status`
 FAILURES_MAX = 6
-EXIT_BUSY = 3  # of `status --check`: something needs a look; 0: all is well, 1: no answer
+EXIT_WRONG = 3  # of `status --check`: "Is something wrong? Yes."; 0: no, 1: no answer
+WIDE_COLUMNS = 240
+WATCH_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +41,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     elif command in ("pause", "drain", "resume"):
         parser.add_argument("model", metavar="MODEL", nargs="?", help="one model (default: all)")
     elif command == "status":
-        parser.add_argument("--check", action="store_true", help=f"exit {EXIT_BUSY} if something needs attention")
+        parser.add_argument("--check", action="store_true", help=f"exit {EXIT_WRONG} if something is wrong")
     elif command == "top":
         parser.add_argument("--once", action="store_true", help="print it once and exit (implied without a terminal)")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    admin_client.add_output(parser)
+    if command in ("status", "queue", "edges"):
+        parser.add_argument("--watch", action="store_true", help=f"print it again every {WATCH_S:g} s, until Ctrl-C")
 
 
 def run(args: argparse.Namespace) -> int:
-    return admin_client.asked(args, _RUN[args.command])
+    while True:
+        code = admin_client.asked(args, _RUN[args.command])
+        if not getattr(args, "watch", False):
+            return code
+        sys.stdout.flush()
+        time.sleep(WATCH_S)
+        if not args.json:
+            _console(args).clear()  # a terminal; otherwise one follows the other
+
+
+def _console(args: argparse.Namespace) -> Console:
+    return Console(highlight=False, width=WIDE_COLUMNS if args.wide else None)
 
 
 def _status(client: AdminClient, args: argparse.Namespace) -> int:
@@ -53,7 +69,7 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(state))
     else:
-        console = Console(highlight=False)
+        console = _console(args)
         console.print(views.headline(state))
         if "verdict" in state:  # an older gateway has none
             console.print(Text(state["verdict"]))
@@ -63,7 +79,7 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
             console.print(line)
         if state["batches"]:
             console.print(views.batches(state, BATCHES_MAX))
-    return EXIT_BUSY if args.check and state["tone"] != "ok" else 0
+    return EXIT_WRONG if args.check and state["tone"] == "bad" and not state.get("by_operators") else 0
 
 
 def _edges(client: AdminClient, args: argparse.Namespace) -> int:
@@ -73,7 +89,7 @@ def _edges(client: AdminClient, args: argparse.Namespace) -> int:
     elif not state.get("edges"):
         print("one process carries all requests")
     else:
-        _show_edges(Console(highlight=False), state)
+        _show_edges(_console(args), state)
     return 0
 
 
@@ -90,10 +106,10 @@ def _queue(client: AdminClient, args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps({key: state[key] for key in ("headline", "waiting", "tenants", "requests")}))
             return 0
-        console = Console(highlight=False)
+        console = _console(args)
         console.print(views.headline(state))
         if state["waiting"]:
-            console.print(views.tenants(state, 20), views.requests(state, "waiting", 40), sep="\n")
+            console.print(views.tenants(state, 20), views.requests(state, "waiting", 40, console.width), sep="\n")
         return 0
     if not args.ids:
         raise GatewayError(f"which request? `penstock queue {args.verb} ID`")
@@ -114,7 +130,7 @@ def _explain(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told))
         return 0
-    console = Console(highlight=False)
+    console = _console(args)
     for line in told["story"]:
         console.print(Text(views.plain(line, 2_000)))
     candidates = (told["explanation"]["sent"] or {}).get("candidates", [])
@@ -135,9 +151,12 @@ def _stop(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(answer))
     else:
+        ended = answer.get("resumed", [])  # an older gateway has none
+        first = f"resumed {_names(ended)}; " if ended else "nothing was stopped; " if args.command == "resume" else ""
         stopped = [f"{key}: {_names(answer[key])}" for key in ("paused", "drained") if answer[key]]
         back = "; `penstock resume` takes it back" if stopped and args.command != "resume" else ""
-        print(f"{'; '.join(stopped) or 'nothing is stopped'}; {answer['waiting']} wait{back}")
+        left = "; ".join(stopped) + "; " if stopped else ""
+        print(f"{first}{left}{answer['waiting']} wait{back}")
     return 0
 
 
@@ -161,7 +180,7 @@ def _top(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(client.call("GET", "/admin/state")))
         return 0
-    console = Console(highlight=False)
+    console = _console(args)
     if args.once or not console.is_terminal:
         console.print(views.screen(client.call("GET", "/admin/state"), console.width, None))
         return 0

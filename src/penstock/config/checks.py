@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from penstock.config import values
 from penstock.config.address import UNIX, same_place, socket_address, split_listen
@@ -182,12 +183,29 @@ def _endpoints(document: Document) -> Found:
         elif endpoint.name in names:
             message = f"is the same as that of endpoints[{names[endpoint.name]}]"
             yield problem(("endpoints", index, "name"), message, "give each a `name` of its own")
+        if _is_own(endpoint.url, document):
+            message = "is this gateway's own address (`listen`), so requests would go round in circles"
+            yield problem(("endpoints", index, "url"), message, "give the engine's address")
         if endpoint.url.startswith(UNIX) and mapping_of(document.get("epp")).get("listen"):
             message = "is a unix socket, which the proxies that ask at `epp.listen` can't reach"
             yield problem(("endpoints", index, "url"), message, "let the engine listen on a port")
         yield from tls_checks(endpoint.tls, ("endpoints", index), is_https=endpoint.url.startswith("https:"))
         urls.setdefault(place, index)
         names.setdefault(endpoint.name, index)
+
+
+def _is_own(url: str, document: Document) -> bool:
+    """Whether an endpoint is where this gateway listens, as far as addresses show."""
+    try:
+        host, port = split_listen(socket_address(written_at(document, ("listen",)) or LISTEN))
+    except Refused:
+        return False
+    if host.startswith(UNIX):
+        return url == host
+    parts = urlsplit(url)
+    theirs, here = parts.hostname or "", ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+    own = theirs == host or (theirs in here and host in ("", "::", *here))
+    return own and (parts.port or {"http": 80, "https": 443}.get(parts.scheme)) == port
 
 
 def _models(document: Document) -> Found:

@@ -29,7 +29,7 @@ _FILLED: Schema = {"type": "string", "pattern": r"\$\{"}  # the value comes out 
 _TEXT: Schema = {"type": ["string", "number"]}  # a name may be all digits
 _AUTO: Schema = {"const": "auto"}
 _NUMBERS = {
-    "duration": ("number", r"^\s*[0-9.]+\s?(ms|s|m|h)?\s*$"),
+    "duration": ("number", r"^\s*[0-9.]+\s?(ms|s|m|h|d)?\s*$"),
     "size": ("integer", r"^\s*[0-9.]+\s?([kKmMgGtT]?[iI]?[bB])?\s*$"),
     "whole number": ("integer", r"^\s*[0-9]+\s*$"),
     "number": ("number", r"^\s*[0-9.eE+-]+\s*$"),

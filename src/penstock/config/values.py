@@ -38,7 +38,7 @@ TOKENS_KNOWN = frozenset({"change-me", "changeme", "changeit", "password", "pens
 
 _NUMBER = re.compile(r"[-+]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][-+]?\d{1,3})?", re.ASCII)
 _WITH_UNIT = re.compile(r"([-+]?\d{1,18}(?:\.\d{1,18})?)\s?([A-Za-z]*)", re.ASCII)
-_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _BYTES = {"": 1, "b": 1} | {
     f"{letter}{infix}b": base**power
     for infix, base in (("", 1000), ("i", 1024))
@@ -92,11 +92,11 @@ def duration(value: object) -> float:
         match = _WITH_UNIT.fullmatch(value.strip())
         unit = _SECONDS.get(match[2]) if match else None
         if match is None or unit is None:
-            raise Refused(f"{show(value)} is not a duration", "write seconds, or a unit: 500ms, 20s, 2m, 1h")
+            raise Refused(f"{show(value)} is not a duration", "write seconds, or a unit: 500ms, 20s, 2m, 1h, 7d")
         # Dividing keeps 500ms at exactly 0.5; multiplying by 0.001 would not always.
         seconds = float(match[1]) / 1000 if match[2] == "ms" else float(match[1]) * unit
     elif isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"{show(value)} is not a duration", "write seconds, or a unit: 500ms, 20s, 2m, 1h")
+        raise Refused(f"{show(value)} is not a duration", "write seconds, or a unit: 500ms, 20s, 2m, 1h, 7d")
     else:
         seconds = value
     if not abs(seconds) <= DURATION_S_MAX:

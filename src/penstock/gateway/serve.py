@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 LAG_INTERVAL_S = 0.5
 FIRST_LOOK_S = 1.0  # for the first probe of engines at the start: those that run answer within milliseconds
+FEW_FILES = 4_096  # fewer are met by a thousand streams; a bound that is only a default asks nobody for more
 OTHER_FILES = 256  # open beside connections: probes, stores, libraries, the log
 GARBAGE_OBJECTS = 20_000  # allocated since the last collection: those of some hundred requests
 IDLE_LEFT_S = 1.0  # for connections without a request: one that is under way to us is answered
@@ -259,7 +260,7 @@ def _look_at_open_files(limits: LimitsSection) -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        if soft < needed:
+        if soft < needed and (is_set or soft < FEW_FILES):
             logger.log(
                 logging.WARNING if is_set else logging.INFO,
                 "this process may open %d files, too few for limits.max_connections (%d%s): raise `ulimit -n` "

@@ -18,6 +18,8 @@ from penstock.gateway.admin.phrases import printable, seconds
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
 STOPPED = ("◆ stopped", "bold magenta")  # by operators, no fault
 DOUBTS_SHOWN = 3  # lines of `status` and `top`
+ID_CHARS_MAX = 64  # longer than a UUID; a client may choose longer ones
+WIDE_FROM = 110  # columns in which a request's row fits with a UUID
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 _TONES = {"ok": ("●", ""), "busy": ("▲", "bold yellow"), "bad": ("■", "bold red"), "hand": ("◆", "bold magenta")}
 
@@ -158,23 +160,45 @@ def doubts(state: State, most: int) -> list[Text]:
     return [Text(f"{plain(one['name'], 40)}: {plain(one['gauges_why'])}", style="yellow") for one in told[:most]]
 
 
-def requests(state: State, which: str, most: int) -> Table:
-    table = _table("request", "tenant", "band", "state", ">waited", ">in", ">out", "why")
+def requests(state: State, which: str, most: int, width: int, *, grouped: bool = False) -> Table:
+    """Returns the requests in one state. Ids are whole, because `explain` and `queue bump` take them.
+
+    `grouped`: rows that are alike are one, with the id of the first. Below `WIDE_FROM` columns a row has no more than
+    fits beside an id.
+    """
     rows = state["requests"][which]
-    for row in rows[:most]:
-        why = row["cause"] or row["reason"] or row["endpoint"] or ""
+    alike = _alike(rows) if grouped else [(1, row, _why(row)) for row in rows]
+    wide = width >= WIDE_FROM
+    table = _table(which, ">", "tenant", ">waited", "why", *(("band", "state", ">in", ">out") if wide else ()))
+    for number, row, why in alike[:most]:
+        known = number == 1
+        more = [_name(row["band"], 11), row["state"]]
+        more += [str(row[key]) if known else "" for key in ("prompt_tokens", "output_tokens")]
         table.add_row(
-            _name(row["id"], 18),
+            _name(row["id"], ID_CHARS_MAX),
+            "" if known else f"+{number - 1}",
             _name(row["tenant"], 14),
-            _name(row["band"], 11),
-            row["state"],
             seconds(row["waited_s"]),
-            str(row["prompt_tokens"]),
-            str(row["output_tokens"]),
-            _name(why, 20),
+            _name(why, 20 if wide else 14),
+            *(more if wide else ()),
         )
-    more = state.get("requests_more", max(0, state.get(which, len(rows)) - len(rows)))
-    return _more(table, rows, most, more)
+    table.columns[0].max_width = None
+    beyond = state.get("requests_more", max(0, state.get(which, len(rows)) - len(rows)))
+    return _more(table, rows, sum(number for number, _, _ in alike[:most]), beyond)
+
+
+def _why(row: State) -> str:
+    return row["cause"] or row["reason"] or row["endpoint"] or ""
+
+
+def _alike(rows: list[State]) -> list[tuple[int, State, str]]:
+    """Returns how many rows have one tenant, band, state and cause, the first of them, and the cause."""
+    groups: dict[tuple[str, ...], list[Any]] = {}
+    for row in rows:
+        why = _why(row)
+        key = (row["tenant"], row["band"], row["state"], why)
+        groups.setdefault(key if why else (*key, row["id"]), [0, row, why])[0] += 1
+    return [(number, row, why) for number, row, why in groups.values()]
 
 
 def batches(state: State, most: int) -> Table:
@@ -240,7 +264,7 @@ def screen(state: State, width: int, height: int | None) -> RenderableType:
     if state["batches"]:
         parts.append(batches(state, shown["batches"]))
     if left > 1:
-        parts.append(requests(state, which, left))
+        parts.append(requests(state, which, left, width, grouped=True))
     parts.append(events(state, shown["events"]))
     return Group(*parts)
 

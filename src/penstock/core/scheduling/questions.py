@@ -187,11 +187,20 @@ class Questions:
         return {
             entry.id: QueuePosition(
                 position,
-                state.estimated_wait_s(entry, now, ahead=state.forecast.ahead(position - 1, ahead)),
+                None
+                if self._starved(entry)
+                else state.estimated_wait_s(entry, now, ahead=state.forecast.ahead(position - 1, ahead)),
                 now - entry.waits_since_s,
             )
             for entry, position, ahead in ranked(waiting, state.queues.bands)
         }
+
+    def _starved(self, entry: Entry) -> bool:
+        """Whether higher bands wait for the model, and nothing is promised to the request's own: no forecast holds."""
+        bands = self._state.queues.bands
+        if bands[entry.band].settings.min_share > 0.0:
+            return False
+        return any(entry.model in higher.tree.root.backlog for higher in bands[: entry.band])
 
     def allowance(self, accounts: Accounts, *, now: float) -> Allowance | None:
         """Returns the least rest of each rate of these accounts; None: no rate is set."""

@@ -89,11 +89,11 @@ class RequestVerbs:
         self._answer(exchange)
 
     def _resume(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        model = _model(exchange)
+        model, before = _model(exchange), self._stopped()
         self._driver.tell(self._scheduler.resumed(model, now=self._driver.now()))
         for key in [key for key in self._stops if model in (None, key[1])]:
             del self._stops[key]
-        self._answer(exchange)
+        self._answer(exchange, resumed=sorted(before - self._stopped()))
 
     def _served(self, exchange: Exchange) -> str | None:
         """The model to stop; None for all. A model without endpoints is a typing error, or an alias."""
@@ -103,9 +103,14 @@ class RequestVerbs:
             raise AdminError(404, "model_not_found", message, param="model")
         return model
 
-    def _answer(self, exchange: Exchange) -> None:
-        snapshot = self._scheduler.snapshot(now=self._driver.now())
-        answer(exchange, {"paused": snapshot.paused, "drained": snapshot.drained, "waiting": snapshot.waiting})
+    def _stopped(self) -> set[str]:
+        snapshot = self._scheduler.snapshot(requests=False, now=self._driver.now())
+        return {*snapshot.paused, *snapshot.drained}
+
+    def _answer(self, exchange: Exchange, **more: list[str]) -> None:
+        snapshot = self._scheduler.snapshot(requests=False, now=self._driver.now())
+        told = {"paused": snapshot.paused, "drained": snapshot.drained, "waiting": snapshot.waiting}
+        answer(exchange, {**told, **more})
 
 
 def _model(exchange: Exchange) -> str | None:
