@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import signal
 import socket
 import stat
 import tempfile
@@ -27,6 +28,7 @@ from penstock.http.server.unix_socket import listening_at
 from tests.gateway.conftest import World, chat, hurry, request
 from tests.gateway.test_reload import make_certificate
 from tests.gateway.test_shutdown import Process, penstock
+from tests.patience import WAIT_S
 
 
 @pytest.fixture
@@ -344,6 +346,36 @@ async def test_a_killed_gateway_is_followed_by_the_next_at_the_same_path(world: 
         assert (await stream.whole()).endswith(b"data: [DONE]\n\n")
         assert await after.left() == 0
     assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+async def test_systemd_is_told_when_it_listens_and_handles_signals(path: str, abstract: bool) -> None:
+    """With `Type=notify` a reload waits for that. A SIGHUP behind it is heard."""
+    place = f"@{path}" if abstract else f"{path}.notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(f"\0{path}" if abstract else place)
+        systemd.settimeout(WAIT_S)
+        words = ("serve", "--listen", f"unix:{path}", "--endpoint", "http://127.0.0.1:9")
+        made = await penstock(*words, NOTIFY_SOCKET=place)
+        try:
+            assert await asyncio.to_thread(systemd.recv, 100) == b"READY=1"
+            with socket.socket(socket.AF_UNIX) as caller:
+                caller.connect(path)
+            made.signal(signal.SIGHUP)
+            await made.line(b"reloaded")
+            made.signal()
+            assert await made.left() == 0
+        finally:
+            if made.process.returncode is None:
+                os.killpg(made.process.pid, 9)
+
+
+async def test_a_systemd_that_does_not_listen_is_only_logged(path: str) -> None:
+    words = ("serve", "--listen", f"unix:{path}", "--endpoint", "http://127.0.0.1:9")
+    made = await penstock(*words, NOTIFY_SOCKET=f"{path}.none")
+    await made.line(b"systemd can't be told")
+    made.signal()
+    assert await made.left() == 0
 
 
 async def test_a_changed_path_needs_a_restart(world: World, path: str) -> None:

@@ -1,4 +1,4 @@
-"""The process that a gateway runs in: its event loop, CPUs and memory, and how it cancels a task."""
+"""The process that a gateway runs in: its event loop, CPUs, memory and supervisor, and how it cancels a task."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ctypes
 import logging
 import math
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,18 @@ def give_large_blocks_back() -> None:
         libc.gnu_get_libc_version  # noqa: B018 - elsewhere the numbers mean something else
         libc.mallopt(_M_MMAP_THRESHOLD, BLOCK_BYTES)
         libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def tell_ready() -> None:
+    """Report to systemd that the start is over, if it waits for that (`Type=notify`)."""
+    place = os.environ.get("NOTIFY_SOCKET", "")
+    if not place:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        try:
+            told.sendto(b"READY=1", f"\0{place[1:]}" if place.startswith("@") else place)
+        except OSError as error:
+            logger.warning("systemd can't be told that the start is over: %s", error.strerror or error)
 
 
 async def cancel(task: asyncio.Task[Any] | None, *, wait_s: float) -> None:

@@ -20,7 +20,7 @@ from penstock.gateway import early_signals
 from penstock.gateway.bootstrap import Parts
 from penstock.gateway.fitness import at_operators, cannot_listen
 from penstock.gateway.identity.unnamed import told_apart
-from penstock.gateway.process import give_large_blocks_back
+from penstock.gateway.process import give_large_blocks_back, tell_ready
 from penstock.http.server.server import BACKLOG, HttpServer
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Gateway(Parts):
         """Serve until the first SIGTERM or SIGINT, drain, stop. A second signal forces."""
         await self.start()
         self.listen_to_signals()
+        tell_ready()
         look_for_garbage_rarely()
         give_large_blocks_back()
         try:
