@@ -193,4 +193,4 @@ def test_requests_that_are_alike_are_one_row_with_an_id_for_explain() -> None:
         [name, "+34", "flood", "2.0", "s", "slots_full"],
         ["ann-1", "ann", "2.0", "s", "slots_full"],
     ]
-    assert lines[4] == [name, "+34", "flood", "2.0", "s", "slots_full", "standard", "waiting"]
+    assert lines[4] == [name, "+34", "flood", "standard", "waiting", "2.0", "s", "slots_full"]

@@ -29,7 +29,7 @@ def test_three_teams(tmp_path: Path) -> None:
     }
     assert (shares["chat"][1], shares["research"][1]) == (75, 25), out
     assert abs(shares["chat"][0] - 75) <= 10, out
-    assert re.search(r"^nightly +batch +waiting", re.sub(r"^req-\S+ ", "", out, flags=re.MULTILINE), re.MULTILINE)
+    assert re.search(r"^req-\S+ +(\+\d+ +)?nightly +[\d.]+ m?s +turn", out, re.MULTILINE), out
     assert "x-penstock-band: interactive" in out
     waited = re.search(r"x-penstock-queue-ms: ([\d.]+)", out)
     assert waited is not None

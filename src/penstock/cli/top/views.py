@@ -166,22 +166,34 @@ def requests(state: State, which: str, most: int, width: int, *, grouped: bool =
     `grouped`: rows that are alike are one, with the id of the first. Below `WIDE_FROM` columns a row has no more than
     fits beside an id.
     """
+    wide = width >= WIDE_FROM
     rows = state["requests"][which]
     alike = _alike(rows) if grouped else [(1, row, _why(row)) for row in rows]
-    wide = width >= WIDE_FROM
-    table = _table(which, ">", "tenant", ">waited", "why", *(("band", "state", ">in", ">out") if wide else ()))
+    shown = {
+        which: True,
+        ">": grouped,
+        "tenant": True,
+        "band": wide or not grouped,
+        "state": wide,
+        ">waited": True,
+        "why": True,
+        ">in": wide,
+        ">out": wide,
+    }
+    table = _table(*[name for name, is_shown in shown.items() if is_shown])
     for number, row, why in alike[:most]:
-        known = number == 1
-        more = [_name(row["band"], 11), row["state"]]
-        more += [str(row[key]) if known else "" for key in ("prompt_tokens", "output_tokens")]
-        table.add_row(
+        tokens = [str(row[key]) if number == 1 else "" for key in ("prompt_tokens", "output_tokens")]
+        cells = (
             _name(row["id"], ID_CHARS_MAX),
-            "" if known else f"+{number - 1}",
+            f"+{number - 1}" if number > 1 else "",
             _name(row["tenant"], 14),
+            _name(row["band"], 11),
+            row["state"],
             seconds(row["waited_s"]),
             _name(why, 20 if wide else 14),
-            *(more if wide else ()),
+            *tokens,
         )
+        table.add_row(*[cell for cell, is_shown in zip(cells, shown.values(), strict=True) if is_shown])
     table.columns[0].max_width = None
     beyond = state.get("requests_more", max(0, state.get(which, len(rows)) - len(rows)))
     return _more(table, rows, sum(number for number, _, _ in alike[:most]), beyond)
