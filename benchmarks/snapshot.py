@@ -85,8 +85,8 @@ def recording_s(scheduler: Scheduler, tenants: int) -> float:
 def _entry(scheduler: Scheduler, name: str, tenant: str, seq: int) -> Entry:
     entry = Entry(Request(name, "m", 1, tenant=tenant, flow=(tenant,), body_bytes=1000), seq)
     entry.move(Event.ADMITTED)
-    entry.queue.node = scheduler.inspect().queues.bands[1].tree.node((tenant,), (1.0,))
-    entry.charge.cost = entry.charge.work = 100.0
+    entry.node = scheduler.inspect().queues.bands[1].tree.node((tenant,), (1.0,))
+    entry.cost = entry.work = 100.0
     return entry
 
 

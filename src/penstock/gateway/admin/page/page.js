@@ -94,10 +94,11 @@ function numbers(entries, list = $("numbers")) {
 }
 
 // The worst first token of those within their share; that of a flood stands beside it as what it asked for.
-function late({ lately, tenants }) {
+function late({ lately, tenants, bands }) {
   const { worst } = lately;
   if (!worst) return ["first token p99, streams", seconds(lately.first_token_p99_s), "first token, streams only"];
-  const more = tenants.filter((t) => t.over_share && t.first_token_p99_s != null);
+  const byDesign = new Set(bands.filter((b) => b.preemptible).map((b) => b.name));
+  const more = tenants.filter((t) => t.over_share && t.first_token_p99_s != null && !byDesign.has(t.band));
   const most = more.reduce((one, t) => (t.first_token_p99_s > (one?.first_token_p99_s ?? 0) ? t : one), null);
   const asked = worst.within_share && most ? `; over its share: ${text(most.tenant, 20)} ${seconds(most.first_token_p99_s)}` : "";
   const whose = worst.within_share ? `worst within its share: ${text(worst.tenant, 20)}` : `all ask for more; worst: ${text(worst.tenant, 20)}`;
