@@ -561,6 +561,7 @@ class CheckedScheduler(Scheduler):
             assert (endpoint in band.open) != (endpoint in band.closed), f"{endpoint.name} is open and closed"
             kept = band.open.get(endpoint) or band.closed[endpoint]
             assert band.holds_until_s <= kept.until_s, f"the verdict on {endpoint.name} would not be looked at again"
+            assert band.busy == sum(not verdict.idle for verdict in band.open.values()), "idle ones are miscounted"
             if now < kept.until_s:
                 made = self._state.candidates.judge(endpoint, band.settings, now)
                 shown, fresh = _shown(kept), _shown(made)
@@ -623,7 +624,7 @@ class CheckedScheduler(Scheduler):
 
 
 def _shown(verdict: Verdict) -> tuple[object, ...]:
-    return verdict.cause, verdict.free_slots, verdict.room, verdict.room_over_share
+    return verdict.cause, verdict.free_slots, verdict.room, verdict.room_over_share, verdict.idle
 
 
 def _check_within(

@@ -17,7 +17,7 @@ from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
-from penstock.core.queueing.band import NO_ROOM, UNBOUNDED, Band, Verdict
+from penstock.core.queueing.band import UNBOUNDED, Band, Verdict
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Quotas
@@ -79,16 +79,17 @@ class CandidateFilter:
             cause = admission.closed(endpoint, band, settings, now=now)
         until_s = math.inf if idle else admission.holds_until_s(cause, endpoint, band, settings, now=now)
         if cause is not None:
-            return Verdict(cause, until_s, 0.0, NO_ROOM, NO_ROOM)
+            return Verdict(cause, until_s)
         if now < endpoint.health.ejected_until_s:
             until_s = min(until_s, self._pool.ejections_change_s(now))
         # Slots are counted at decode endpoints: pure prefill has none to reserve.
         answers = endpoint.role is not Role.PREFILL
         if idle:
-            return Verdict(None, until_s, float(slots) if answers else 0.0, UNBOUNDED, UNBOUNDED)
+            return Verdict(None, until_s, free_slots=float(slots) if answers else 0.0, idle=True)
         free_slots = slots - ledger.load(now) if answers else 0.0
         room = admission.room(endpoint, settings, tried=ledger.page.closed_s is not None, now=now)
-        return Verdict(None, until_s, free_slots, room, admission.over_share_room(room, endpoint))
+        over_share = admission.over_share_room(room, endpoint)
+        return Verdict(None, until_s, free_slots=free_slots, room=room, room_over_share=over_share)
 
     def look(self, band: Band, now: float) -> None:
         """Judge the endpoints that were touched, and those whose verdicts time may have changed."""
@@ -111,7 +112,7 @@ class CandidateFilter:
                     del band.away[endpoint]
                 band.holds_changed = True
             band.judged(endpoint, verdict)
-            if cause is not None or verdict.room != UNBOUNDED:
+            if not verdict.idle and (cause is not None or verdict.room != UNBOUNDED):
                 self._look_again(endpoint, verdict.until_s)
         band.unchecked.clear()
 
@@ -166,7 +167,7 @@ class CandidateFilter:
             endpoints = self._computing(entry, endpoints, now)
         fitting = self.serving(entry.model, endpoints)
         band, avoid = self._queues.bands[entry.band], bool(entry.retry.excluded or entry.only)
-        if band.bounded or avoid:
+        if band.busy or avoid:
             fitting = self._large_enough(entry, fitting, band, now, over_share=over_share, avoid=avoid)
         if over_share and fitting and entry.backfilled < PASSED_MAX:
             fitting = self._stagger.allowed(entry, fitting, now)

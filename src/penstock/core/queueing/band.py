@@ -22,23 +22,30 @@ if TYPE_CHECKING:
 
 Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
 UNBOUNDED: Final[Room] = (math.inf, math.inf)
-NO_ROOM: Final[Room] = (0.0, 0.0)
 FLOWS_UNDER_SHARE_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order
 
 
 class Verdict:
     """May requests of a band go to an endpoint, and if not, why? Never changed: another one replaces it."""
 
-    __slots__ = ("cause", "free_slots", "room", "room_over_share", "until_s")
+    __slots__ = ("cause", "free_slots", "idle", "room", "room_over_share", "until_s")
 
     def __init__(
-        self, cause: Cause | None, until_s: float, free_slots: float, room: Room, room_over_share: Room
+        self,
+        cause: Cause | None,
+        until_s: float,
+        *,
+        free_slots: float = 0.0,
+        room: Room = UNBOUNDED,
+        room_over_share: Room = UNBOUNDED,
+        idle: bool = False,
     ) -> None:
         self.cause = cause  #: why the endpoint is closed; None: it is open
         self.until_s = until_s  #: time alone changes nothing of it until then
         self.free_slots = free_slots  #: of an open one, as the next two: those that a reserve may be kept of
         self.room = room  #: how large a request may be
         self.room_over_share = room_over_share  #: of a flow over its share, while others need room
+        self.idle = idle  #: nothing is there, so a request may have any size
 
 
 class Band:
@@ -60,7 +67,7 @@ class Band:
         self.unchecked: dict[Endpoint, None] = {}  # those to be judged, again or for the first time
         self.holds_until_s = math.inf  # until then no verdict changes by time alone
         self.free_slots = 0.0  # the sum of those of the open ones
-        self.bounded = 0  # how many of these take no request of any size
+        self.busy = 0  # how many of these are not idle
         self.bumped: dict[int, Entry] = {}  # requests that operators bumped, by arrival number, in that order
         self.away: dict[Endpoint, None] = {}  # those that take no request at all
         self.holds_changed = False  # perhaps: it is to be looked at again which models are held
@@ -72,7 +79,7 @@ class Band:
         verdict = self.open.pop(endpoint, None)
         if verdict is not None:
             self.free_slots = self.free_slots - verdict.free_slots if self.open else 0.0
-            self.bounded -= verdict.room is not UNBOUNDED
+            self.busy -= not verdict.idle
         self.unchecked[endpoint] = None
 
     def forget(self, endpoint: Endpoint) -> None:
@@ -88,7 +95,7 @@ class Band:
             self.open[endpoint] = verdict
             self.closed.pop(endpoint, None)
             self.free_slots += verdict.free_slots
-            self.bounded += verdict.room is not UNBOUNDED
+            self.busy += not verdict.idle
         else:
             self.closed[endpoint] = verdict
         self.holds_until_s = min(self.holds_until_s, verdict.until_s)
