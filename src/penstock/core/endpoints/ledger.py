@@ -420,6 +420,8 @@ class Ledger:
 
     def idle(self, now: float) -> bool:
         """True if nothing is believed to run or to wait on the endpoint, ours or others'."""
+        if self._abandoned:
+            self.abandoned(now)  # those that are over are forgotten
         if self.leases or self._abandoned or self.load(now) > 0.0:
             return False
         return self.page.queue == 0.0
