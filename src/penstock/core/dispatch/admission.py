@@ -8,7 +8,6 @@ change the answer.
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.page import TRY_S
@@ -24,8 +23,8 @@ OVER_SHARE_KV_SHARE = (
 )
 
 
-_BY_PAGE: Final = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what a page may close an endpoint for
-_OF_HEALTH: Final = (
+_BY_PAGE = (Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.KV_FULL)  # what a page may close an endpoint for
+_OF_HEALTH = (
     Cause.NO_BACKEND, Cause.PAUSED, Cause.UNPROVEN, Cause.HELD, Cause.EJECTED, Cause.RETURNING, Cause.STUCK
 )  # fmt: skip
 

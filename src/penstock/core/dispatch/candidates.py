@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final
 
 from penstock.core.dispatch import admission
 from penstock.core.dispatch.backfill import Backfill
@@ -26,7 +25,7 @@ from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import PASSED_MAX, AdmissionSettings, BandSettings
 
 # Not busy with others' requests.
-_AWAY: Final = (Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD, Cause.EJECTED, Cause.STUCK)
+_AWAY = (Cause.NO_BACKEND, Cause.PAUSED, Cause.HELD, Cause.EJECTED, Cause.STUCK)
 
 
 class CandidateFilter:

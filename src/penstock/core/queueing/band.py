@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.queueing.entry import Entry
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.core.values.catalogue import Cause
 
 Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
-UNBOUNDED: Final[Room] = (math.inf, math.inf)
+UNBOUNDED: Room = (math.inf, math.inf)
 FLOWS_UNDER_SHARE_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order
 
 
