@@ -178,20 +178,17 @@ class AnswerReader:
         return not self._tail.endswith(b"\n\n" if self._events else b"\n")
 
     def usage(self) -> Usage | None:
-        """Returns the usage reported by the engine, or None, also if it has no prompt: every answer has one."""
+        """Returns the usage reported by the engine, or None."""
         usage = read_usage(self._tail) or self._usage
-        if usage is None or usage.prompt_tokens or not usage.completion_tokens:
-            return usage
-        first = read_usage(self.head, first=True)
-        if first is None or not first.prompt_tokens:
-            return None
-        return Usage(
-            first.prompt_tokens,
-            usage.completion_tokens,
-            first.cached_tokens,
-            cached_told=first.cached_told,
-            reasoning_tokens=usage.reasoning_tokens,
-        )
+        if usage is not None and not usage.prompt_tokens and (first := read_usage(self.head, first=True)) is not None:
+            return Usage(
+                first.prompt_tokens,
+                usage.completion_tokens,
+                first.cached_tokens,
+                cached_told=first.cached_told,
+                reasoning_tokens=usage.reasoning_tokens,
+            )
+        return usage
 
     def estimated_tokens(self) -> int:
         """Returns about how many tokens an answer has that is no stream, by its text."""

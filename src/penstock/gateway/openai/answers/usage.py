@@ -153,8 +153,6 @@ def own_usage(headers: Headers, tail: bytes, *, streamed: bool) -> tuple[Usage |
 
     At most one of the two is not None. `tail` is the last part of the answer, or all of it.
     """
-    if (made_alone := read_usage(tail)) is not None:  # without a prompt, or this would not be asked for
-        return None, made_alone.completion_tokens
     if (own := _samples(_SGLANG, tail, _sglang_fields, _sglang, streamed=streamed)) or (
         own := _samples(_LLAMACPP, tail, _llamacpp_fields, _llamacpp, streamed=streamed)
     ):
