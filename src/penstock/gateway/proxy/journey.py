@@ -433,7 +433,9 @@ class QueuedJourney(Relay):
             usage = self.division.whole(usage)
         self._usage = usage
         if status < 300 and self._target is not None:
-            if usage is None or not usage.prompt_tokens:
+            if usage is None and (self._sse or self._lines):
+                self.estimated_tokens = self._answer.tokens  # seen one by one: an account of these and nothing else
+            elif usage is None or not usage.prompt_tokens:
                 self._estimate(usage)
             if self.exchange.target_path not in self._target.served:
                 self._target.answered(self.exchange.target_path)
