@@ -91,7 +91,7 @@ class FoundLimit(ConcurrencyLimit):
 
     __slots__ = (
         "_before", "_first", "_fits", "_grown_at", "_grown_s", "_hold_s", "_hold_until_s", "_judges", "_page",
-        "_queued", "_step", "_top", "_whole", "judge", "work",
+        "_plateau", "_queued", "_step", "_top", "_whole", "judge", "work",
     )  # fmt: skip
 
     def __init__(self, slots: int, *, ran: int = 0) -> None:
@@ -111,6 +111,7 @@ class FoundLimit(ConcurrencyLimit):
         self._hold_s, self._hold_until_s = HOLD_S, -math.inf
         self._grown_s = -math.inf
         self._forget()
+        self._plateau = math.inf  # the most that ran when it last decreased
 
     def _forget(self) -> None:
         """Forget evidence that was taken at another limit, or by another judge."""
@@ -143,6 +144,8 @@ class FoundLimit(ConcurrencyLimit):
                 self._shrink(now, int(self._fits))
             return
         self._queued, self._fits = 0, 0.0
+        if it.ran > 1.1 * self._plateau + 1.0:
+            self._hold_until_s, self._plateau = -math.inf, math.inf
         if (
             not full
             or it.inside <= max(self._before, IN_USE * self.slots - 1)
@@ -170,6 +173,7 @@ class FoundLimit(ConcurrencyLimit):
         self._hold_until_s = now + self._hold_s
         if self._before:
             self._hold_s = min(2.0 * self._hold_s, HOLD_S_MAX)
+        self._plateau = self._top
         self._forget()
 
     def on_false_page(self) -> None:

@@ -24,6 +24,8 @@ STANDS = 0.95  # of the recent maximum: the plateau
 LATE = 2.0  # times the prediction
 LATE_SHOWN = 4.0  # as running, by a page without a queue
 LATE_S_MIN = 0.05  # pauses of our own loop and of the network are no queue
+LATE_S = 1.5  # a page that stood still for longer beside our streams shows an earlier moment than they do,
+LATE_KEPT_S = 30.0  # and may again (`flood/late-2s/200x100ms/20`)
 DOUBTS = 3  # readings in a row: one may be of another moment than our answers
 READING_S_MAX = 1.0  # a page that took longer is of a starved machine: what it shows was not so when we asked
 WINDOW_STEPS = 0.75  # of a step: less than one, so that those that ended in it ran at once
@@ -131,7 +133,7 @@ class PageJudge(Judge):
     `pages/silent-queue`), or more were sent and no more run (`pages/all-zero`). That holds until it shows one.
     """
 
-    __slots__ = ("_hides", "fit", "honest", "silent")
+    __slots__ = ("_hides", "_late_until_s", "fit", "honest", "silent")
     name = "page"
     grows = 1.0
 
@@ -139,11 +141,14 @@ class PageJudge(Judge):
         self.honest = False  #: it has shown a queue: if it shows none, there is none
         self.silent = False
         self.fit = 0  #: so many of ours were there at the last reading without a queue
+        self._late_until_s = -math.inf
         self._hides = 0  # readings in a row without a queue while streams were late
 
     def sees(self, ledger: Ledger, now: float) -> bool:
-        """True while the page counts and shows its queue."""
-        return not self.silent and ledger.page.credible(now)
+        """True while the page counts, shows its queue, and has not stood still lately beside our streams."""
+        if ledger.shows and ledger.page.still_s >= LATE_S:
+            self._late_until_s = now + LATE_KEPT_S
+        return not self.silent and now >= self._late_until_s and ledger.page.credible(now)
 
     @property
     def more(self) -> float:

@@ -108,7 +108,7 @@ class EnginePage:
         if base is not None and reading.same_as(base):
             if previous_s < life_s <= reading.asked_s:
                 self._alive_since_s = min(self._alive_since_s, previous_s)
-            if base.progress is not None and reading.asked_s - self._alive_since_s >= STILL_S:
+            if base.progress is not None and self.still_s >= STILL_S:
                 self._doubts(Standing.STILL)
             return False
         counted = base is None or (reading.progress, reading.running, reading.kv_usage) != (
@@ -189,6 +189,11 @@ class EnginePage:
             self._sure_until_s = min(stale_s, frozen_s)
             return True
         return base.running + base.waiting == 0
+
+    @property
+    def still_s(self) -> float:
+        """How long it has stood still while answers went on; minus infinity if it has not."""
+        return self.asked_s - self._alive_since_s
 
     def changes_s(self, now: float) -> float:
         """Returns when the page's validity ends or changes by time."""
