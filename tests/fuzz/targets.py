@@ -23,11 +23,10 @@ from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.answers.opening import Opening
 from penstock.gateway.openai.answers.stream_end import ended_well
-from penstock.gateway.openai.body import BadBody
+from penstock.gateway.openai.body import BadBody, Read
 from penstock.gateway.openai.dialects import Asked
 from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.multipart import BadForm, Form
-from penstock.gateway.openai.peek import Read
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.http.client.call import Call
 from penstock.http.client.connection import UpstreamConnection
@@ -106,7 +105,7 @@ def requests_read(pieces: Sequence[bytes], limits: ServerLimits) -> list[tuple[o
                     assert head.target_path.startswith("/")
                     assert head.http_version in ("1.0", "1.1")
                     seen.append((head.method, head.target_path, head.query, head.headers, reader.keep_alive))
-                    if not reader.expects_body:
+                    if reader.in_head:
                         seen.append((reader.take_body(),))
                 elif reader.body_done:
                     seen.append((reader.take_body(),))

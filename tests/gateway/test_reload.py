@@ -632,7 +632,7 @@ def kept(gate: Gateway) -> dict[str, object]:
     found |= plain("unnamed", callers._unnamed, "seen", "_names", "_places", "_changed") | {
         "unnamed": callers._unnamed.seen.limit
     }
-    found |= {"own accounts": (callers.own_accounts._known, callers.own_accounts._divided)}
+    found |= {"own accounts": (callers.own_accounts._known, callers.own_accounts.divided)}
     found |= {"objectives": (callers.objectives._bands, callers.objectives._numbers)}
     verifier = callers.tokens._verifier
     found |= {"issuer": None if verifier is None else verifier.keys.settings}

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.stream_end import cut_off, ended_well, tells_error
-from penstock.gateway.openai.body import BadBody, peek, read_large
+from penstock.gateway.openai.body import BadBody, Read, peek, read_large
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.forms import read_form
-from penstock.gateway.openai.peek import Read
 from penstock.gateway.openai.routes import ROUTES, PathKind, api_of, route
 from penstock.gateway.openai.splice import Spliced, remove_in_bytes, set_in_bytes
 from penstock.gateway.proxy.headers import request_headers, response_headers

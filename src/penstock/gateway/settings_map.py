@@ -57,7 +57,8 @@ class ToServer:
         """Use these limits and trusted proxies from now on."""
         its = settings.client_address
         self._server.limits = server_limits(settings)
-        self._server.brings = None if self._for_operators else Networks(its.proxy_protocol).hold
+        proxied = its.proxy_protocol and not self._for_operators
+        self._server.brings = Networks(its.proxy_protocol).hold if proxied else None
         self._server.carries_many = Networks(its.proxies).hold
 
 

@@ -37,32 +37,32 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     band: int
     tenant: str
     account: str
+    also: tuple[str, ...]
     flow: tuple[str, ...]
     weights: tuple[float, ...]
     body_bytes: int
+    contents: ContentsRow | None
     output_tokens_max: int | None
     streamed: bool
     pinned: str | None
     deadline_s: float | None
     priority: int
-    session: str | None
-    prefix: tuple[int, ...]
-    prefix_chunk_bytes: int
-    home: str | None
-    divisible: bool
     prices: Prices | None
     locate_s: float
     prompt_tokens_max: int | None
-    falls_back: bool
-    instead_of: str
-    also: tuple[str, ...]
+    session: str | None
+    prefix: tuple[int, ...]
+    prefix_chunk_bytes: int
     prefix_grows: bool
     time_per_output_token_s_max: float | None
-    only: tuple[str, ...]
+    home: str | None
+    divisible: bool
+    falls_back: bool
     needs: tuple[str, ...]
     others: tuple[str, ...]
+    instead_of: str
+    only: tuple[str, ...]
     carried: bool
-    contents: ContentsRow | None
 
     @staticmethod
     def of(request: Request) -> WireRequest:
@@ -73,8 +73,11 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """Returns the request of this row."""
         fields = list(msgspec.structs.astuple(self))
         if self.contents is not None:
-            fields[-1] = Contents(*self.contents)
+            fields[_CONTENTS] = Contents(*self.contents)
         return Request(*fields)
+
+
+_CONTENTS = WireRequest.__struct_fields__.index("contents")
 
 
 def usage_of(row: UsageRow | None) -> Usage | None:

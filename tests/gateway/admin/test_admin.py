@@ -28,10 +28,7 @@ class Head:
         self.peer = (peer, 1234)
         self.client = peer
         self.brought = False
-        self._headers = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
-
-    def header(self, name: bytes, /) -> bytes | None:
-        return self._headers.get(name)
+        self.lookup = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
 
 
 class Clock:

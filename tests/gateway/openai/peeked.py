@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.gateway.openai.peek import Peek
+from penstock.gateway.openai.body import Peek
 
 
 def told(found: Peek) -> dict[str, object]:

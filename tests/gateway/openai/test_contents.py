@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from penstock.core.values.request import Contents
-from penstock.gateway.openai.body import BadBody, read, read_large
+from penstock.gateway.openai.body import BadBody, Read, read, read_large
 from penstock.gateway.openai.forms import read_form
-from penstock.gateway.openai.peek import Read
 from tests.gateway.conftest import run
 
 RANDOM = random.Random(7)

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from penstock.gateway.openai.body import BadBody, peek, read_large
+from penstock.gateway.openai.body import BadBody, Peek, peek, read_large
 from penstock.gateway.openai.fields import Fields, Plain, Text
-from penstock.gateway.openai.peek import Peek
 from tests.gateway.conftest import run
 from tests.gateway.openai.peeked import told
 

@@ -16,7 +16,7 @@ from penstock.core.values.request import Usage
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.body import BadBody, asks_usage, peek, read_large
-from penstock.gateway.openai.splice import Spliced, add_field, set_in_bytes
+from penstock.gateway.openai.splice import Spliced, add_first, set_in_bytes
 from tests.gateway.conftest import CHAT, World, chat, request, run
 from tests.gateway.over_http.test_tenancy import BEARER, limited
 
@@ -471,7 +471,7 @@ def test_a_priority_is_spliced_in_and_every_other_byte_stays(
 @given(st.dictionaries(names, values, max_size=4), spaces)
 def test_a_field_is_added_before_all_others(fields: dict[str, Any], separators: tuple[str, str]) -> None:
     raw = b"\r\n " + json.dumps(fields, separators=separators).encode() + b"\n"
-    added = add_field(raw, "x", b"[1]")
+    added = add_first(raw, b'"x":[1]')
     assert list(json.loads(added)) == ["x", *(name for name in fields if name != "x")]
     assert added.startswith(b'\r\n {"x":[1]')
     assert added.endswith(raw.lstrip()[1:])

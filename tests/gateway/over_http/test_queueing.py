@@ -84,7 +84,7 @@ async def test_a_request_sent_with_queueing_off_that_fails_after_it_is_on_waits(
     await switch(world, on=True)
     (lease,) = [x for x, e in world.gate.driver.scheduler.inspect().leases.items() if not e.request.streamed]
     driver = world.gate.driver
-    journey = driver._journeys[driver.scheduler.inspect().leases[lease].request.id]
+    journey = driver.under_way[driver.scheduler.inspect().leases[lease].request.id]
     journey.hang_up()  # type: ignore[attr-defined]
     journey.failed(Failure.RESET, "the connection broke")  # type: ignore[attr-defined]
     assert world.picture().waiting == 1

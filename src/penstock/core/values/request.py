@@ -87,10 +87,11 @@ class Contents(_ByFields):
 
 
 _FIELDS: Final = (
-    "id", "model", "band", "tenant", "account", "flow", "weights", "body_bytes", "output_tokens_max",
-    "streamed", "pinned", "deadline_s", "priority", "session", "prefix", "prefix_chunk_bytes", "home",
-    "divisible", "prices", "locate_s", "prompt_tokens_max", "falls_back", "instead_of", "also", "prefix_grows",
-    "time_per_output_token_s_max", "only", "needs", "others", "carried", "contents",
+    "id", "model", "band", "tenant", "account", "also", "flow", "weights", "body_bytes", "contents",
+    "output_tokens_max", "streamed", "pinned", "deadline_s", "priority", "prices", "locate_s",
+    "prompt_tokens_max", "session", "prefix", "prefix_chunk_bytes", "prefix_grows",
+    "time_per_output_token_s_max", "home", "divisible", "falls_back", "needs", "others", "instead_of", "only",
+    "carried",
 )  # fmt: skip
 
 
@@ -106,76 +107,75 @@ class Request(_ByFields):
         band: int,
         tenant: str = "anonymous",
         account: str = "",
+        also: tuple[str, ...] = (),
         flow: tuple[str, ...] = ("anonymous",),
         weights: tuple[float, ...] = (1.0,),
         body_bytes: int = 0,
+        contents: Contents | None = None,
         output_tokens_max: int | None = None,
         streamed: bool = False,
         pinned: str | None = None,
         deadline_s: float | None = None,
         priority: int = 0,
-        session: str | None = None,
-        prefix: tuple[int, ...] = (),
-        prefix_chunk_bytes: int = PREFIX_CHUNK_BYTES,
-        home: str | None = None,
-        divisible: bool = True,
         prices: Prices | None = None,
         locate_s: float = 0.0,
         prompt_tokens_max: int | None = None,
-        falls_back: bool = False,
-        instead_of: str = "",
-        also: tuple[str, ...] = (),
+        session: str | None = None,
+        prefix: tuple[int, ...] = (),
+        prefix_chunk_bytes: int = PREFIX_CHUNK_BYTES,
         prefix_grows: bool = False,
         time_per_output_token_s_max: float | None = None,
-        only: tuple[str, ...] = (),
+        home: str | None = None,
+        divisible: bool = True,
+        falls_back: bool = False,
         needs: tuple[str, ...] = (),
         others: tuple[str, ...] = (),
+        instead_of: str = "",
+        only: tuple[str, ...] = (),
         carried: bool = False,
-        contents: Contents | None = None,
     ) -> None:
         self.id: Final = id
         self.model: Final = model  #: the served model's name, aliases already resolved
         self.band: Final = band  #: rank of its priority band, 0 is the highest
         self.tenant: Final = tenant
         self.account: Final = account  #: the name for limits, if not the tenant's: that of a shared part
+        self.also: Final = also  #: further names for limits: those of its key and of its model within the tenant
         self.flow: Final = flow  #: path through the fairness levels
         self.weights: Final = weights  #: one per level of the path
         self.body_bytes: Final = body_bytes
+        self.contents: Final = contents  #: None: the body is text, one prompt for one answer
         self.output_tokens_max: Final = output_tokens_max  #: the cap that the request sets itself
         self.streamed: Final = streamed  #: the answer comes token by token, so its first token can be seen
         self.pinned: Final = pinned  #: the endpoint named by `?id=`: admitted or refused at once
         self.deadline_s: Final = deadline_s  #: when the first token has to be there, on the scheduler's clock
         self.priority: Final = priority  #: order inside its own flow, lower first
-        self.session: Final = session  #: requests of one session are better served by one endpoint
-        self.prefix = prefix  #: chain hashes of the prompt's chunks: equal keys mean equal prompts up to there
-        self.prefix_chunk_bytes: Final = prefix_chunk_bytes  #: of the prompt, per key
-        self.home: Final = home  #: the endpoint that keeps the answer it refers to; it goes there if that is alive
-        self.divisible: Final = divisible  #: its prompt may be computed at one endpoint and its answer made at another
         self.prices: Final = prices  #: its token prices; None: the common ones
         self.locate_s: Final = locate_s  #: it may wait so long for `located` or `cached`
         self.prompt_tokens_max: Final = prompt_tokens_max  #: the longest prompt that its key may send, as estimated
-        self.falls_back: Final = falls_back  #: if this model has no endpoint, another is used: it does not wait for one
-        self.instead_of: Final = instead_of  #: the requested model, if different
-        self.also: Final = also  #: further names for limits: those of its key and of its model within the tenant
+        self.session: Final = session  #: requests of one session are better served by one endpoint
+        self.prefix = prefix  #: chain hashes of the prompt's chunks: equal keys mean equal prompts up to there
+        self.prefix_chunk_bytes: Final = prefix_chunk_bytes  #: of the prompt, per key
         self.prefix_grows: Final = prefix_grows  #: its later keys stand for several chunks each, as in `PREFIX_ENDS`
         #: Endpoints that are slower now are used if no others are open.
         self.time_per_output_token_s_max: Final = time_per_output_token_s_max
-        self.only: Final = only  #: the endpoints that it may go to; empty: all
+        self.home: Final = home  #: the endpoint that keeps the answer it refers to; it goes there if that is alive
+        self.divisible: Final = divisible  #: its prompt may be computed at one endpoint and its answer made at another
+        self.falls_back: Final = falls_back  #: if this model has no endpoint, another is used: it does not wait for one
         self.needs: Final = needs  #: what some engines lack: its path, and `TOOLS` if it has tools
         self.others: Final = others  #: models that may serve it instead: it waits for its own if none of these works
+        self.instead_of: Final = instead_of  #: the requested model, if different
+        self.only: Final = only  #: the endpoints that it may go to; empty: all
+        #: A proxy sends it, once: failures that it reports judge no endpoint, and a recall is its end.
         self.carried: Final = carried
-        self.contents: Final = contents  #: None: the body is text, one prompt for one answer
 
     def row(self) -> tuple[Any, ...]:
         contents = None if self.contents is None else self.contents.row()
         return (
-            self.id, self.model, self.band, self.tenant, self.account, self.flow, self.weights,
-            self.body_bytes, self.output_tokens_max, self.streamed, self.pinned, self.deadline_s,
-            self.priority, self.session, self.prefix, self.prefix_chunk_bytes, self.home, self.divisible,
-            self.prices, self.locate_s, self.prompt_tokens_max, self.falls_back, self.instead_of, self.also,
-            self.prefix_grows, self.time_per_output_token_s_max, self.only, self.needs, self.others,
-            self.carried,
-            contents,
+            self.id, self.model, self.band, self.tenant, self.account, self.also, self.flow, self.weights,
+            self.body_bytes, contents, self.output_tokens_max, self.streamed, self.pinned, self.deadline_s,
+            self.priority, self.prices, self.locate_s, self.prompt_tokens_max, self.session, self.prefix,
+            self.prefix_chunk_bytes, self.prefix_grows, self.time_per_output_token_s_max, self.home,
+            self.divisible, self.falls_back, self.needs, self.others, self.instead_of, self.only, self.carried,
         )  # fmt: skip
 
     def but(self, **changes: Any) -> Request:

@@ -154,7 +154,7 @@ def _network(peer: str) -> str:
 
 
 def _bearer(head: Head) -> str | None:
-    scheme, _, token = (head.header(b"authorization") or b"").decode("latin-1").partition(" ")
+    scheme, _, token = (head.lookup.get(b"authorization") or b"").decode("latin-1").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 

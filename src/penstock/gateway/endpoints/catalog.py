@@ -19,6 +19,7 @@ class Catalog:
         self.aliases: Mapping[str, str] = {}  #: by the clients' name, the engines' name; of a split, its largest
         self._splits: dict[str, Split] = {}
         self._any: Split | None = None  # for all other names
+        self.splits = False  #: whether any name stands for another
         self._listed: dict[str, list[Model]] = {}
         self._settings: Mapping[str, dict[str, int]] = {}
         self._rewrites: Sequence[ModelRewrite] = ()
@@ -49,6 +50,7 @@ class Catalog:
         rest = next((rewrite.weights for rewrite in self._rewrites if not rewrite.models), None)
         if self._any is None or self._any.weights != rest:
             self._any = None if rest is None else Split(rest)
+        self.splits = bool(self._splits) or self._any is not None
         self.aliases = {name: split.main for name, split in self._splits.items() if name not in split.weights}
 
     def split(self, name: str) -> Split | None:

@@ -77,7 +77,7 @@ class PickedJourney(QueuedJourney):
         if endpoint is None or target is None or self._lease is None or endpoint == self.endpoint:
             return
         self._reports(Failure.RESET)
-        self._metrics.rerouted(self.caller, self.endpoint, endpoint)
+        self._means.metrics.rerouted(self.caller, self.endpoint, endpoint)
         self._target, self.endpoint = target, endpoint
         self.attempts += 1
         self._driver.tell(self._driver.scheduler.rerouted(self._lease, endpoint, now=self._driver.now()))
@@ -156,7 +156,7 @@ class PickedJourney(QueuedJourney):
         super().succeeded(status)
         unseen.paces.learn(endpoint, seconds, self.tokens)
         if estimate is not None and self.tokens:
-            self._metrics.sampled(estimate / self.tokens)
+            self._means.metrics.sampled(estimate / self.tokens)
 
     def _own_usage(self) -> Usage | None:
         return None if self._unseen and not self._sampled else super()._own_usage()

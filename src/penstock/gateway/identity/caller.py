@@ -17,8 +17,9 @@ class Caller:
     """The client of a request and its rights."""
 
     __slots__ = (
-        "band", "band_lowered", "band_unknown", "deadline_s", "has_key", "key", "part", "priority", "rights",
-        "tenant", "tenant_label", "time_per_output_token_s", "user", "weight", "weight_inside",
+        "account", "band", "band_lowered", "band_unknown", "deadline_s", "has_key", "key", "part", "priority", "rights",
+        "tenant", "tenant_label", "time_per_output_token_s", "user", "weight", "weight_inside", "whole_flow",
+        "whole_weights",
     )  # fmt: skip
 
     def __init__(
@@ -55,10 +56,10 @@ class Caller:
         self.time_per_output_token_s: Final = time_per_output_token_s  #: slower endpoints are second choice
         self.key: Final = key  #: the name of its key; "": it has none of ours
         self.band_unknown: Final = band_unknown  #: it asked for a band by a name that none has, and for no other
-
-    @property
-    def account(self) -> str:
-        return self.part or self.tenant
+        self.account: Final = part or tenant  #: its name for limits
+        #: Its flow and weights if tenants are the only level, and the tenant is neither a part nor divided.
+        self.whole_flow: Final[tuple[str, ...]] = (tenant,)
+        self.whole_weights: Final[tuple[float, ...]] = (weight,)
 
     def flow(
         self, levels: tuple[str, ...], model: str, model_weight: float = 1.0, own: str | None = None
@@ -69,7 +70,7 @@ class Caller:
         the tenant is divided by keys and models with limits: then the tenant is such a part.
         """
         if levels == ("tenant",) and not self.part and own is None:
-            return (self.tenant,), (self.weight,)
+            return self.whole_flow, self.whole_weights
         # Users of different tenants may have the same name; without a level for tenants they still differ.
         user = self.user if "tenant" in levels else f"{self.tenant}/{self.user}"
         part, tenant, inside = self.part, self.tenant, self.weight_inside

@@ -286,7 +286,7 @@ class Callers:
             tenant_label=tenant.label,
             deadline_s=_shortest_s(header, DEADLINE_HEADERS, self._deadlines_s[band]),
             time_per_output_token_s=_shortest_s(header, PACE_HEADERS, None),
-            priority=_priority(priority),
+            priority=0 if priority is None else _priority(priority),
             part=tenant.part,
             weight_inside=tenant.weight_inside,
             rights=None if key is None else key.rights,

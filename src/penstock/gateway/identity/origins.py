@@ -12,7 +12,7 @@ through a proxy, because its clients may be anywhere. No browser connects to a u
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -52,7 +52,8 @@ class Head(Protocol):
     def brought(self) -> bool: ...
     @property
     def client(self) -> str: ...
-    def header(self, name: bytes, /) -> bytes | None: ...
+    @property
+    def lookup(self) -> Mapping[bytes, bytes]: ...  # lower-case name to first value
 
 
 class Origins:
@@ -75,8 +76,15 @@ class Origins:
 
     def foreign_name(self, head: Head) -> str | None:
         """Returns why a request without a key or token is refused for its host name, or None."""
-        host = head.header(b"host")
-        if host is None or self._served_as(host):
+        host = head.lookup.get(b"host")
+        if host is None:
+            return None
+        known = self._known.get(host)
+        if known is None:
+            if len(self._known) >= NAMES_MAX:
+                self._known.clear()
+            known = self._known[host] = "*" in self._hosts or self._is_own(host.decode("latin-1"))
+        if known:
             return None
         return _FOREIGN_HOST.format("".join(c for c in host.decode("latin-1")[:200] if c.isprintable()))
 
@@ -85,12 +93,12 @@ class Origins:
         foreign = self.foreign_name(head)
         if foreign is not None:
             return foreign
-        origin = head.header(b"origin")
+        origin = head.lookup.get(b"origin")
         if origin is None:
-            navigates = head.header(b"sec-fetch-mode") == b"navigate"  # a link that somebody followed shows it to them
-            strange = head.header(b"sec-fetch-site") in _OTHER_SITES and not navigates
+            navigates = head.lookup.get(b"sec-fetch-mode") == b"navigate"  # a link that somebody followed
+            strange = head.lookup.get(b"sec-fetch-site") in _OTHER_SITES and not navigates
         else:
-            strange = not self._may_use(origin.decode("latin-1").lower(), head.header(b"host"))
+            strange = not self._may_use(origin.decode("latin-1").lower(), head.lookup.get(b"host"))
         return _FOREIGN_PAGE if strange else None
 
     def is_this_machine(self, head: Head) -> bool:
@@ -101,16 +109,8 @@ class Origins:
             and not head.brought
             and is_loopback(peer)
             and not within(peer, self._proxies)
-            and all(head.header(name) is None for name in PROXY_HEADERS)
+            and head.lookup.keys().isdisjoint(PROXY_HEADERS)
         )
-
-    def _served_as(self, host: bytes) -> bool:
-        known = self._known.get(host)
-        if known is None:
-            if len(self._known) >= NAMES_MAX:
-                self._known.clear()
-            known = self._known[host] = "*" in self._hosts or self._is_own(host.decode("latin-1"))
-        return known
 
     def _is_own(self, host: str) -> bool:
         name = _name_of(host)

@@ -55,7 +55,7 @@ class OwnAccounts:
         self._file: frozenset[str] = frozenset()
         self._made: frozenset[str] = frozenset()
         self._known: frozenset[str] = frozenset()
-        self._divided: frozenset[str] = frozenset()  # tenants of which a key or a model has limits
+        self.divided: frozenset[str] = frozenset()  #: tenants of which a key or a model has limits
 
     def follow(self, settings: Settings) -> None:
         self._file = frozenset([name for name in all_limits(settings) if "\n" in name])
@@ -67,13 +67,13 @@ class OwnAccounts:
 
     def _look(self) -> None:
         self._known = self._file | self._made
-        self._divided = frozenset([name.partition("\n")[0] for name in self._known])
+        self.divided = frozenset([name.partition("\n")[0] for name in self._known])
 
     def also(self, account: str, key: str, model: str) -> tuple[str, ...] | None:
         """Returns the accounts of a request of a tenant (or part) beside that one; None: none of its keys or models
         has limits.
         """
-        if account not in self._divided:
+        if account not in self.divided:
             return None
         names = (own_account(account, "key", key), own_account(account, "model", model))
         return tuple([name for name in names if name in self._known])

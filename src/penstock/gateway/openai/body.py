@@ -13,11 +13,11 @@ from typing import Final
 
 import msgspec
 
+from penstock.core.values.request import Contents
 from penstock.gateway.openai import scan
 from penstock.gateway.openai.contents import contents, weigh
-from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Fields, Own, Plain
-from penstock.gateway.openai.peek import Peek, Read
-from penstock.gateway.openai.splice import Body, Spliced, add_field, set_field, set_in_bytes
+from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Fields, Own, Plain, Text
+from penstock.gateway.openai.splice import Body, Spliced, add_first, set_field, set_in_bytes
 
 VALUE_BYTES_MAX: Final = 4096  # of a decoded field: names, numbers, a few options
 OWN_BYTES_MAX: Final = 64 * 1024  # of an engine's own parameters, which may have limits
@@ -37,6 +37,60 @@ _ASKING_ONCE: Final = {**_ASKING, "continuous_usage_stats": b"false"}  # vLLM ad
 
 #: Returns the same body with one field more, or another value of it.
 AskUsage = Callable[[Body], Body]
+
+
+class Peek:
+    """A body's values for scheduling."""
+
+    __slots__ = (
+        "answers", "background", "model", "output_tokens_max", "previous_response", "priority", "service_tier",
+        "stream", "stream_options", "text", "user", "whole",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        model: str | None,
+        *,
+        stream: bool,
+        whole: bool = False,
+        output_tokens_max: int | None = None,
+        answers: int = 1,
+        stream_options: object = msgspec.UNSET,
+        user: object = None,
+        service_tier: object = None,
+        priority: object = None,
+        previous_response: object = None,
+        text: Text | None = None,
+        background: bool = False,
+    ) -> None:
+        self.model: Final = model
+        self.stream: Final = stream
+        self.whole: Final = whole  #: streaming is explicitly off
+        self.output_tokens_max = output_tokens_max  #: its key may allow less
+        self.answers: Final = answers  #: wanted of each input
+        self.stream_options: Final = stream_options  #: these five as they came, of any type
+        self.user: Final = user
+        self.service_tier: Final = service_tier
+        self.priority: Final = priority
+        self.previous_response: Final = previous_response  #: the answer this one goes on from
+        self.text: Final = text  #: the prompt's fields; None: not JSON
+        self.background: Final = background  #: it may be computed after it was answered
+
+
+class Read:
+    """A body that was read."""
+
+    __slots__ = ("body", "contents", "peek")
+
+    def __init__(
+        self,
+        peek: Peek,
+        body: Body,
+        contents: Contents,
+    ) -> None:
+        self.peek: Final = peek
+        self.body: Final = body
+        self.contents: Final = contents
 
 
 class BadBody(Exception):  # noqa: N818 - it says what it is
@@ -89,6 +143,8 @@ def unmarked(body: bytes) -> bytes:
 
 def read(body: bytes, *, pooled: bool) -> Read:
     """Read a small body. `pooled`: its answer is no text. Raises `BadBody`."""
+    if body.startswith(_BYTE_ORDER_MARK):
+        body = unmarked(body)
     found = peek(body)
     assert found.text is not None
     return Read(found, body, contents(body, found.text, 0 if pooled else found.answers))
@@ -243,10 +299,9 @@ def asks_usage(peek: Peek) -> AskUsage | None:
 
 
 def _ask_usage_alone(body: Body) -> Body:
-    value = b'{"include_usage":true}'
     if isinstance(body, Spliced):
-        return set_field(body, "stream_options", value)
-    return add_field(body, "stream_options", value)
+        return set_field(body, "stream_options", b'{"include_usage":true}')
+    return add_first(body, b'"stream_options":{"include_usage":true}')
 
 
 def is_multipart(content_type: bytes | None) -> bool:

@@ -84,7 +84,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
     """Returns the contents of a small body; `answers` are wanted of each input."""
     chat = text.messages is not NOTHING  # no other field is a list of inputs
     if chat and body.find(b"[", body.find(b"[") + 1) < 0:  # that of its messages is the only list
-        return Contents(len(body), answers=answers)
+        return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
     found: list[Found] = []
     if len(body) > STRIDE_BYTES:
         stride = max(STRIDE_BYTES, len(body) // _LOOKS)
@@ -102,7 +102,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
             given = bytes(raw)
             inputs = _larger(inputs, at_once(_inputs(given, 0, len(given))))
     if chat and not found and pieces is _NO_PIECES and not inputs[1]:
-        return Contents(len(body), answers=answers)
+        return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
     return _whole(body, found, pieces, inputs, text=text, answers=answers)
 
 

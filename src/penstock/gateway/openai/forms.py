@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from penstock.core.values.request import Contents
-from penstock.gateway.openai.body import BadBody
+from penstock.gateway.openai.body import BadBody, Peek, Read
 from penstock.gateway.openai.multipart import BadForm, boundary_of, parameters_of
-from penstock.gateway.openai.peek import Peek, Read
 from penstock.gateway.openai.scan import Span
 from penstock.gateway.openai.splice import Spliced
 

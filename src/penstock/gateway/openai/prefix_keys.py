@@ -73,11 +73,10 @@ def keys(text: Text, model: str, seed: int, cut: Cut = USUAL) -> tuple[int, ...]
     `seed`: 64 secret bits. Keys are equal only among processes that have the same.
     """
     bytes_max, absent = cut.bytes_max, NOTHING
-    pieces: list[msgspec.Raw | bytes] = [
-        piece
-        for piece in (text.instructions, text.messages, text.prompt, text.input, text.inputs)
-        if piece is not absent
-    ]
+    pieces: list[msgspec.Raw | bytes] = []
+    for piece in (text.instructions, text.messages, text.prompt, text.input, text.inputs):
+        if piece is not absent:
+            pieces.append(piece)  # noqa: PERF401 - a comprehension is a call of its own
     if text.system is not absent:
         pieces.insert(0, _without_billing(bytes(memoryview(text.system)[:bytes_max])))
     if not pieces:

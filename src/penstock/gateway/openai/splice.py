@@ -140,7 +140,7 @@ def set_in_bytes(body: bytes, values: Mapping[str, bytes]) -> bytes:
         missing.pop(name, None)
     if copied:
         body = b"".join((*pieces, body[copied:]))
-    return _with_fields(body, missing) if missing else body
+    return add_first(body, _members(missing)) if missing else body
 
 
 def names(body: Body) -> Collection[str]:
@@ -182,19 +182,14 @@ def remove_in_bytes(body: bytes, name: str) -> bytes:
     return body
 
 
-def add_field(body: bytes, name: str, value: bytes) -> bytes:
-    """Returns the same bytes with one more top-level field, before all others."""
-    return _with_fields(body, {name: value})
+def add_first(body: bytes, members: bytes) -> bytes:
+    """Returns the same bytes with more top-level fields, `"name":value`, before all others."""
+    brace = body.index(b"{") + 1
+    return b"".join((body[:brace], members, b"" if _EMPTY.match(body, brace) else b",", body[brace:]))
 
 
 class _TooManyFieldsError(Exception):
     """Too many to check each without delaying others."""
-
-
-def _with_fields(body: bytes, values: Mapping[str, bytes]) -> bytes:
-    brace = body.index(b"{") + 1
-    comma = b"" if _EMPTY.match(body, brace) else b","
-    return b"".join((body[:brace], _members(values), comma, body[brace:]))
 
 
 def _members(values: Mapping[str, bytes]) -> bytes:

@@ -17,7 +17,7 @@ from penstock.gateway.identity.callers import KNOWN_S, Callers
 from penstock.gateway.identity.clients import Clients
 from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
-from penstock.gateway.openai.routes import Route, route
+from penstock.gateway.openai.routes import ROUTES, Route, route
 from penstock.gateway.openai.wrong_paths import meant_instead, without_v1
 from penstock.gateway.proxy.arrival import Means
 from penstock.gateway.proxy.driver import Decides, Driver
@@ -111,6 +111,7 @@ class App:
         if self._cors is not None:
             self._cors.follow(settings)
         self._root_path = settings.root_path
+        self._moves_in = bool(self._root_path) or self._clients.looks  # paths or addresses are others than they came
         self._knows_senders = self._cors is None or not self._cors.looks  # each answer to a page has headers of its own
 
     # --- the server's hooks ---------------------------------------------------------------------------------
@@ -123,20 +124,22 @@ class App:
                 exchange.target_path, exchange.client, exchange.note = sender.path, sender.client, sender
                 return None
             head.note = None
-        self._place(exchange)
-        if self._origins.looks and (foreign := self._foreign(exchange)) is not None:
+        if self._moves_in:
+            self._place(exchange)
+        if self._origins.looks and (foreign := self._origins.foreign(exchange)) is not None and self._bars(exchange):
             self.refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
             return None
         cors = self._cors
         if cors is not None and cors.looks and cors.allows(exchange) and cors.is_preflight(exchange):
             cors.answer(exchange)
             return None
-        found = route(exchange.target_path)
+        path = exchange.target_path
+        found = ROUTES.get(path) or route(path)
         if found is None:
-            part = self._part(exchange.target_path)
+            part = self._part(path)
             if part is not None:
                 return part.begin(exchange)
-            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, meant_instead(exchange.target_path, self._serves))
+            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, meant_instead(path, self._serves))
         else:
             self._begin(exchange, found)
         return None
@@ -148,11 +151,6 @@ class App:
         if self._clients.looks:
             exchange.client = self._clients.address(exchange)
 
-    def _key(self, exchange: Exchange) -> Key | Unauthorized | None:
-        """Returns what `Callers.key` does. Usually no header is given twice, so none is searched for."""
-        repeats = None if len(exchange.lookup) == len(exchange.headers) else exchange.repeats
-        return self._callers.key(exchange.lookup.get, repeats)
-
     def _begin(self, exchange: Exchange, found: Route) -> None:
         """Refuse a request to engines' paths by its method, its key or a path that no engine has, or note its sender.
 
@@ -161,7 +159,8 @@ class App:
         if exchange.method != "POST":
             self.refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
             return
-        key = self._key(exchange)
+        lookup = exchange.lookup  # usually no header is given twice, so none is searched for
+        key = self._callers.key(lookup.get, None if len(lookup) == len(exchange.headers) else exchange.repeats)
         if isinstance(key, Unauthorized):
             self.refusals.refuse(exchange, key.reason, key.message)
         elif found.bare and not self._served_bare():
@@ -201,12 +200,11 @@ class App:
         elif (part := _owner(self._picked, exchange.target_path)) is not None:
             part.complete(exchange)
 
-    def _foreign(self, exchange: Exchange) -> str | None:
-        """The reason to refuse a page of another site or a foreign host name. A request with a key is no page's."""
-        foreign = self._origins.foreign(exchange)
-        if foreign is None or any(part.owns(exchange.target_path) for part in self._guarded):
-            return None
-        return None if isinstance(self._key(exchange), Key) else foreign
+    def _bars(self, exchange: Exchange) -> bool:
+        """Whether a page of another site, or a foreign host name, is refused. A request with a key is no page's."""
+        if any(part.owns(exchange.target_path) for part in self._guarded):
+            return False
+        return not isinstance(self._callers.key(exchange.lookup.get, exchange.repeats), Key)
 
     def complete(self, exchange: SocketExchange) -> None:
         """Serve a request with its whole body."""

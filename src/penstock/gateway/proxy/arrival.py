@@ -1,8 +1,10 @@
-"""A request on its way in, the means of its journey, and its fallback models."""
+"""A request on its way in, its id, the means of its journey, and its fallback models."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -10,8 +12,7 @@ from penstock.core.values.actions import Evict, Fail, Reject
 from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import Contents
 from penstock.gateway.identity.caller import Caller
-from penstock.gateway.openai.body import AskUsage
-from penstock.gateway.openai.peek import Peek
+from penstock.gateway.openai.body import AskUsage, Peek
 from penstock.gateway.openai.routes import Route
 from penstock.gateway.openai.splice import Body
 from penstock.gateway.proxy.driver import Decides, Driver
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 Ended = Reject | Evict | Fail
+REQUEST_ID_BYTES_MAX: Final = 128
 LOOKS_MAX: Final = 16  # each holds a connection to an engine, and an answer of at most 16 MiB
 
 #: One model of a split can't take the request: another one may.
@@ -127,6 +129,28 @@ class Fallback:
         return self.first
 
 
+class RequestIds:
+    """Gives requests their ids."""
+
+    def __init__(self, driver: Driver[Decides]) -> None:
+        self._driver = driver
+        self._serial = itertools.count(1)
+        # 48 random bits, so that ids of two processes differ: engines take equal ids for one request.
+        self._ours = secrets.token_hex(6).encode()
+
+    def of(self, exchange: Exchange) -> bytes:
+        """Returns the caller's `x-request-id`, or a new id if that is missing, too long or not printable."""
+        given = exchange.lookup.get(b"x-request-id")
+        if given and len(given) <= REQUEST_ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
+            return given
+        return b"req-%b-%x" % (self._ours, next(self._serial))
+
+    def unique(self, request_id: bytes) -> str:
+        """Returns the scheduler's id of a request: the caller's own, unless that one is in use."""
+        name = request_id.decode()
+        return f"{name}~{next(self._serial)}" if name in self._driver.under_way else name
+
+
 class Arrival:
     """One request on its way in. Each step of `intake.py` adds what it finds out."""
 
@@ -167,13 +191,11 @@ class Arrival:
         route: Route,
         request_id: bytes,
         caller: Caller | None = None,
-        *,
-        inflated: bool = False,
     ) -> None:
         self.exchange = exchange
         self.route = route
         self.request_id = request_id
-        self.inflated = inflated  # its body was packed, and has been unpacked
+        self.inflated = False  # its body was packed, and has been unpacked
         self.caller = caller  # None: not identified yet
         self.body: Body = b""  # as an engine gets it
         self.named = ""  # the model, as the caller named it

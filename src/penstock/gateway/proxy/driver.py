@@ -87,7 +87,7 @@ class Driver(Generic[S_co]):
         self._watched = False
         self.took_movement: Callable[[], list[str]] = list  #: endpoints whose answers made progress since the last call
         self._loop = asyncio.get_running_loop()
-        self._journeys: dict[str, Journey] = {}
+        self.under_way: dict[str, Journey] = {}  #: by request, the oldest first
         self._line: deque[Action] = deque()
         self._carrying_out = False
         self._timer: asyncio.TimerHandle | None = None
@@ -97,22 +97,22 @@ class Driver(Generic[S_co]):
 
     def join(self, request_id: str, journey: Journey) -> None:
         """Pass decisions about a request to `journey`, until it leaves."""
-        self._journeys[request_id] = journey
+        self.under_way[request_id] = journey
         self._idle.clear()
 
     def leave(self, request_id: str) -> None:
         """Forget the journey of a request that has ended."""
-        del self._journeys[request_id]
-        if not self._journeys:
+        del self.under_way[request_id]
+        if not self.under_way:
             self._idle.set()
 
     def knows(self, request_id: str) -> bool:
         """True if a request of that id is under way."""
-        return request_id in self._journeys
+        return request_id in self.under_way
 
     def journeys(self) -> Iterator[Journey]:
         """Returns all journeys that are under way, the oldest first."""
-        return iter(self._journeys.values())
+        return iter(self.under_way.values())
 
     async def idle(self) -> None:
         """Wait until no journey is under way."""
@@ -131,7 +131,14 @@ class Driver(Generic[S_co]):
             self._carrying_out = True
             try:
                 while self._line:
-                    self._carry_out(self._line.popleft())
+                    action = self._line.popleft()
+                    journey = self.under_way.get(action.request_id)
+                    if journey is None:
+                        continue  # it ended while this action was in the line
+                    if isinstance(action, Dispatch):
+                        journey.dispatched(action)
+                    else:
+                        _carry_out(journey, action)
             finally:
                 self._carrying_out = False
         if self.scheduler.changes_driver(self._timer_at, watched=self._watched):
@@ -148,21 +155,6 @@ class Driver(Generic[S_co]):
             self._timer.cancel()
             self._timer = None
             self._timer_at = math.inf
-
-    def _carry_out(self, action: Action) -> None:
-        journey = self._journeys.get(action.request_id)
-        if journey is None:
-            return  # it ended while this action was in the line
-        if isinstance(action, Dispatch):
-            journey.dispatched(action)
-        elif isinstance(action, Decode):
-            journey.decoding(action)
-        elif isinstance(action, Requeue):
-            journey.requeued(action)
-        elif isinstance(action, Abort):
-            journey.aborted(action)
-        else:
-            journey.ended(action)
 
     def _follow(self) -> None:
         """Wake who reads gauges, if these are worth reading often from now on, and set the timer.
@@ -186,3 +178,14 @@ class Driver(Generic[S_co]):
         self._timer, self._timer_at = None, math.inf
         self.tell(self.scheduler.moved(self.took_movement(), now=now))
         self.tell(self.scheduler.expire(now=now))
+
+
+def _carry_out(journey: Journey, action: Decode | Requeue | Abort | Reject | Evict | Fail) -> None:
+    if isinstance(action, Decode):
+        journey.decoding(action)
+    elif isinstance(action, Requeue):
+        journey.requeued(action)
+    elif isinstance(action, Abort):
+        journey.aborted(action)
+    else:
+        journey.ended(action)

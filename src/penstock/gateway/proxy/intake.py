@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import parse_qs
 
 from penstock.config.model import Settings
@@ -23,12 +23,10 @@ from penstock.gateway.identity.own_limits import own_flow
 from penstock.gateway.identity.rights import Rights
 from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai import errors
-from penstock.gateway.openai.body import BadBody
+from penstock.gateway.openai.body import BadBody, Read
 from penstock.gateway.openai.dialects import Asked
 from penstock.gateway.openai.errors import Api
-from penstock.gateway.openai.fields import NOTHING
 from penstock.gateway.openai.forms import read_form
-from penstock.gateway.openai.peek import Peek, Read
 from penstock.gateway.openai.routes import PathKind, Route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.openai.slices import Slices
@@ -51,7 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NO_TOOLS_BYTES = len("null")  # or an empty list
+_GROWS: Final = True  # keys of prompts stand for several chunks each
+NO_TOOLS_BYTES: Final = len("null")  # or an empty list
 
 
 class Reached(Protocol):
@@ -79,6 +78,7 @@ class Intake:
         self._means = means
         self._driver = means.driver
         self._refusals = refusals
+        self._ids = refusals.ids
         self._endpoints = endpoints
         self._catalog = catalog
         self._callers = callers
@@ -90,6 +90,7 @@ class Intake:
     def follow(self, settings: Settings) -> None:
         """Admit new requests by `settings`."""
         self._levels = settings.fairness.levels
+        self._by_tenant = self._levels == ("tenant",)
         self._bands = [band.name for band in settings.bands]
         self._asks_usage = settings.accounting.usage == "auto"
         self._body_bytes_max = self._unpacking.bytes_max = settings.limits.max_body
@@ -108,15 +109,16 @@ class Intake:
                 extra = [(b"accept-encoding", PACKINGS)]
                 self._refusals.refuse(exchange, Reason.UNSUPPORTED_ENCODING, str(unknown), extra=extra)
                 return
-        arrival = Arrival(exchange, sender.route, self._refusals.request_id(exchange), inflated=bool(coding))
+        arrival = Arrival(exchange, sender.route, self._ids.of(exchange))
         if coding:
+            arrival.inflated = True
             self._in_steps(arrival, self._unpack(arrival, coding, exchange.body), journey)
         else:
             self._parse(arrival, exchange.body, journey)
 
     def submit(self, exchange: Exchange, route: Route, caller: Caller, journey: type[QueuedJourney]) -> None:
         """Admit a request made inside, as `caller`."""
-        arrival = Arrival(exchange, route, self._refusals.request_id(exchange), caller)
+        arrival = Arrival(exchange, route, self._ids.of(exchange), caller)
         self._parse(arrival, exchange.body, journey)
 
     # --- parse ------------------------------------------------------------------------------------------------
@@ -124,11 +126,12 @@ class Intake:
     def _parse(self, arrival: Arrival, body: bytes, journey: type[QueuedJourney]) -> None:
         """Read what scheduling needs from a body: a small one at once, a large one in slices."""
         exchange = arrival.exchange
-        if len(body) > ONE_STEP_BYTES or bodies.is_multipart(exchange.lookup.get(b"content-type")):
+        kind = exchange.lookup.get(b"content-type")
+        if len(body) > ONE_STEP_BYTES or (kind != b"application/json" and bodies.is_multipart(kind)):
             self._in_steps(arrival, self._reading(arrival, body), journey)
             return
         try:
-            read = bodies.read(bodies.unmarked(body), pooled=arrival.route.pooled)
+            read = bodies.read(body, pooled=arrival.route.pooled)
         except BadBody as problem:
             self._refuse_body(exchange, problem)
         else:
@@ -150,10 +153,9 @@ class Intake:
         content_type = exchange.lookup.get(b"content-type")
         if bodies.is_multipart(content_type):
             return (yield from read_form(body, content_type or b"", exchange.target_path, pooled=pooled))
-        body = bodies.unmarked(body)
         if len(body) <= ONE_STEP_BYTES:
             return bodies.read(body, pooled=pooled)
-        return (yield from bodies.read_large(body, pooled=pooled))
+        return (yield from bodies.read_large(bodies.unmarked(body), pooled=pooled))
 
     def _in_steps(self, arrival: Arrival, steps: Generator[None, None, Read], journey: type[QueuedJourney]) -> None:
         """Take a body's steps between others' tokens, then go on with the request."""
@@ -268,7 +270,7 @@ class Intake:
     def _address(self, arrival: Arrival) -> None:
         """Find the model's name at the endpoints."""
         model = arrival.named
-        split = self._catalog.split(model)
+        split = self._catalog.split(model) if self._catalog.splits else None
         if split is not None:
             model = split.main if len(split.weights) == 1 else self._chosen(split, arrival)
             if model != arrival.named:
@@ -356,44 +358,54 @@ class Intake:
     def _tied(self, arrival: Arrival, caller: Caller, locate_s: float) -> Request:
         """The request as the scheduler knows it, with its ties to endpoints."""
         exchange, route, peek = arrival.exchange, arrival.route, arrival.peek
-        also = self._callers.own_accounts.also(caller.account, caller.key, arrival.model)
-        own = None if also is None else own_flow(also)
-        flow, weights = caller.flow(self._levels, arrival.named, arrival.profile.weight, own)
+        own_accounts, also = self._callers.own_accounts, None
+        if caller.account in own_accounts.divided:
+            also = own_accounts.also(caller.account, caller.key, arrival.model)
+        if also is None and self._by_tenant and not caller.part:
+            flow, weights = caller.whole_flow, caller.whole_weights
+        else:
+            own = None if also is None else own_flow(also)
+            flow, weights = caller.flow(self._levels, arrival.named, arrival.profile.weight, own)
         session, prefix, home = self._affinities.ties(exchange, arrival.body, peek, arrival.model)
         if home is not None:
             arrival.fallback = None  # the answer it refers to is at that model's endpoint
-        fallback = arrival.fallback
-        divides = self._driver.scheduler.divides
-        return Request(
-            id=self._refusals.unique(arrival.request_id),
-            model=arrival.model,
-            band=caller.band,
-            tenant=caller.tenant,
-            account=caller.part,
-            also=also or (),
-            flow=flow,
-            weights=weights,
-            body_bytes=len(arrival.body),
-            contents=arrival.contents,
-            output_tokens_max=peek.output_tokens_max,
-            streamed=peek.stream or route.streams or (route.streams_unless and not peek.whole),
-            pinned=arrival.pinned,
-            deadline_s=None if caller.deadline_s is None else self._driver.now() + caller.deadline_s,
-            priority=caller.priority,
-            prices=arrival.profile.prices,
-            locate_s=locate_s,
-            prompt_tokens_max=None if caller.rights is None else caller.rights.max_prompt_tokens,
-            session=session,
-            prefix=prefix,
-            prefix_chunk_bytes=self._affinities.cut.chunk_bytes,
-            prefix_grows=True,
-            time_per_output_token_s_max=caller.time_per_output_token_s,
-            home=home,
-            divisible=not divides or sequential.divisible(exchange.target_path, arrival.body),
-            falls_back=fallback is not None and not fallback.patient,
-            needs=_needs(exchange.target_path, peek),
-            others=() if fallback is None else fallback.others,
-            instead_of=fallback.asked if fallback is not None and fallback.asked != arrival.named else "",
+        falls_back, instead_of = False, ""
+        others: tuple[str, ...] = ()
+        if (fallback := arrival.fallback) is not None:
+            falls_back, others = not fallback.patient, fallback.others
+            instead_of = fallback.asked if fallback.asked != arrival.named else ""
+        path, text = exchange.target_path, peek.text
+        has_tools = text is not None and len(text.tools) > NO_TOOLS_BYTES
+        return Request(  # by position: names cost plain Python two dictionaries
+            self._ids.unique(arrival.request_id),
+            arrival.model,
+            caller.band,
+            caller.tenant,
+            caller.part,
+            also or (),
+            flow,
+            weights,
+            len(arrival.body),
+            arrival.contents,
+            peek.output_tokens_max,
+            peek.stream or route.streams or (route.streams_unless and not peek.whole),
+            arrival.pinned,
+            None if caller.deadline_s is None else self._driver.now() + caller.deadline_s,
+            caller.priority,
+            arrival.profile.prices,
+            locate_s,
+            None if caller.rights is None else caller.rights.max_prompt_tokens,
+            session,
+            prefix,
+            self._affinities.cut.chunk_bytes,
+            _GROWS,
+            caller.time_per_output_token_s,
+            home,
+            not self._driver.scheduler.divides or sequential.divisible(path, arrival.body),
+            falls_back,
+            (path, TOOLS) if has_tools else (path,),
+            others,
+            instead_of,
         )
 
     def _keeping(self, arrival: Arrival, caller: Caller) -> Keeping:
@@ -444,12 +456,6 @@ def _pinned(query: str) -> str | None:
     if len(named) != 1:
         raise BadBody("The query names several endpoints (`id`); one is allowed.", "id")
     return named[0]
-
-
-def _needs(path: str, peek: Peek) -> tuple[str, ...]:
-    """What some engines lack: the path, and calls of tools."""
-    text = peek.text
-    return (path,) if text is None or text.tools is NOTHING or len(text.tools) <= NO_TOOLS_BYTES else (path, TOOLS)
 
 
 def _broken(exchange: Exchange, failure: Exception) -> None:

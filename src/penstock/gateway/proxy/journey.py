@@ -53,7 +53,6 @@ class QueuedJourney(Relay):
         "_dispatch",
         "_driver",
         "_ends",
-        "_has_key",
         "_heartbeats",
         "_inflated",
         "_is_watched",
@@ -61,16 +60,13 @@ class QueuedJourney(Relay):
         "_lease",
         "_makes_text",
         "_means",
-        "_metrics",
         "_queue_s",
         "_ranks_itself",
         "_report_at",
-        "_reporting",
         "_targets",
         "_trace",
         "_usage",
         "_waiting_since_s",
-        "added",
         "api",
         "attempts",
         "band",
@@ -102,15 +98,12 @@ class QueuedJourney(Relay):
         self._keeping = arrival.keeping
         self._means = means
         self._targets = means.targets
-        self._metrics = means.metrics
         self._ends = means.metrics.ends
         self.caller = caller
-        self._has_key = caller.has_key
         self._inflated = arrival.inflated
         # Until its answer begins, if other models may be asked.
         self._arrival = None if arrival.fallback is None else arrival
         self._asks_usage = arrival.asks_usage
-        self.added: frozenset[str] = NOTHING_ADDED  #: fields of ours in the body sent last
         self.left_out: frozenset[str] = NOTHING_ADDED  #: of these, left out because an engine may have refused them
         self.is_unfit = False  #: the engine refused the request for what it is, and another may take it
         self._makes_text = not route.pooled
@@ -134,7 +127,6 @@ class QueuedJourney(Relay):
         self.estimated_tokens = 0  #: of the answer, beside those that its engine reported
         self.estimated_prompt = 0  #: tokens of the prompt, if its engine did not report them
         self._trace = arrival.trace
-        self._reporting = means.reporting
 
     def begin(self) -> None:
         """Report the request's arrival to the scheduler."""
@@ -168,17 +160,18 @@ class QueuedJourney(Relay):
 
     def dispatched(self, action: Dispatch, /) -> None:
         """Ask the engine, or both engines of a divided request, that `action` names."""
+        if self.attempts:
+            self.left_out, self.is_unfit, self.division = NOTHING_ADDED, False, None
         self.attempts += 1
         self._lease, self._dispatch = action.lease, action
-        self.endpoint = action.endpoint
-        self._queue_s = action.queue_s
+        self.endpoint = endpoint = action.endpoint
+        self._queue_s = queue_s = action.queue_s
         self._waiting_since_s = None
-        self.rank, self.left_out, self.is_unfit = action.rank, NOTHING_ADDED, False
-        self._ends.sent(action.endpoint, max(0.0, self._driver.now() - self.started_s - action.queue_s))
-        target = self._targets[action.endpoint]
+        self.rank = rank = action.rank
+        self._ends.sent(endpoint, max(0.0, self._driver.now() - self.started_s - queue_s))
+        target = self._targets[endpoint]
         if action.decode is None:
-            self.division = None
-            self.ask(target, action.endpoint, action.rank, self.body, counts=True)
+            self.ask(target, endpoint, rank, self.body, counts=True)
         else:
             form = TwoPhase if target.meeting_place is None else Meeting
             self.division = division = form(self, action)
@@ -190,7 +183,7 @@ class QueuedJourney(Relay):
         assert division is not None
         self._lease = action.lease
         self.endpoint = action.endpoint
-        self._metrics.decoding(
+        self._means.metrics.decoding(
             *(self.request.model, self.band, action.endpoint),
             prefill=division.prefill,
             transfer=division.transfer,
@@ -218,29 +211,30 @@ class QueuedJourney(Relay):
         if rank is not None:
             priority = None if PRIORITY in left_out else target.priority
             rank = None if priority is None else rank * priority.value
-        note = self.exchange.note
+        exchange, streamed = self.exchange, self.request.streamed
+        note = exchange.note
         headers = request_headers(
-            self.exchange.headers,
+            exchange.headers,
             note if isinstance(note, Sender) else None,
             api_key=target.api_key,
             request_id=self.request_id,
             inflated=self._inflated,
-            has_key=self._has_key,
+            has_key=self.caller.has_key,
             ranked=True,
-            plain=self.request.streamed or sink is not None,  # events are added and removed
+            plain=streamed or sink is not None,  # events are added and removed
         )
-        told = self.request.streamed or self.exchange.lookup.get(orca.ASK[0]) is not None
+        told = streamed or exchange.lookup.get(orca.ASK[0]) is not None
         self._asked_load = not told and target.asks_load(self._driver.now())
         if self._asked_load:
             headers.append(orca.ASK)
         if self._trace is not None:
             headers = self._trace.sent(target.upstream.place, name, headers)
-        if self._reporting.on_sent is not None:
-            self._reporting.on_sent(self.request_id, self.request.session, target.url, self.elapsed_s())
+        if (on_sent := self._means.reporting.on_sent) is not None:
+            on_sent(self.request_id, self.request.session, target.url, self.elapsed_s())
         added = NOTHING_ADDED
         if counts and self._asks_usage is not None and USAGE not in left_out:
             body, added = self._asks_usage(body), USAGE_ADDED
-        if rank is not None and not is_multipart(self.exchange.lookup.get(b"content-type")):
+        if rank is not None and not is_multipart(exchange.lookup.get(b"content-type")):
             body = set_field(body, PRIORITY, b"%d" % rank)
             added |= PRIORITY_ADDED
         elif self._ranks_itself:
@@ -256,7 +250,7 @@ class QueuedJourney(Relay):
             self.no_answer()
         self._waiting_since_s = self._driver.now()
         self._watch()
-        self._metrics.retried(self.caller, self.endpoint, action.cause)
+        self._means.metrics.retried(self.caller, self.endpoint, action.cause)
         if self._trace is not None:
             self._trace.requeued(action.cause)
 
@@ -329,7 +323,8 @@ class QueuedJourney(Relay):
             headers.append((b"x-penstock-prefill", self.division.prefill.encode()))
         if self.request.instead_of:
             headers.append((b"x-penstock-model", self.model.encode()))
-        headers.append((b"x-penstock-queue-ms", b"%d" % (self.waited_s() * 1000)))
+        waited_s = self._queue_s if self._waiting_since_s is None else self.waited_s()
+        headers.append((b"x-penstock-queue-ms", b"%d" % (waited_s * 1000)))
         allowance = self._driver.scheduler.allowance(self.request.accounts, now=self._driver.now())
         if allowance is not None:
             headers += errors.rate_limits(allowance)
@@ -408,14 +403,10 @@ class QueuedJourney(Relay):
         return mending.is_suspect(target, self.exchange.target_path, status, proven=scheduler.proven(self.endpoint))
 
     def callers_key(self, target: Target) -> bool:
-        return target.takes_callers_key(self.exchange.headers, has_key=self._has_key)
+        return target.takes_callers_key(self.exchange.headers, has_key=self.caller.has_key)
 
     def stranger(self) -> bool:
         return not self._driver.scheduler.proven(self.endpoint)
-
-    def hides_usage(self) -> bool:
-        """True if the client must not see the usage, because only Penstock asked for it."""
-        return USAGE in self.added and not self._opaque
 
     def succeeded(self, status: int) -> None:
         """Settle a complete answer by its usage."""
@@ -441,9 +432,10 @@ class QueuedJourney(Relay):
                 self._target.answered(self.exchange.target_path)
             if self.left_out or not self.added <= self._target.takes:
                 mending.note_fields(self, self._target, self._driver.now())
-        self._leave(Outcome.COMPLETED, None)
-        now = self._driver.now()
-        self._driver.tell(self._driver.scheduler.finished(self._give_back(), usage, refused=status >= 300, now=now))
+        driver = self._driver
+        driver.leave(self.request.id)
+        self._detach(Outcome.COMPLETED, None)
+        driver.tell(driver.scheduler.finished(self._give_back(), usage, refused=status >= 300, now=driver.now()))
 
     def failed(self, failure: Failure, detail: str) -> None:
         """Report that the endpoint failed; of a divided request, the one to blame."""
@@ -494,7 +486,7 @@ class QueuedJourney(Relay):
         if self._is_watched:
             self._unwatch()
         self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=self._driver.now()))
-        headers = target.credential(self.exchange.headers, has_key=self._has_key)
+        headers = target.credential(self.exchange.headers, has_key=self.caller.has_key)
         Background(self, keeping, target, headers, self._means).begin()
         return True
 
@@ -597,37 +589,35 @@ class QueuedJourney(Relay):
         self._heartbeats = None
         if reason is not None and self._dispatch is not None:
             self._was_cut_off(self._dispatch)
-        self._ends.ended(self._end(outcome, reason))
-        if self._trace is not None:
-            status, usage = self.exchange.status, self._usage
-            self._trace.ended(outcome, reason, band=self.band, status=status, usage=usage)
-
-    def _end(self, outcome: Outcome, reason: Reason | None) -> End:
         exchange, request, now, since_s = self.exchange, self.request, self._driver.now(), self._waiting_since_s
-        return End(
-            request_id=request.id,
-            client=exchange.client,
-            method=exchange.method,
-            path=exchange.target_path,
-            status=exchange.status,
-            model=request.model,
-            instead_of=request.instead_of,
-            streamed=request.streamed,
-            caller=self.caller,
-            band=self.band,
-            endpoint=self.endpoint,
-            attempts=self.attempts,
-            outcome=outcome,
-            reason=reason,
-            limit=self.limit,
-            started_s=self.started_s,
-            first_s=self.first_s,
-            ended_s=now,
-            waited_s=self._queue_s if since_s is None else self._queue_s + now - since_s,
-            usage=self._usage,
-            estimated_prompt=self.estimated_prompt,
-            estimated_completion=self.estimated_tokens,
+        usage = self._usage
+        end = End(  # by position: names cost plain Python two dictionaries
+            request.id,
+            exchange.client,
+            exchange.method,
+            exchange.target_path,
+            exchange.status,
+            request.model,
+            request.instead_of,
+            request.streamed,
+            self.caller,
+            self.band,
+            self.endpoint,
+            self.attempts,
+            outcome,
+            reason,
+            self.limit,
+            self.started_s,
+            self.first_s,
+            now,
+            self._queue_s if since_s is None else self._queue_s + now - since_s,
+            usage,
+            self.estimated_prompt,
+            self.estimated_tokens,
         )
+        self._ends.ended(end)
+        if self._trace is not None:
+            self._trace.ended(outcome, reason, band=self.band, status=exchange.status, usage=usage)
 
     def _estimate(self, usage: Usage | None) -> None:
         """Note the use of a whole answer that its engine did not report: all, or the prompt."""

@@ -1,9 +1,7 @@
-"""The response to a request that goes no further, and the ids of requests."""
+"""The response to a request that goes no further."""
 
 from __future__ import annotations
 
-import itertools
-import secrets
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,11 +9,10 @@ from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Key, Sender
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.routes import api_of
+from penstock.gateway.proxy.arrival import RequestIds
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.http.server.server import Exchange, Header, Refusal
-
-REQUEST_ID_BYTES_MAX: Final = 128
 
 _REFUSALS: Final = {
     Refusal.BAD_REQUEST: Reason.BAD_REQUEST,
@@ -30,26 +27,12 @@ _REFUSALS: Final = {
 
 
 class Refusals:
-    """Refuses requests, counts refusals, and gives requests their ids."""
+    """Refuses requests, and counts refusals."""
 
     def __init__(self, driver: Driver[Decides], metrics: Metrics) -> None:
-        self._driver = driver
         self._metrics = metrics
-        self._serial = itertools.count(1)
-        # 48 random bits, so that ids of two processes differ: engines take equal ids for one request.
-        self._ours = secrets.token_hex(6).encode()
-
-    def request_id(self, exchange: Exchange) -> bytes:
-        """Returns the caller's `x-request-id`, or a new id if that is missing, too long or not printable."""
-        given = exchange.lookup.get(b"x-request-id")
-        if given and len(given) <= REQUEST_ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
-            return given
-        return b"req-%b-%x" % (self._ours, next(self._serial))
-
-    def unique(self, request_id: bytes) -> str:
-        """Returns the scheduler's id of a request: the caller's own, unless that one is in use."""
-        name = request_id.decode()
-        return f"{name}~{next(self._serial)}" if self._driver.knows(name) else name
+        self.ids = ids = RequestIds(driver)
+        self.request_id = ids.of
 
     def refuse(
         self,

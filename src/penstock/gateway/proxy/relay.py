@@ -17,13 +17,14 @@ from penstock.engines import orca
 from penstock.engines.base import Engine
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.answer import AnswerReader
+from penstock.gateway.openai.answers.events import says_at_once
 from penstock.gateway.openai.answers.opening import Opening
 from penstock.gateway.openai.answers.packed import Packed, packed
 from penstock.gateway.openai.answers.stream_end import aborted, ends_itself, of_caller, tells_error, whole_error
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.proxy.headers import RESPONSE_OWN, response_headers, retry_after_s, unnamed
-from penstock.gateway.proxy.mending import is_api_error
+from penstock.gateway.proxy.mending import NOTHING_ADDED, USAGE, is_api_error
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
 from penstock.http.inflate import BadPacking, InflatesTooFar
@@ -81,6 +82,7 @@ class Relay:
         "_suspect",
         "_target",
         "_whole",
+        "added",
         "body",
         "exchange",
         "model",
@@ -92,6 +94,7 @@ class Relay:
         self.model = model  # as engines know it
         self._request_target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
         self.body: Body = body  # until an answer begins
+        self.added: frozenset[str] = NOTHING_ADDED  #: fields of ours in the body sent last
         self._call: Call | None = None
         # The engine's status and its headers that pass, until they are committed to the client.
         self._head: tuple[int, Headers] | None = None
@@ -150,10 +153,6 @@ class Relay:
         """True if the endpoint has yet to prove that it is an engine."""
         return False
 
-    def hides_usage(self) -> bool:
-        """True if Penstock, not the client, asked for the stream's usage."""
-        return False
-
     def succeeded(self, status: int) -> None:
         """Settle a complete answer; `status` may be the engine's refusal."""
         raise NotImplementedError
@@ -166,21 +165,23 @@ class Relay:
 
     def send(self, target: Target, headers: Headers, body: Body, sink: Sink | None = None) -> Call:
         """Ask an engine. The answer goes to the client, or to `sink`. Returns the call."""
-        self._head = self._error_body = self._whole = None
-        self._length = None
-        self._opaque = self._sse = self._lines = self._json = False
-        self._suspect = self._refuses_key = False
-        self._packed = self._opening = None
+        if self._target is not None:  # it was asked before
+            self._head = self._error_body = self._whole = None
+            self._length = None
+            self._opaque = self._sse = self._lines = self._json = False
+            self._suspect = self._refuses_key = False
+            self._packed = self._opening = None
         self._target = target
-        self._call = call = self.exchange.forward(
+        exchange = self.exchange
+        self._call = call = exchange.forward(
             target.upstream,
             self._request_target,
             headers,
             body.pieces() if isinstance(body, Spliced) else body,
             sink or self,
         )
-        self.exchange.on_pause = call.pause
-        self.exchange.on_resume = call.resume
+        exchange.on_pause = call.pause
+        exchange.on_resume = call.resume
         return call
 
     def on_response(self, status: int, headers: Headers, /) -> None:
@@ -318,6 +319,11 @@ class Relay:
         assert self._target is not None
         opening = self._opening
         if opening is None:
+            if not self._lines and says_at_once(data):
+                self._target.moved = True
+                self.first_byte()
+                self._commit(data)
+                return False
             opening = self._opening = Opening(lines=self._lines)
         asides, begun = opening.take(data)
         if asides:
@@ -509,7 +515,8 @@ class Relay:
         self.body = b""  # it is sent nowhere else
         self.exchange.let_go()
         streamed = (self._sse or self._lines) and not self._opaque
-        self._answer = AnswerReader(streamed=streamed, hides_usage=self.hides_usage(), lines=self._lines)
+        hides = streamed and USAGE in self.added  # the client did not ask for it
+        self._answer = AnswerReader(streamed, hides, self._lines)
         if self._packed is not None and self._packed.passes:
             self._answer.take(self._packed.read(data) if plain is None else plain)
         elif data:

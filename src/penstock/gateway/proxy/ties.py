@@ -16,8 +16,8 @@ import msgspec
 from penstock.config.model import Settings
 from penstock.config.sections.routing import by_cache, by_session
 from penstock.gateway.openai import prefix_keys
+from penstock.gateway.openai.body import Peek
 from penstock.gateway.openai.fields import field_reader
-from penstock.gateway.openai.peek import Peek
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.http.server.server import Exchange
 
@@ -146,16 +146,12 @@ class Affinities:
     def ties(self, exchange: Exchange, body: Body, peek: Peek, model: str) -> Ties:
         """Returns the session, prefix keys and home of a request for `model`, its alias resolved."""
         path = exchange.target_path
-        home = self._home(exchange, peek)
+        goes_on = peek.previous_response is not None
+        home = self._home(exchange, peek) if goes_on else None
         session = self._session(exchange, body, peek) if self._reads_session else None
         keys: tuple[int, ...] = ()
         # A request that continues an earlier answer begins with a prompt that only the engine knows.
-        if (
-            self._reads_prefix
-            and path in prefix_keys.PATHS
-            and peek.previous_response is None
-            and peek.text is not None
-        ):
+        if self._reads_prefix and not goes_on and peek.text is not None and path in prefix_keys.PATHS:
             keys = prefix_keys.keys(peek.text, model, self.prefix_seed, self.cut)
         return session, keys, home
 

@@ -58,9 +58,8 @@ class End:
         "waited_s",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
-        *,
         request_id: str,
         client: str,
         method: str,
@@ -68,7 +67,7 @@ class End:
         status: int,
         model: str,
         instead_of: str,
-        streamed: bool,
+        streamed: bool,  # noqa: FBT001
         caller: Caller,
         band: str,
         endpoint: str,

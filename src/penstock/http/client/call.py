@@ -62,7 +62,7 @@ class Call:
 
     __slots__ = ("body", "connection", "head", "is_head_request", "paused", "sink")
 
-    def __init__(self, head: bytes, body: Payload, sink: Sink, *, is_head_request: bool) -> None:
+    def __init__(self, head: bytes, body: Payload, sink: Sink, is_head_request: bool) -> None:  # noqa: FBT001
         self.head = head
         self.body: Payload = body
         self.sink: Sink = sink

@@ -225,7 +225,7 @@ class UpstreamConnection:
         self._pool.opened(self)
         self.start(self.call, 0.0)
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:  # noqa: PLR0912 - calls cost more than branches
         call = self.call
         if call is None:
             if self._closing is None:
@@ -262,6 +262,8 @@ class UpstreamConnection:
             self._finish(call, reusable=self._keep_alive and not refusal)
         elif refusal:
             self.fail(UpstreamErrorKind.PROTOCOL, refusal)
+        elif self._turns.left > 1:
+            self._turns.left -= 1
         else:
             self._turns.read(self)
 
@@ -310,7 +312,9 @@ class UpstreamConnection:
         assert self._parser is not None
         status = self._parser.get_status_code()
         headers, self._headers = self._headers, []
-        self._check_size(headers)
+        limits = self._pool.limits
+        if len(headers) > limits.header_count_max or self._overhead_bytes > limits.header_bytes_max:
+            self._check_size(headers, limits)  # the head is no larger than all that was read
         if status < 200:
             if status not in (100, 102, 103):
                 raise _RefusedAnswerError(f"status {status}")
@@ -362,12 +366,9 @@ class UpstreamConnection:
         if self.call is not None and self.call.paused:
             self.transport.pause_reading()
 
-    def _check_size(self, headers: Headers) -> None:
-        limits = self._pool.limits
+    def _check_size(self, headers: Headers, limits: UpstreamLimits) -> None:
         if len(headers) > limits.header_count_max:
             raise _RefusedAnswerError(f"more than {limits.header_count_max} header lines")
-        if self._overhead_bytes <= limits.header_bytes_max:
-            return  # the head is no larger than all that was read
         if sum(len(name) + len(value) + 4 for name, value in headers) > limits.header_bytes_max:
             raise _RefusedAnswerError(f"a head of more than {limits.header_bytes_max} bytes")
 

@@ -152,7 +152,7 @@ class Upstream:
 
         Raises ValueError if a header holds a line break, or the method or target a space.
         """
-        call = Call(self._head(method, target, headers, body), body, sink, is_head_request=method == "HEAD")
+        call = Call(self._head(method, target, headers, body), body, sink, method == "HEAD")
         self._requests_total += 1
         now = self.time()
         idle = self._idle

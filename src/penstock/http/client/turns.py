@@ -24,23 +24,25 @@ RESUMED_MAX: Final = 512  # in a turn: some 10 ms of reads and writes
 class AnswerTurns:
     """Shares the turns of a loop among all connections to engines."""
 
-    __slots__ = ("_crowded", "_left", "_paused", "_turning")
+    __slots__ = ("_crowded", "_paused", "_turning", "left")
 
     def __init__(self) -> None:
-        self._left = READS_MAX // 2  # reads until the next look whether the turn has ended
+        self.left = (
+            READS_MAX // 2
+        )  #: reads until the next look whether the turn has ended; connections count them down to 1
         self._paused: deque[UpstreamConnection] = deque()
         self._crowded = False  # every connection is paused after a read
         self._turning = False  # `_turn` is called in the next turn of the loop
 
     def read(self, connection: UpstreamConnection) -> None:
         """Count a read of an answer that goes on. Pauses the connection if this turn has brought too many."""
-        self._left -= 1
-        if self._left > 0:
+        self.left -= 1
+        if self.left > 0:
             return
         if not self._turning:
             self._turning = True
             asyncio.get_running_loop().call_soon(self._turn)
-        if self._crowded or self._left <= -(READS_MAX // 2):
+        if self._crowded or self.left <= -(READS_MAX // 2):
             self._crowded = True
             connection.pause_turn()
             self._paused.append(connection)
@@ -53,7 +55,7 @@ class AnswerTurns:
         if paused:
             asyncio.get_running_loop().call_soon(self._turn)
         else:
-            self._left = READS_MAX // 2
+            self.left = READS_MAX // 2
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, AnswerTurns] = WeakKeyDictionary()

@@ -10,6 +10,7 @@ never from inside the parser.
 from __future__ import annotations
 
 import asyncio
+import math
 import select
 import socket
 import struct
@@ -111,7 +112,8 @@ class Connection:
             self._refuse(Refusal.TOO_MANY_CONNECTIONS, refusal)
             self._close()  # without lingering: connections are scarce
             return
-        self._arm(limits.first_request_timeout_s)  # a client that is slow to ask must not find its connection gone
+        # A client that is slow to ask must not find its connection gone.
+        self._timer.set(self._loop.time() + limits.first_request_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (how it was lost makes no difference)
         self._state = _CLOSING
@@ -279,10 +281,10 @@ class Connection:
         expect = lookup.get(b"expect")
         if expect is not None and expect.lower() != b"100-continue":
             raise RefusedError(Refusal.EXPECTATION_FAILED, "only 100-continue can be expected")
-        expects_body = reader.expects_body
+        expects_body = not reader.in_head
         self._state = _BODY if expects_body else _BUSY
         body_bytes_max = self.server.handler.begin(exchange)
-        if exchange.over:
+        if self._exchange is not exchange:
             return  # answered, or broken off
         if not expects_body:
             self._complete(reader)
@@ -367,7 +369,7 @@ class Connection:
             exchange.hold(len(exchange.body))
         self._state = _BUSY
         if not self._write_paused:
-            self._timer.clear()
+            self._timer.deadline_s = math.inf
         self.server.handler.complete(exchange)
 
     def _keep(self, data: bytes, at: int = 0) -> None:
@@ -443,7 +445,7 @@ class Connection:
             return
         self._state = _CLOSING
         self._stalled_bytes = self._transport.get_write_buffer_size()
-        self._arm(self._limits.write_timeout_s)
+        self._timer.set(self._loop.time() + self._limits.write_timeout_s)
         self._transport.close()
 
     # ---- time
@@ -454,7 +456,7 @@ class Connection:
             return  # the client must read its response first; the write deadline is running
         self._stalled_bytes = sys.maxsize
         self.server.idle[self] = None
-        self._arm(self._limits.keepalive_timeout_s)
+        self._timer.set(self._loop.time() + self._limits.keepalive_timeout_s)
         if self._rest and not self._parsing:
             self._loop.call_soon(self._resume)
 

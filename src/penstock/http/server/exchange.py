@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.http.client.call import Call, Payload, Sink
     from penstock.http.client.pool import Upstream
-    from penstock.http.server.known_head import KnownHead
+    from penstock.http.server.reader import KnownHead
 
 Header = tuple[bytes, bytes]
 

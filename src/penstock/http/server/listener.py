@@ -20,6 +20,7 @@ import errno
 import logging
 import resource
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.http.server import proxy_header
@@ -62,6 +63,7 @@ class Listener:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
+        self._plain = partial(connection, None)
         self._ssl = ssl
         self._begin_timeout_s = begin_timeout_s  # for a PROXY header, and for a TLS handshake
         self._shutdown_timeout_s = shutdown_timeout_s if ssl else None
@@ -149,7 +151,7 @@ class Listener:
         A task would take its first step in the next turn, and the connection be read in the one after. So the step is
         taken here, and all that is left to wait for is the loop's `connection_made`, at the beginning of the next turn.
         """
-        steps = self._loop.connect_accepted_socket(lambda: self._connection(None), accepted)
+        steps = self._loop.connect_accepted_socket(self._plain, accepted)
 
         def made(_: object) -> None:
             try:

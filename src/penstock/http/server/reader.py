@@ -6,7 +6,8 @@ message, and never sees the next request before its turn. That gives in-order pi
 requests, and our scan never decides what a request is.
 
 Most requests of a connection have the head of the one before, except for the length of the body. The parser judges its
-bytes again, but it is not taken apart again (`known_head.py`).
+bytes again, but it is not taken apart again (`KnownHead`): its parts are the same, and so is what the handler found out
+from them, which it keeps as the head's `note`. Bytes are compared, no meanings.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 import httptools
 
-from penstock.http.server.known_head import KnownHead
 from penstock.http.server.limits import Refusal, ServerLimits
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ _BLANK_LINE: Final = b"\r\n\r\n"
 _VERSION_BYTES: Final = 16  # kept of a request line's end: more than ` HTTP/1.1` and its line break
 _FRAMING_PER_BODY_BYTE: Final = 8  # a chunk of one byte costs 6 bytes on the wire
 _KNOWN_BYTES_MAX: Final = 4096  # of a head that is known again: each idle connection keeps one
+_LENGTH: Final = b"content-length"
+_LENGTH_LINE: Final = b"\r\ncontent-length:"
 _PIECES_MAX: Final = 64  # pieces of a body, kept as they came: joining late copies less, but small pieces weigh more
 _PIECES_BYTES_MAX: Final = 1024 * 1024  # in those pieces: joining more in one go would hold up other connections
 
@@ -42,6 +44,67 @@ class RefusedError(Exception):
         super().__init__(detail)
         self.refusal = refusal
         self.detail = detail
+
+
+class KnownHead:
+    """A head that its connection may bring again, and the handler's note about it."""
+
+    __slots__ = (
+        "_after", "_before", "_headers", "_http_version", "_length_at", "_lookup", "_method", "_path", "_query", "note",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        raw: bytes,
+        method: str,
+        path: str,
+        query: str,
+        *,
+        http_version: str,
+        headers: list[Header],
+        lookup: dict[bytes, bytes],
+    ) -> None:
+        self._method = method
+        self._path = path
+        self._query = query
+        self._http_version = http_version
+        self._headers = headers
+        self._lookup = lookup
+        self.note: object = None  #: the handler's, about all requests with this head
+        # The bytes before and after the digits of the body's length, and the place of that header.
+        self._before, self._after, self._length_at = raw, b"", -1
+        at = raw.lower().find(_LENGTH_LINE)
+        if at >= 0 and _LENGTH in lookup:
+            value = lookup[_LENGTH]
+            begin = raw.find(value, at + len(_LENGTH_LINE))
+            self._before, self._after = raw[:begin], raw[begin + len(value) :]
+            for place, (name, _) in enumerate(headers):
+                if name.lower() == _LENGTH:
+                    self._length_at = place
+
+    def length_in(self, raw: bytes) -> bytes | None:
+        """Returns the body's length in a head that is the same except for it, b"" if it has none; None: it differs."""
+        if self._length_at < 0:
+            return b"" if raw == self._before else None
+        length = raw[len(self._before) : len(raw) - len(self._after)]
+        if length.isdigit() and raw.startswith(self._before) and raw.endswith(self._after):
+            return length
+        return None
+
+    def give(self, exchange: SocketExchange, length: bytes) -> None:
+        """Fill in `exchange` with this head and the `length` of its body."""
+        exchange.head = self
+        exchange.method = self._method
+        exchange.target_path = self._path
+        exchange.query = self._query
+        exchange.http_version = self._http_version
+        exchange.headers = self._headers
+        exchange.lookup = self._lookup
+        if length and length != self._lookup[_LENGTH]:
+            exchange.headers = headers = self._headers.copy()
+            headers[self._length_at] = (headers[self._length_at][0], length)
+            exchange.lookup = lookup = self._lookup.copy()
+            lookup[_LENGTH] = length
 
 
 class RequestReader:
@@ -58,7 +121,6 @@ class RequestReader:
         "_head",
         "_head_bytes",
         "_headers",
-        "_in_head",
         "_in_line",
         "_is_http",
         "_length",
@@ -78,6 +140,7 @@ class RequestReader:
         "body_done",
         "body_left_bytes",
         "head_done",
+        "in_head",
         "keep_alive",
     )
 
@@ -86,7 +149,7 @@ class RequestReader:
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._refused: RefusedError | None = None
         self._tail = b""  # the end of the last read, which may begin a blank line
-        self._in_head = True
+        self.in_head = True  #: of a request; after `read_head`: no body follows
         self._in_line = True  # the request line is not whole yet
         self._line = b""  # the last bytes of it that were read
         self._is_http = False  # the request line names HTTP
@@ -123,11 +186,13 @@ class RequestReader:
 
         Raises RefusedError if the request breaks a bound, or is not HTTP/1.1.
         """
-        end = self._feed_end(data, at)
+        in_head = self.in_head
+        counted = not in_head and not self._chunked
+        end = min(len(data), at + self.body_left_bytes) if counted else self._feed_end(data, at)
         size = end - at
         whole = size == len(data)
         piece = data if whole else data[at:end] if size < _COPIED_BYTES_MAX else memoryview(data)[at:end]
-        if self._in_head:
+        if in_head:
             if self._head_bytes or size > _KNOWN_BYTES_MAX or not isinstance(piece, bytes):
                 self._whole = b""
             else:
@@ -150,7 +215,7 @@ class RequestReader:
         except httptools.HttpParserError as error:
             detail = f"not valid HTTP/1.1: {error}"
             raise self._refused or RefusedError(Refusal.BAD_REQUEST, detail) from None
-        if self._chunked and not self._in_head:
+        if self._chunked and not in_head:
             framing_bytes = self._wire_bytes - _FRAMING_PER_BODY_BYTE * self._body_bytes
             if framing_bytes > self._limits.header_bytes_max:
                 raise RefusedError(Refusal.BAD_REQUEST, "too much chunk framing for the body it carries")
@@ -174,11 +239,10 @@ class RequestReader:
         self._tail = (self._tail + data[-3:])[-3:]
 
     def _feed_end(self, data: bytes, at: int) -> int:
-        """Returns the next offset at which a head or a body can end, or the end of `data`. Stopping too early does no
-        harm.
+        """Returns the next offset at which a head or a chunked body can end, or the end of `data`.
+
+        Stopping too early does no harm.
         """
-        if not self._in_head and not self._chunked:
-            return min(len(data), at + self.body_left_bytes)
         tail = self._tail
         if tail:
             split = (tail + data[at : at + 3]).find(_BLANK_LINE)
@@ -239,7 +303,7 @@ class RequestReader:
     def _expect_body(self, lookup: dict[bytes, bytes]) -> None:
         self._chunked = b"transfer-encoding" in lookup
         self.body_left_bytes = 0 if self._chunked else int(lookup.get(b"content-length", 0))
-        self._in_head = not self._chunked and self.body_left_bytes == 0
+        self.in_head = not self._chunked and self.body_left_bytes == 0
 
     @property
     def body_bytes(self) -> int:
@@ -249,11 +313,6 @@ class RequestReader:
     def pour(self, sink: Callable[[bytes], None]) -> None:
         """Hand the pieces of this request's body to `sink` as they come, instead of keeping them."""
         self._sink = sink
-
-    @property
-    def expects_body(self) -> bool:
-        """True if a body follows the head. Valid after `read_head`."""
-        return not self._in_head
 
     def take_body(self) -> bytes:
         """Returns the whole body, empty if there was none or a sink took it. The next `feed` reads the next head."""
@@ -267,7 +326,7 @@ class RequestReader:
         pieces.clear()
         self._pieces_bytes = 0
         self._sink = None
-        self._in_head = True
+        self.in_head = True
         self.body_done = False
         return body
 
@@ -275,7 +334,7 @@ class RequestReader:
         """Start a new parser after an upgrade that we ignore (h2c): a body may follow, and the old one stops there."""
         self._upgrade = False
         self._parser = httptools.HttpRequestParser(self)
-        if not self._in_head:
+        if not self.in_head:
             framing = b"Transfer-Encoding: chunked" if self._chunked else b"Content-Length: %d" % self.body_left_bytes
             self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
 
@@ -284,15 +343,15 @@ class RequestReader:
     def on_url(self, url: bytes) -> None:
         assert not self.head_done, "fed past the end of a head"
         assert not self.body_done, "fed past the end of a request"
-        if self._in_head:
+        if self.in_head:
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head and self._length is None:  # otherwise it is a trailer, or known
+        if self.in_head and self._length is None:  # otherwise it is a trailer, or known
             self._headers.append((name, value.rstrip()))
 
     def on_headers_complete(self) -> None:
-        if self._in_head:
+        if self.in_head:
             self.head_done = True
             assert self._parser is not None
             self.keep_alive = self._parser.should_keep_alive()

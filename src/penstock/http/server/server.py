@@ -12,13 +12,14 @@ import asyncio
 import socket
 from collections import Counter
 from email.utils import formatdate
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from penstock import clock
 from penstock.http.server.connection import Connection
 from penstock.http.server.exchange import Exchange, Header
 from penstock.http.server.limits import Refusal, ServerLimits
-from penstock.http.server.listener import ACCEPTS_MAX, Listener
+from penstock.http.server.listener import ACCEPTS_MAX, Brought, Listener
 from penstock.http.server.socket_exchange import Handler, SocketExchange
 from penstock.http.server.turns import ReadTurns
 
@@ -102,7 +103,7 @@ class HttpServer:
     def _listens(self, ssl: tls.SSLContext | None, accepts_max: int) -> Listener:
         loop = asyncio.get_running_loop()
         return Listener(
-            lambda brought: cast("asyncio.Protocol", Connection(self, loop, brought)),
+            cast("Callable[[Brought | None], asyncio.Protocol]", partial(Connection, self, loop)),
             ssl=ssl,
             begin_timeout_s=lambda: self.limits.header_timeout_s,
             shutdown_timeout_s=self.limits.linger_timeout_s,

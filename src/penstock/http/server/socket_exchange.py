@@ -131,7 +131,9 @@ class SocketExchange(Exchange):
             self._transport.write(head + body)
         else:
             self._transport.writelines((head, body))
-        self._over(connection)
+        self.ended = True
+        self._detach()
+        connection.response_ended()
 
     def start(self, status: int, headers: Sequence[Header], *, length: int | None) -> None:
         """Begin a response with a body in chunks. `length` is that of the body in bytes, None if unknown.
@@ -189,7 +191,9 @@ class SocketExchange(Exchange):
             return
         if self._framing == _CHUNKED:
             self._transport.write(b"0\r\n\r\n")
-        self._over(connection)
+        self.ended = True
+        self._detach()
+        connection.response_ended()
 
     def abort(self) -> None:
         """Break the response off: send pending writes, then close, so the client sees a truncated body."""
@@ -208,11 +212,6 @@ class SocketExchange(Exchange):
         self._detach()
         if callback is not None:
             callback()
-
-    def _over(self, connection: Connection) -> None:
-        self.ended = True
-        self._detach()
-        connection.response_ended()
 
     def _detach(self) -> None:
         """End the exchange: forget the connection and the callbacks, so that nothing they hold outlives it."""

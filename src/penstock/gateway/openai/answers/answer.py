@@ -52,6 +52,7 @@ _DONES: Final = (
 )
 _USAGE_NAME: Final = b'"usage"'
 _NO_USAGE: Final = (b'"usage":null', b'"usage": null')
+_BARE_USAGE: Final = b'"choices":[],"usage":{'  # of an event that only reports usage, as engines write it
 _CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\{')
 
 
@@ -73,7 +74,7 @@ class AnswerReader:
         "tokens",
     )
 
-    def __init__(self, *, streamed: bool, hides_usage: bool, lines: bool = False) -> None:
+    def __init__(self, streamed: bool, hides_usage: bool, lines: bool = False) -> None:  # noqa: FBT001, FBT002
         self._streamed = streamed
         self._lines = streamed and lines  # a stream of JSON lines
         self._events = streamed and not lines
@@ -167,7 +168,9 @@ class AnswerReader:
 
     def cut_off(self) -> bool:
         """True if the answer is a stream that stops inside an event."""
-        return self._events and cut_off(self._held or self.tail)
+        if not self._events or (not self._held and self._tail.endswith(b"\n\n")):
+            return False
+        return cut_off(self._held or self.tail)
 
     def tells_error(self) -> bool:
         """True if the engine reported that the answer failed."""
@@ -272,7 +275,7 @@ def _without_usage(data: bytes) -> bytes:
         start, end = (start + 2 if start >= 0 else 0), (end + 2 if end >= 0 else len(data))
         if not (data.startswith(_NO_USAGE, at) or _CHOICES.search(data, start, end)):
             event = data[start:end]
-            if only_usage(fields(event)[1] or b""):
+            if (_BARE_USAGE in event and b'"error"' not in event) or only_usage(fields(event)[1] or b""):
                 data = data[:start] + _blank_lines(event) + data[end:]
         at = data.rfind(_USAGE_NAME, 0, start)
     return data

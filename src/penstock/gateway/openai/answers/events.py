@@ -100,6 +100,12 @@ class Meaning(Enum):
     END = "end"
 
 
+def says_at_once(data: bytes) -> bool:
+    """True if a stream begins with an event that has a token, as bytes show it."""
+    end = data.find(b"\n\n")
+    return end > 0 and SAID.search(data, 0, end) is not None and data.find(b"\r", 0, end) < 0
+
+
 def split(data: bytes, since: int = 0) -> tuple[list[bytes], bytes]:
     """Returns whole events and the rest. Before `since` no event ends."""
     events, at = [], 0

@@ -16,6 +16,7 @@ from penstock.gateway.openai.answers.events import (
     meaning,
     meaning_of_line,
     meaning_unsaid,
+    says_at_once,
     split,
 )
 from penstock.gateway.openai.answers.stream_end import line_tells_error, stillborn
@@ -40,9 +41,8 @@ class Opening:
 
         Returns the bytes that may pass at once, and the beginning of the answer, None before its first token.
         """
-        end = 0 if self._partial else data.find(b"\n\n")
-        if end > 0 and SAID.search(data, 0, end) is not None and data.find(b"\r", 0, end) < 0:
-            return b"", self._held + data  # at once
+        if not self._partial and says_at_once(data):
+            return b"", self._held + data
         since = max(len(self._partial) - 3, 0)
         data = self._partial + data
         events, rest = _lines(data) if self._lines else split(data, since)

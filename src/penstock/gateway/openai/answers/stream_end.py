@@ -106,7 +106,9 @@ def tells_abort(tail: bytes) -> bool:
 
 def ended_well(path: str, tail: bytes) -> bool:
     """True if a stream of server-sent events, whole as HTTP goes, is an answer and not a failure."""
-    if tells_error(tail) or tells_abort(tail):
+    if (b"error" in tail or b"failed" in tail) and tells_error(tail):
+        return False
+    if b'"abort"' in tail and tells_abort(tail):
         return False
     if path == "/generate_stream":  # TGI: its last event holds the whole text, which may be longer than the tail
         return b'"generated_text":null' not in tail[tail.rfind(b"\ndata:") + 1 :].replace(b": ", b":")
