@@ -24,16 +24,13 @@ from penstock.gateway.identity.rights import Rights
 from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import BadBody, Read
-from penstock.gateway.openai.dialects import Asked
 from penstock.gateway.openai.errors import Api
-from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.routes import PathKind, Route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.openai.slices import Slices
-from penstock.gateway.openai.splice import Spliced
+from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.proxy.arrival import Arrival, Fallback, Means
 from penstock.gateway.proxy.direct import DirectJourney
-from penstock.gateway.proxy.disagg import sequential
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.model_profiles import PLAIN, profiles
 from penstock.gateway.proxy.refusals import Refusals
@@ -152,6 +149,8 @@ class Intake:
         exchange, pooled = arrival.exchange, arrival.route.pooled
         content_type = exchange.lookup.get(b"content-type")
         if bodies.is_multipart(content_type):
+            from penstock.gateway.openai.forms import read_form  # noqa: PLC0415 - few clients send files
+
             return (yield from read_form(body, content_type or b"", exchange.target_path, pooled=pooled))
         if len(body) <= ONE_STEP_BYTES:
             return bodies.read(body, pooled=pooled)
@@ -401,7 +400,7 @@ class Intake:
             _GROWS,
             caller.time_per_output_token_s,
             home,
-            not self._driver.scheduler.divides or sequential.divisible(path, arrival.body),
+            not self._driver.scheduler.divides or _divisible(path, arrival.body),
             falls_back,
             (path, TOOLS) if has_tools else (path,),
             others,
@@ -424,6 +423,8 @@ def _keep_to(rights: Rights, arrival: Arrival) -> None:
         raise _Refused(Reason.FORBIDDEN, errors.model_not_allowed(arrival.named))
     if not rights.models and rights.max_output_tokens is None:
         return
+    from penstock.gateway.openai.dialects import Asked  # noqa: PLC0415 - few keys have such rights
+
     asked = Asked(arrival.body)
     if rights.models:
         for name in asked.names():
@@ -435,6 +436,12 @@ def _keep_to(rights: Rights, arrival: Arrival) -> None:
     arrival.body, put_in = asked.bound(arrival.body, arrival.exchange.target_path, most, arrival.contents.inputs)
     if put_in:
         peek.output_tokens_max = most // max(1, arrival.contents.answers)
+
+
+def _divisible(path: str, body: Body) -> bool:
+    from penstock.gateway.proxy.disagg.sequential import divisible  # noqa: PLC0415 - few gateways have roles
+
+    return divisible(path, body)
 
 
 class _Refused(Exception):  # noqa: N818

@@ -10,7 +10,7 @@ into prefill and decode, a trace, the access log.
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.core.queueing.position import QueuePosition
 from penstock.core.values.actions import Abort, Decode, Dispatch, Evict, Fail, Reject, Requeue
@@ -25,10 +25,6 @@ from penstock.gateway.openai.body import is_multipart
 from penstock.gateway.openai.splice import Body, remove_field, set_field
 from penstock.gateway.proxy import mending
 from penstock.gateway.proxy.arrival import Arrival, Means
-from penstock.gateway.proxy.background import Background
-from penstock.gateway.proxy.disagg.base import Division
-from penstock.gateway.proxy.disagg.concurrent import Meeting
-from penstock.gateway.proxy.disagg.sequential import TwoPhase
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.heartbeat import HEAD_TIMEOUT_HEADER, READ_TIMEOUT_HEADER, heartbeat_event
 from penstock.gateway.proxy.mending import NOTHING_ADDED, PRIORITY, PRIORITY_ADDED, USAGE, USAGE_ADDED
@@ -36,6 +32,9 @@ from penstock.gateway.proxy.relay import KEY_REFUSED, WHOLE_BYTES_MAX, Relay
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry.ends import End
 from penstock.http.client.pool import Call, Headers, Sink
+
+if TYPE_CHECKING:
+    from penstock.gateway.proxy.disagg.base import Division
 
 logger: Final = logging.getLogger(__name__)
 
@@ -173,6 +172,9 @@ class QueuedJourney(Relay):
         if action.decode is None:
             self.ask(target, endpoint, rank, self.body, counts=True)
         else:
+            from penstock.gateway.proxy.disagg.concurrent import Meeting  # noqa: PLC0415 - few gateways have roles
+            from penstock.gateway.proxy.disagg.sequential import TwoPhase  # noqa: PLC0415
+
             form = TwoPhase if target.meeting_place is None else Meeting
             self.division = division = form(self, action)
             division.begin(self._targets)
@@ -487,6 +489,8 @@ class QueuedJourney(Relay):
             self._unwatch()
         self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=self._driver.now()))
         headers = target.credential(self.exchange.headers, has_key=self.caller.has_key)
+        from penstock.gateway.proxy.background import Background  # noqa: PLC0415 - few clients ask for it
+
         Background(self, keeping, target, headers, self._means).begin()
         return True
 
