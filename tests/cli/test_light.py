@@ -12,7 +12,7 @@ import pytest
 
 from tests.ports import free_port
 
-LINES_MAX = 31_200  # of code: without comments, docstrings and empty lines
+LINES_MAX = 30_800  # of code: without comments, docstrings and empty lines
 OFF = {
     "files and batches": ("penstock.batch.api", "penstock.batch.runner", "penstock.batch.manager"),
     "the store": ("penstock.batch.store.sql_store", "penstock.batch.store.thread", "penstock.gateway.usage.book"),

@@ -465,7 +465,7 @@ class Callers:
                 return rank, ""
             unknown = unknown or value
         tier = 0 if service_tier in ("priority", "fast") else len(self._ranks) - 1 if service_tier == "flex" else None
-        return tier, safe_name(unknown)
+        return tier, safe_name(unknown) if unknown else ""
 
 
 def _shortest_s(header: Header, names: tuple[bytes, ...], shortest_s: float | None) -> float | None:

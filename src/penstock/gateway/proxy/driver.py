@@ -92,18 +92,16 @@ class Driver(Generic[S_co]):
         self._carrying_out = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf  # not armed
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._idle: asyncio.Event | None = None  # if somebody waits for it
 
     def join(self, request_id: str, journey: Journey) -> None:
         """Pass decisions about a request to `journey`, until it leaves."""
         self.under_way[request_id] = journey
-        self._idle.clear()
 
     def leave(self, request_id: str) -> None:
         """Forget the journey of a request that has ended."""
         del self.under_way[request_id]
-        if not self.under_way:
+        if self._idle is not None and not self.under_way:
             self._idle.set()
 
     def knows(self, request_id: str) -> bool:
@@ -116,7 +114,10 @@ class Driver(Generic[S_co]):
 
     async def idle(self) -> None:
         """Wait until no journey is under way."""
-        await self._idle.wait()
+        while self.under_way:
+            self._idle = self._idle or asyncio.Event()
+            self._idle.clear()
+            await self._idle.wait()
 
     def tell(self, actions: list[Action]) -> None:
         """Carry out the `actions` that a fact led to.

@@ -190,7 +190,10 @@ class Intake:
                 arrival.caller = self._identify(arrival)
                 if arrival.profile.fallback:
                     self._let_fall_back(arrival)
-            self._address(arrival)
+            if self._catalog.splits or arrival.route.api is Api.OLLAMA:
+                self._address(arrival)
+            else:
+                arrival.model = arrival.named
             if arrival.caller.rights is not None:
                 _keep_to(arrival.caller.rights, arrival)
         except BadBody as problem:
@@ -269,7 +272,7 @@ class Intake:
     def _address(self, arrival: Arrival) -> None:
         """Find the model's name at the endpoints."""
         model = arrival.named
-        split = self._catalog.split(model) if self._catalog.splits else None
+        split = self._catalog.split(model)
         if split is not None:
             model = split.main if len(split.weights) == 1 else self._chosen(split, arrival)
             if model != arrival.named:

@@ -434,10 +434,12 @@ class QueuedJourney(Relay):
                 self._target.answered(self.exchange.target_path)
             if self.left_out or not self.added <= self._target.takes:
                 mending.note_fields(self, self._target, self._driver.now())
-        driver = self._driver
+        driver, lease = self._driver, self._lease
         driver.leave(self.request.id)
         self._detach(Outcome.COMPLETED, None)
-        driver.tell(driver.scheduler.finished(self._give_back(), usage, refused=status >= 300, now=driver.now()))
+        self._lease = None
+        assert lease is not None
+        driver.tell(driver.scheduler.finished(lease, usage, refused=status >= 300, now=driver.now()))
 
     def failed(self, failure: Failure, detail: str) -> None:
         """Report that the endpoint failed; of a divided request, the one to blame."""

@@ -117,13 +117,15 @@ class Connection:
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (how it was lost makes no difference)
         self._state = _CLOSING
-        self._uncount()
+        if self._counted_bytes:
+            self._uncount()
         self._timer.close()
         self._transport = None
         self._reader.close()
         self._rest = b""
         self.server.closed(self)
-        self._disconnect()
+        if self._exchange is not None:
+            self._disconnect()
 
     def eof_received(self) -> None:
         if self._exchange is not None:

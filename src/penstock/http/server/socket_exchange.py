@@ -227,13 +227,13 @@ class SocketExchange(Exchange):
         self.status = status
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
         dated = False
-        for header in headers:
-            if len(header[0]) in _LOOKED_AT_SIZES:
-                lower = header[0].lower()
-                if lower in _SERVER_OWNED:
-                    continue
-                dated = dated or lower == b"date"
-            lines.append(b": ".join(header))
+        for header in [header for header in headers if len(header[0]) in _LOOKED_AT_SIZES]:
+            name = header[0].lower()
+            if name == b"date":
+                dated = True
+            elif name in _SERVER_OWNED:
+                headers = [other for other in headers if other is not header]
+        lines += map(b": ".join, headers)
         if self.added:
             lines += [b": ".join(header) for header in self.added]
         if framing:

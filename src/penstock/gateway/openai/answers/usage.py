@@ -59,18 +59,15 @@ def read_usage(data: bytes | bytearray, *, first: bool = False) -> Usage | None:
 
     None if no such object has numbers that make sense.
     """
-    return _read(_USAGE, data, first=first) or _read(_COHERE, data, first=first)
-
-
-def _read(name: bytes, data: bytes | bytearray, *, first: bool) -> Usage | None:
-    at = data.find(name) if first else data.rfind(name)
-    for _ in range(LOOKED_AT_MAX):
-        if at < 0:
-            break
-        told = _object_after(data, at + len(name), _usage_fields)
-        if told is not None and (usage := _usage(told)) is not None:
-            return usage
-        at = data.find(name, at + 1) if first else data.rfind(name, 0, at)
+    for name in (_USAGE, _COHERE):
+        at = data.find(name) if first else data.rfind(name)
+        for _ in range(LOOKED_AT_MAX):
+            if at < 0:
+                break
+            told = _object_after(data, at + len(name), _usage_fields)
+            if told is not None and (usage := _usage(told)) is not None:
+                return usage
+            at = data.find(name, at + 1) if first else data.rfind(name, 0, at)
     return None
 
 
