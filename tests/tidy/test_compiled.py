@@ -88,6 +88,24 @@ def test_mypyc_accepts_the_compiled_modules(tmp_path: Path) -> None:
     assert "warning:" not in done.stdout, done.stdout
 
 
+def test_no_tuple_of_numbers_is_final() -> None:
+    """Compiled, each is taken for one without a value, which is marked by a number: NameError."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in _matching(HOOK["compile"]) - _matching(HOOK["leave"])
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.AnnAssign) and "Final" in ast.unparse(node.annotation)
+        if isinstance(node.value, ast.Tuple) and all(map(_is_number, node.value.elts))
+    ]
+    assert found == []
+
+
+def _is_number(node: ast.expr) -> bool:
+    return ast.unparse(node).lstrip("-") in ("math.inf", "INF", "inf") or (
+        isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+    )
+
+
 #: Small steps of which readers are made. Compiled, each does what it does in Python, for all that it may be given.
 PROBES = """
 from __future__ import annotations

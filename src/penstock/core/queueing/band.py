@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.core.values.catalogue import Cause
 
 Room = tuple[float, float]  # prompt tokens to compute, and tokens in all
-UNBOUNDED: Room = (math.inf, math.inf)
+UNBOUNDED: Room = (math.inf, math.inf)  # not final: compiled, a final pair of numbers is taken for one without a value
 FLOWS_UNDER_SHARE_MAX = 64  # remembered per model; those beyond wait for their turn in the fair order
 
 
