@@ -50,7 +50,7 @@ BAD_REQUESTS = {
     "HTTP/1.2": b"GET / HTTP/1.2\r\n" + HOST + b"\r\n",
     "HTTP/2.0": b"GET / HTTP/2.0\r\n" + HOST + b"\r\n",
     "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "asterisk target": b"OPTIONS * HTTP/1.1\r\n" + HOST + b"\r\n",
+    "asterisk target": b"GET * HTTP/1.1\r\n" + HOST + b"\r\n",
     "CONNECT": b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
     "fragment": b"GET /a#b HTTP/1.1\r\n" + HOST + b"\r\n",
     "fragment in the query": b"GET /a?b#c HTTP/1.1\r\n" + HOST + b"\r\n",
