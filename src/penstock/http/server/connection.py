@@ -286,7 +286,7 @@ class Connection:
         expects_body = not reader.in_head
         self._state = _BODY if expects_body else _BUSY
         body_bytes_max = self.server.handler.begin(exchange)
-        if self._exchange is not exchange:
+        if exchange.over:
             return  # answered, or broken off
         if not expects_body:
             self._complete(reader)
