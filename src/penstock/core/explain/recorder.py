@@ -311,7 +311,7 @@ class Recorder:
         if trail.stay is not None:
             stays = [*stays, self._waits.so_far(trail.stay, now)]
         seconds = _seconds(stays)
-        closed = self._waits.endpoints(self._waits.band(request.band), request.model)[0] if waiting else {}
+        closed = self._waits.endpoints(self._waits.band(request.band), request.model, now)[0] if waiting else {}
         usage = trail.usage
         return Explanation(
             id=request.id,

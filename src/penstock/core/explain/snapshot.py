@@ -24,7 +24,7 @@ from penstock.core.endpoints.roles import Role
 from penstock.core.explain.recorder import Recorder
 from penstock.core.explain.shares import ModelMeter, Shares, oldest_s
 from penstock.core.explain.wait_causes import Line, Waits
-from penstock.core.queueing.band import Band
+from penstock.core.queueing.band import Band, Verdict
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.values.catalogue import SERVING, Cause, EndpointState, Reason
@@ -250,19 +250,23 @@ def bounds_now(queues: Queues, bounds: QueueBounds) -> list[BoundSnapshot]:
 
 
 class Misfit(msgspec.Struct, frozen=True):
-    """Why the first in a line cannot go to an endpoint that takes smaller requests."""
+    """Why the first in a line cannot go to an endpoint."""
 
     cause: Cause
-    tokens: int  #: needed
+    tokens: int | None  #: needed, if the endpoint takes smaller requests
 
 
-def tight(busy: Band | None, waits: Waits) -> dict[Endpoint, Misfit]:
-    """Returns why the first in line cannot go to endpoints open to `busy`, the highest band with work."""
-    lines = [line for line in waits.lines() if line.band is busy and line.span.cause in _SIZES]
-    if busy is None or not lines:
+def kept_away(busy: Band | None, waits: Waits, now: float) -> dict[Endpoint, Misfit]:
+    """Returns why endpoints take nothing of `busy`, the highest band with work, or not the first in line."""
+    if busy is None:
         return {}
-    misfits = [(line.model, Misfit(line.span.cause, head_of(line).estimated_tokens)) for line in lines]
-    return {e: misfit for model, misfit in misfits for e in busy.open if e.serves(model)}
+    closed, opened = waits.verdicts(busy, now)
+    found = {e: Misfit(verdict.cause, None) for e, verdict in closed.items() if verdict.cause is not None}
+    for line in waits.lines():
+        if line.band is busy and line.span.cause in _SIZES:
+            misfit = Misfit(line.span.cause, head_of(line).estimated_tokens)
+            found |= {e: misfit for e in opened if e.serves(line.model)}
+    return found
 
 
 def head_of(line: Line) -> Entry:
@@ -271,13 +275,11 @@ def head_of(line: Line) -> Entry:
 
 
 def endpoint_now(
-    endpoint: Endpoint, busy: Band | None, tight: Mapping[Endpoint, Misfit], settings: AdmissionSettings, now: float
+    endpoint: Endpoint, misfit: Misfit | None, settings: AdmissionSettings, now: float
 ) -> EndpointSnapshot:
-    """`busy`: the highest band with work; `tight`: endpoints open to it that do not help, and why."""
+    """`misfit`: why the highest band with work cannot send there."""
     ledger = endpoint.ledger
     base = ledger.page.base if ledger.page.credible(now) else None
-    closed = busy.closed_for(endpoint) if busy is not None else None
-    misfit = tight.get(endpoint) if closed is None else None
     return EndpointSnapshot(
         name=endpoint.name,
         state=_state(endpoint, now),
@@ -306,7 +308,7 @@ def endpoint_now(
         price=endpoint.price,
         weight=endpoint.weight,
         limits=endpoint.limits,
-        closed=closed if misfit is None else misfit.cause,
+        closed=None if misfit is None else misfit.cause,
         needed_tokens=misfit.tokens if misfit is not None and misfit.cause is Cause.KV_FULL else None,
         failure=endpoint.failure,
         failed_s_ago=now - endpoint.failed_s if endpoint.failure is not None else None,
@@ -369,8 +371,10 @@ def _model_now(
 ) -> ModelSnapshot:
     first = min(lines, key=lambda line: (line.band.rank, bool(line.accounts)), default=None)
     cause = waits.present(first, now) if first is not None else None
-    where = [e for e in endpoints if first is not None and _closed(first.band, e, cause)]
-    closed = dict(waits.endpoints(first.band, first.model)[0]) if first is not None else {}
+    nobody: dict[Endpoint, Verdict] = {}
+    verdicts = waits.verdicts(first.band, now) if first is not None else (nobody, nobody)
+    where = [e for e in endpoints if first is not None and _closed(verdicts, e, cause)]
+    closed = dict(waits.endpoints(first.band, first.model, now)[0]) if first is not None else {}
     usages = [usage for e in where or endpoints if (usage := e.ledger.kv_usage(now)) is not None]
     up = [e for e in endpoints if e in serves_now]
     answering = [e for e in up if e.role is not Role.PREFILL]
@@ -417,9 +421,13 @@ def _whole(tokens: float | None) -> int | None:
     return None if tokens is None else max(0, round(tokens))
 
 
-def _closed(band: Band, endpoint: Endpoint, cause: Cause | None) -> bool:
+def _closed(
+    verdicts: tuple[Mapping[Endpoint, Verdict], Mapping[Endpoint, Verdict]], endpoint: Endpoint, cause: Cause | None
+) -> bool:
     """Whether the endpoint does not take the first in line for that cause."""
-    return band.closed_for(endpoint) is cause or (cause in _SIZES and endpoint in band.open)
+    closed, opened = verdicts
+    verdict = closed.get(endpoint)
+    return (verdict is not None and verdict.cause is cause) or (cause in _SIZES and endpoint in opened)
 
 
 def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: Recorder, now: float) -> RequestRows:

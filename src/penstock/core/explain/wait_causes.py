@@ -12,7 +12,7 @@ A line is looked at when it forms, then whenever the pump has found that nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from penstock.core.dispatch import admission
@@ -178,7 +178,7 @@ class Waits:
             return Cause.NO_DECIDER if self._pauses.halted else Cause.PAUSED
         if accounts and self._quotas.at_limit(accounts):
             return Cause.TENANT_PAUSED if any(map(self._quotas.paused, accounts)) else Cause.TENANT_CAP
-        closed, free = self.endpoints(band, model)
+        closed, free = self.endpoints(band, model, now)
         if (free or not _OUT.issuperset(closed)) and self._higher(band, model):
             return Cause.TURN
         if free:
@@ -186,17 +186,32 @@ class Waits:
         cause = dominant(closed) if closed else Cause.NO_BACKEND
         return Cause.WARMING if cause is Cause.NO_BACKEND and self._pool.telling else cause
 
-    def endpoints(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
+    def verdicts(self, band: Band, now: float) -> tuple[Mapping[Endpoint, Verdict], Mapping[Endpoint, Verdict]]:
+        """Returns the verdicts of a band on closed and on open endpoints.
+
+        Those that the pump is going to judge with its next turn are judged for this answer.
+        """
+        if not band.unchecked:
+            return band.closed, band.open
+        judged = {endpoint: self._candidates.judge(endpoint, band.settings, now) for endpoint in band.unchecked}
+        closed, opened = {**band.closed}, {**band.open}
+        for endpoint, verdict in judged.items():
+            closed.pop(endpoint, None)
+            (opened if verdict.cause is None else closed)[endpoint] = verdict
+        return closed, opened
+
+    def endpoints(self, band: Band, model: str, now: float) -> tuple[Counter[Cause], list[Endpoint]]:
         """Returns how many endpoints for a model are closed to a band, by cause; and those that are open to it."""
+        closed, opened = self.verdicts(band, now)
         if self._pool.roles.any:
-            return self._endpoints_by_role(band, model)
+            return self._endpoints_by_role(band, model, closed, opened)
         if self._pool.uniform:
             first = next(iter(self._pool), None)
             if first is None or not first.serves(model):
                 return Counter(), []
-            return _causes(band.closed.values()), list(band.open)
-        closed = _causes([verdict for e, verdict in band.closed.items() if e.serves(model)])
-        return closed, [e for e in band.open if e.serves(model)]
+            return _causes(closed.values()), list(opened)
+        causes = _causes([verdict for e, verdict in closed.items() if e.serves(model)])
+        return causes, [e for e in opened if e.serves(model)]
 
     def kept_free(self, model: str, now: float) -> int:
         """Returns how many slots of a model only flows under their share may use."""
@@ -207,19 +222,21 @@ class Waits:
         limits = [e.ledger.limit for e in self._pool if e.serves(model)]
         return dict(Counter([limit.judged_by for limit in limits if limit.judged_by]))
 
-    def _endpoints_by_role(self, band: Band, model: str) -> tuple[Counter[Cause], list[Endpoint]]:
+    def _endpoints_by_role(
+        self, band: Band, model: str, verdicts: Mapping[Endpoint, Verdict], opened: Mapping[Endpoint, Verdict]
+    ) -> tuple[Counter[Cause], list[Endpoint]]:
         """The same for endpoints that may compute the first one's prompt; if none may answer, for those."""
         head, roles = band.tree.head([model]), self._pool.roles
         whole = head is not None and head.whole
         serving = [e for e in self._pool if e.serves(model)]
         computing = [e for e in serving if roles.computes(e, model, whole=whole)]
-        closed = _causes([band.closed[e] for e in computing if e in band.closed])
-        free = [e for e in computing if e in band.open]
+        closed = _causes([verdicts[e] for e in computing if e in verdicts])
+        free = [e for e in computing if e in opened]
         answering = [e for e in serving if e.role is Role.DECODE]
-        if whole or any(e in band.open for e in answering):
+        if whole or any(e in opened for e in answering):
             return closed, free
         if any(e.role is Role.PREFILL for e in free):
-            closed += _causes([band.closed[e] for e in answering if e in band.closed])
+            closed += _causes([verdicts[e] for e in answering if e in verdicts])
         return closed, [e for e in free if e.role is not Role.PREFILL]
 
     def _higher(self, band: Band, model: str) -> bool:
@@ -233,15 +250,16 @@ class Waits:
             return Cause.TENANT_CAP  # the flows of all that wait are held
         if head.affinity.preferred or now < head.affinity.locate_until_s:
             return Cause.AFFINITY
-        misfits = [self._misfit(band, head, endpoint, now) for endpoint in free]
+        opened = self.verdicts(band, now)[1]
+        misfits = [self._misfit(opened[endpoint], head, endpoint, now) for endpoint in free]
         causes = [cause for cause in misfits if cause is not None]
         if len(causes) == len(misfits):
             return dominant(Counter(causes))
         is_reserved = self._under_share.reserved_slots(model, now) > 0 or self._under_share.is_over_share(head, now)
         return Cause.CLASS_SHARE if is_reserved else Cause.TURN
 
-    def _misfit(self, band: Band, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
-        cause = admission.misfit(head, endpoint, band.open[endpoint].room, now=now)
+    def _misfit(self, verdict: Verdict, head: Entry, endpoint: Endpoint, now: float) -> Cause | None:
+        cause = admission.misfit(head, endpoint, verdict.room, now=now)
         divides = endpoint.role is Role.PREFILL and not head.whole
         return Cause.KV_FULL if cause is None and divides and not self._candidates.partners(head, now) else cause
 

@@ -15,11 +15,11 @@ from penstock.core.explain.snapshot import (
     band_now,
     bounds_now,
     endpoint_now,
+    kept_away,
     models_now,
     queues_of,
     requests_now,
     stopped_models,
-    tight,
 )
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.position import QueuePosition, ranked
@@ -230,7 +230,7 @@ class Questions:
         names = [band.settings.name for band in queues.bands]
         busy = next((band for band in queues.bands if band.tree.waiting), None)
         causes.look(now, at_once=True)  # the causes are of the same moment as the numbers beside them
-        no_room = tight(busy, causes)
+        away = kept_away(busy, causes, now)
         flows, flows_more = state.shares.flows(names, now)
         limits = state.settings.admission
         models, models_more = models_now(
@@ -246,7 +246,7 @@ class Questions:
             waiting_tokens=queues.tokens,
             running=len(state.leases),
             kv_usage_ceiling=limits.kv_usage_max,
-            endpoints=[endpoint_now(endpoint, busy, no_room, limits, now) for endpoint in state.pool],
+            endpoints=[endpoint_now(endpoint, away.get(endpoint), limits, now) for endpoint in state.pool],
             bands=[band_now(band, state.shares.share_of_band(band.rank), now) for band in queues.bands],
             queues=queues_of(queues.bands),
             tenants=tenants,
