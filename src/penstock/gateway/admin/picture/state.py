@@ -7,7 +7,7 @@ gateways most of the time, so `watch.py` imports it with the first look.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
@@ -16,14 +16,15 @@ from penstock import clock
 from penstock.config.sections.policies import TROUBLES
 from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
 from penstock.core.values.catalogue import MISSING
+from penstock.core.values.rows import TenantSnapshot
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.lately import FailureWindow
 from penstock.gateway.admin.failing.slow import inside
 from penstock.gateway.admin.headline import Around, is_by_operators, sentences, tone, verdict
 from penstock.gateway.admin.history import History, answering
-from penstock.gateway.admin.phrases import printable
-from penstock.gateway.admin.picture.drawn import by_tenant, configured
+from penstock.gateway.admin.phrases import printable, short_name
+from penstock.gateway.admin.picture.drawn import by_tenant
 from penstock.gateway.admin.picture.facts import GatewayFacts
 from penstock.gateway.admin.picture.steady import Steady
 from penstock.gateway.admin.picture.times import NONE, TimesWindow
@@ -33,6 +34,7 @@ from penstock.gateway.telemetry.edges import ShownGroup
 ENDPOINTS_SHOWN = 256
 TENANTS_SHOWN = 200  # of those that are paused
 EVENTS_SHOWN = 50
+ROWS_MAX = 50  # of the tenants of the settings
 BATCHES_SHOWN = 50
 NAME_CHARS_MAX = 200  # longer than any that people use, short enough for a frame of hundreds
 _NAMES = ("name", "tenant", "model")
@@ -183,3 +185,38 @@ def _troubled_first(endpoint: EndpointSnapshot) -> tuple[int, bool]:
     state = endpoint.state
     rank = 0 if state in MISSING else 3 if state == "up" else 2 if state == "draining" else 1
     return rank, endpoint.closed is None
+
+
+class ConfiguredTenant(msgspec.Struct, frozen=True):
+    """A tenant of the settings, with or without requests."""
+
+    tenant: str
+    weight: float
+    left: str  #: in words; "": no limit
+
+
+def configured(tenants: Iterable[tuple[str, float]], snapshot: Snapshot) -> list[ConfiguredTenant]:
+    """Return the tenants of the settings (name and weight) with the remainders of their limits."""
+    limited = {tenant.name: tenant for tenant in snapshot.tenants}
+    rows = []
+    for name, weight in tenants:
+        its = limited.get(name)
+        rows.append(ConfiguredTenant(short_name(name), weight, "" if its is None else left(its)))
+        if len(rows) == ROWS_MAX:
+            break
+    return rows
+
+
+def left(tenant: TenantSnapshot) -> str:
+    """Return the remainders of a tenant's limits in words: `40 of 60 requests / min, 3 of 4 running`."""
+    limits = tenant.limits
+    rests = (
+        (tenant.requests_left, limits.requests_per_minute, "requests / min"),
+        (tenant.tokens_left, limits.tokens_per_minute, "tokens / min"),
+        (tenant.tokens_day_left, limits.tokens_per_day, "tokens / day"),
+        (None if limits.running is None else limits.running - tenant.running, limits.running, "running"),
+        (None if limits.queued is None else limits.queued - tenant.queued, limits.queued, "queued"),
+    )
+    return ", ".join(
+        [f"{max(0, int(rest)):,} of {most:,} {unit}" for rest, most, unit in rests if rest is not None and most]
+    )
