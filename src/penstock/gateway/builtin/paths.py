@@ -19,7 +19,6 @@ from penstock.core.endpoints.roles import Role, one_sided
 from penstock.core.explain.snapshot import ALL, Snapshot
 from penstock.core.values.catalogue import AWAY, Reason
 from penstock.engines.recognise import PENSTOCK
-from penstock.gateway.builtin import ollama
 from penstock.gateway.builtin.queue import own_queue
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
@@ -177,12 +176,18 @@ class OwnPaths:
         return [entry for entry in self._catalog.entries() if _may_use(exchange, str(entry["id"]))]
 
     def _ollama_version(self, exchange: Exchange) -> None:
+        from penstock.gateway.builtin import ollama  # noqa: PLC0415 - no start needs it
+
         self._json(exchange, 200, ollama.VERSION)
 
     def _tags(self, exchange: Exchange) -> None:
+        from penstock.gateway.builtin import ollama  # noqa: PLC0415 - no start needs it
+
         self._json(exchange, 200, {"models": [ollama.tag(entry) for entry in self._entries(exchange)]})
 
     def _show(self, exchange: Exchange) -> None:
+        from penstock.gateway.builtin import ollama  # noqa: PLC0415 - no start needs it
+
         model = ollama.model_asked(exchange.body)
         if not model:
             self._refuse(exchange, Reason.BAD_REQUEST, ollama.NO_MODEL)
