@@ -58,7 +58,7 @@ class PickedJourney(QueuedJourney):
         """Returns up to `count` endpoints that could serve the request as it is now, with the same head and body."""
         if self.request.pinned is not None or not self.has_others:
             return []
-        sent, targets, only = self.target, self._targets, self.request.only
+        sent, targets, only = self.target, self._means.targets, self.request.only
         but = {name for name, other in targets.items() if (only and name not in only) or not _is_like(sent, other)}
         but.add(self.endpoint)
         found: list[Upstream] = []
@@ -73,7 +73,7 @@ class PickedJourney(QueuedJourney):
 
     def rerouted(self, endpoint: str | None) -> None:
         """The proxy sent the request to another endpoint, which answers: the lease moves there. None: unknown to us."""
-        target = None if endpoint is None else self._targets.get(endpoint)
+        target = None if endpoint is None else self._means.targets.get(endpoint)
         if endpoint is None or target is None or self._lease is None or endpoint == self.endpoint:
             return
         self._reports(Failure.RESET)

@@ -208,7 +208,9 @@ class Arrival:
 class Means:
     """What all journeys use."""
 
-    __slots__ = ("attempts_max", "background_s", "driver", "heartbeats", "looks", "metrics", "reporting", "targets")
+    __slots__ = (
+        "attempts_max", "background_s", "driver", "ends", "heartbeats", "looks", "metrics", "reporting", "targets",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -226,4 +228,5 @@ class Means:
         self.driver = driver
         self.targets = targets
         self.metrics = metrics
+        self.ends = metrics.ends
         self.heartbeats = heartbeats

@@ -51,7 +51,6 @@ class QueuedJourney(Relay):
         "_asks_usage",
         "_dispatch",
         "_driver",
-        "_ends",
         "_heartbeats",
         "_inflated",
         "_is_watched",
@@ -62,7 +61,6 @@ class QueuedJourney(Relay):
         "_queue_s",
         "_ranks_itself",
         "_report_at",
-        "_targets",
         "_trace",
         "_usage",
         "_waiting_since_s",
@@ -96,8 +94,6 @@ class QueuedJourney(Relay):
         self.request_id = arrival.request_id  #: as the caller knows it
         self._keeping = arrival.keeping
         self._means = means
-        self._targets = means.targets
-        self._ends = means.metrics.ends
         self.caller = caller
         self._inflated = arrival.inflated
         # Until its answer begins, if other models may be asked.
@@ -137,8 +133,8 @@ class QueuedJourney(Relay):
             timeouts = lookup.get(READ_TIMEOUT_HEADER), lookup.get(HEAD_TIMEOUT_HEADER)
             if timeouts != _NO_TIMEOUTS:
                 self._watch(timeouts)  # until its answer begins, in the queue or not
-        if self._ends.came is not None:
-            self._ends.came(self.request.model)
+        if (came := self._means.ends.came) is not None:
+            came(self.request.model)
         driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
         if self._lease is None:
             self._watch()
@@ -167,8 +163,8 @@ class QueuedJourney(Relay):
         self._queue_s = queue_s = action.queue_s
         self._waiting_since_s = None
         self.rank = rank = action.rank
-        self._ends.sent(endpoint, max(0.0, self._driver.now() - self.started_s - queue_s))
-        target = self._targets[endpoint]
+        self._means.ends.sent(endpoint, max(0.0, self._driver.now() - self.started_s - queue_s))
+        target = self._means.targets[endpoint]
         if action.decode is None:
             self.ask(target, endpoint, rank, self.body, counts=True)
         else:
@@ -177,7 +173,7 @@ class QueuedJourney(Relay):
 
             form = TwoPhase if target.meeting_place is None else Meeting
             self.division = division = form(self, action)
-            division.begin(self._targets)
+            division.begin(self._means.targets)
 
     def decoding(self, action: Decode, /) -> None:
         """Send the request to the endpoint that decodes, unless it has it already."""
@@ -194,7 +190,7 @@ class QueuedJourney(Relay):
         if division.has_asked(action.endpoint):
             return
         self.hang_up()
-        target = self._targets.get(action.endpoint)
+        target = self._means.targets.get(action.endpoint)
         if target is None:
             self.failed(Failure.CONNECT, "the endpoint was removed meanwhile")
         else:
@@ -350,7 +346,7 @@ class QueuedJourney(Relay):
         if self.request.streamed:  # otherwise it comes with the whole answer, not at the end of the prefill
             assert self._head is not None
             well = self._head[0] < 300
-            self._ends.first_tokens.append(now - self.started_s)
+            self._means.ends.first_tokens.append(now - self.started_s)
             self._driver.tell(self._driver.scheduler.first_token(self._lease, well=well, now=now))
         elif self._length is None or self._length > WHOLE_BYTES_MAX:
             self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))
@@ -394,7 +390,7 @@ class QueuedJourney(Relay):
     @property
     def has_others(self) -> bool:
         """True if there are other endpoints."""
-        return len(self._targets) > 1
+        return len(self._means.targets) > 1
 
     def suspects(self, status: int) -> bool:
         scheduler, target = self._driver.scheduler, self._target
@@ -447,7 +443,7 @@ class QueuedJourney(Relay):
         by = None if self.division is None else self.division.let_down()
         if by is not None:
             self.endpoint = by
-        target = self._targets.get(self.endpoint)
+        target = self._means.targets.get(self.endpoint)
         if failure in (Failure.CONNECT, Failure.RESET) and target is not None and target.unreachable is not None:
             target.unreachable()
         now = self._driver.now()
@@ -621,7 +617,7 @@ class QueuedJourney(Relay):
             self.estimated_prompt,
             self.estimated_tokens,
         )
-        self._ends.ended(end)
+        self._means.ends.ended(end)
         if self._trace is not None:
             self._trace.ended(outcome, reason, band=self.band, status=exchange.status, usage=usage)
 
