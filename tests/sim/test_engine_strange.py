@@ -180,7 +180,8 @@ async def test_a_page_stands_still_or_has_no_counters() -> None:
         await at.fault(kind="metrics_lie", value={"frozen": True, "frozen_waiting": 200})
         assert (await at.gauges())["vllm:num_requests_waiting"] == 200
         await at.fault(kind="metrics_lie", value={"counters": False})
-        assert set(await at.gauges()) == {"vllm:num_requests_running", "vllm:num_requests_waiting"}
+        gauges = {f"vllm:num_requests_{name}" for name in ("running", "waiting", "waiting_by_reason")}
+        assert set(await at.gauges()) == gauges
 
 
 @pytest.mark.parametrize(
