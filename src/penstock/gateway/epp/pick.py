@@ -240,7 +240,7 @@ def _missing(before: Headers, after: Sequence[Header]) -> Headers:
     missing: Headers = []
     at, size = 0, len(after)
     for header in before:
-        if at < size and after[at] is header:
+        if at < size and after[at] == header:
             at += 1
         else:
             missing.append(header)

@@ -101,7 +101,7 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
         if raw is not NOTHING and _SEVERAL.match(bytes(memoryview(raw)[:_HEAD_BYTES])) is not None:
             given = bytes(raw)
             inputs = _larger(inputs, at_once(_inputs(given, 0, len(given))))
-    if chat and not found and pieces is _NO_PIECES and not inputs[1]:
+    if chat and not found and pieces == _NO_PIECES and not inputs[1]:
         return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
     return _whole(body, found, pieces, inputs, text=text, answers=answers)
 

@@ -226,13 +226,13 @@ class SocketExchange(Exchange):
     def _head(self, connection: Connection, status: int, headers: Sequence[Header], framing: bytes) -> bytes:
         self.status = status
         lines = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
-        dated = False
+        dated = owned = False
         for header in [header for header in headers if len(header[0]) in _LOOKED_AT_SIZES]:
             name = header[0].lower()
-            if name == b"date":
-                dated = True
-            elif name in _SERVER_OWNED:
-                headers = [other for other in headers if other is not header]
+            dated = dated or name == b"date"
+            owned = owned or name in _SERVER_OWNED
+        if owned:
+            headers = [header for header in headers if header[0].lower() not in _SERVER_OWNED]
         lines += map(b": ".join, headers)
         if self.added:
             lines += [b": ".join(header) for header in self.added]
