@@ -171,13 +171,18 @@ async def whole(stream: Proxy, body: bytes = BODY) -> str:
     await stream.head()
     await stream.body(body)
     place = await stream.picked()
+    await answered(stream, body)
+    return place
+
+
+async def answered(stream: Proxy, body: bytes = BODY) -> None:
+    """The rest of a request that was picked an endpoint."""
     assert await stream.hears_body("request_body") == body
     await stream.answered()
     await stream.answer_body(json.dumps({"choices": [], "usage": USAGE}).encode(), b"")
     assert (await stream.hears()).WhichOneof("response") == "response_headers"
     await stream.hears_body("response_body")
     await stream.call.done_writing()
-    return place
 
 
 async def test_a_body_in_many_pieces_is_one_request(world: World) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.conftest import World, chat
-from tests.gateway.epp.test_messages import pool, whole
+from tests.gateway.epp.test_messages import answered, pool
 
 DOCUMENT = 3_000  # characters
 
@@ -50,8 +50,12 @@ async def test_questions_about_one_document_are_picked_together(world: World) ->
         order: list[int] = []
 
         async def asks(number: int) -> None:
-            await whole(its.stream(), json.dumps(question(number % 3, number // 3)).encode())
+            stream, body = its.stream(), json.dumps(question(number % 3, number // 3)).encode()
+            await stream.head()
+            await stream.body(body)
+            await stream.picked()
             order.append(number % 3)
+            await answered(stream, body)
 
         tasks = []
         for number in range(9):
