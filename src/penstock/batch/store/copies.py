@@ -109,13 +109,17 @@ def restore(source: Path, folder: Path, *, now: float) -> tuple[Content, Path | 
 
 def _keep(part: Path, file: Path) -> None:
     """Give a finished file its name, so that it outlasts a power cut."""
-    for path in (part, part.parent):
-        opened = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        finally:
-            os.close(opened)
+    _sync(part)
     part.rename(file)
+    _sync(file.parent)
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 @contextmanager
