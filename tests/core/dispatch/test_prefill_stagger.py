@@ -100,6 +100,19 @@ def test_what_shows_no_first_token_gets_further_at_an_endpoint_that_nobody_else_
     assert case.allowed(2.0, 3.0) == ["e0", "e1"], "the first should be computed, the second half"
 
 
+def test_a_prompt_that_shows_no_first_token_is_waited_for_no_longer_than_it_counts() -> None:
+    """That is 4.05, although the first token of the one before it came late and shows a lower speed."""
+    case = Case()
+    case.compute(1, 2.0)
+    case.compute(1, 2.0, streamed=False)
+    ledger = case.endpoints[1].ledger
+    ledger.first_token(ledger.leases[0], 3.5)
+    assert ledger.prefill.left(3.6) / ledger.speed.rate > 3.0, "by speed it takes until 6.6 at least"
+    assert case.allowed(2.0, 3.6) == ["e1"]
+    assert dict(case.looks) == pytest.approx({"e0": 4.05})
+    assert case.allowed(2.0, 4.05) == ["e0", "e1"]
+
+
 def test_it_is_looked_at_again_no_sooner_than_a_step_takes() -> None:
     case = Case()
     case.compute(1, 2.0)

@@ -26,7 +26,7 @@ from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
 
 FADES = 0.98  # of learned values, per long prompt sent: about the last fifty
-STEP_S = 0.005  # nothing is looked at again sooner: an engine's step takes longer
+STEP_S = 0.005  # a forecast is looked at again no sooner: an engine's step takes longer
 
 
 class PrefillStagger:
@@ -39,13 +39,14 @@ class PrefillStagger:
         self._squares = 0.0
         self._soonest: dict[str, list[tuple[float, Endpoint]]] = {}  # in this turn: per model, the two done soonest
         self._overdue_s = math.inf  # in this turn: when the first of these is waited for no longer
+        self._due_s = math.inf  # in this turn: when time alone may end a prompt, sooner perhaps than was forecast
         self.made_wait = False  # some prompt was, in this turn
 
     def begin(self) -> None:
         """A turn begins: results of the last one are void."""
         if self._soonest or self.made_wait:
             self._soonest.clear()
-            self._overdue_s = math.inf
+            self._overdue_s = self._due_s = math.inf
             self.made_wait = False
 
     def sent(self, prefill_s: float) -> None:
@@ -72,8 +73,8 @@ class PrefillStagger:
                 allowed.append(endpoint)
             else:
                 self.made_wait = True
-                again_s = now + (wait_s if wait_s > STEP_S else STEP_S)
-                self._look_again(endpoint, again_s if again_s < self._overdue_s else max(now + STEP_S, self._overdue_s))
+                forecast_s = max(now + STEP_S, min(now + wait_s, self._overdue_s))
+                self._look_again(endpoint, min(forecast_s, self._due_s))
         return allowed
 
     def _others_done_s(self, endpoint: Endpoint, model: str, now: float) -> float:
@@ -99,6 +100,7 @@ class PrefillStagger:
                 endpoint.ledger.prefill.advance(now)  # not asked of one with all slots taken
             if self._pool.unhealthy(endpoint, now) is not None or now > prefill.overdue_s:
                 continue
+            self._due_s = min(self._due_s, prefill.due_s)
             done_s = prefill.left(now) / prefill.speed.rate
             soonest = sorted([*soonest, (done_s, endpoint)], key=_first)[:2]
             within += done_s <= patience_s
