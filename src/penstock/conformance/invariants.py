@@ -331,7 +331,8 @@ class CheckedScheduler(Scheduler):
 
     def _check_only_late(self, actions: list[Action]) -> None:
         late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
-        assert all(isinstance(a, Dispatch) or a.request_id in late for a in actions), actions
+        rest = [a for a in actions if not isinstance(a, Dispatch) and a.request_id not in late]
+        assert all(isinstance(a, Requeue) and a.cause == Cause.PREEMPTED for a in rest), actions
 
     def tenants_limited(self, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
         self._ran = self._runs()

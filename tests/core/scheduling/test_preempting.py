@@ -141,6 +141,14 @@ def test_a_request_at_its_tenants_limit_preempts_nothing() -> None:
     assert made.arrived(request("p1", band=PEOPLE, tenant="t"), now=11.0) == []
 
 
+def test_when_its_limit_is_lifted_a_request_preempts() -> None:
+    made, _ = full(replace(SETTINGS, tenants={"t": Limits(running=0)}))
+    assert made.arrived(request("p", band=PEOPLE, tenant="t"), now=10.0) == []
+    actions = made.tenants_limited({}, now=11.0)
+    assert requeued(actions) == [("b3", "preempted")]
+    assert sent(actions) == [("p", "e")]
+
+
 def test_lost_time_is_paid_for_as_time_passes() -> None:
     """One slot, a tenth: the full bucket of 6 s is in debt by 4 s after a loss of 10 s; 40 s later it is not."""
     made, _ = full(limited(preempted_share_max=0.1, preemptions_max=100), slots=1)
