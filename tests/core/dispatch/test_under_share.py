@@ -6,10 +6,13 @@ import heapq
 
 import pytest
 
+from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Dispatch
+from penstock.core.values.observation import Observation
 from penstock.core.values.request import Usage
-from tests.core.drive import request, scheduler, until
+from penstock.core.values.settings import AdmissionSettings, BandSettings, EndpointSpec, Limits
+from tests.core.drive import request, scheduler, sent, the_lease, until
 
 SLOTS = 8
 CLIENTS = 3 * SLOTS  # of the flood: each asks again when it was answered
@@ -66,3 +69,63 @@ def test_a_flood_of_clients_that_ask_again_is_never_taken_for_a_light_one(light_
     assert len(late) > 100
     assert sum(early) / len(early) > 0.95
     assert sum(late) / len(late) > 0.95
+
+
+def test_slots_that_time_alone_frees_are_no_longer_taken_for_the_last_ones() -> None:
+    """One more of someone else's was on the page; who waits is sent the moment the page is too old, not at some time
+    within the second.
+    """
+    made = scheduler(SchedulerSettings(admission=AdmissionSettings(reserved_share=0.25), stale_after_s=2.5), e=4)
+    for name in ("h0", "h1"):
+        assert sent(made.arrived(request(name, tenant="heavy"), now=0.0)) == [(name, "e")]
+    made.finished(the_lease(made.arrived(request("l", tenant="light"), now=0.1)), Usage(1, 50), now=0.2)
+    made.observed("e", Observation(0.3, 3, 0, progress=1.0), now=0.3)
+    assert made.arrived(request("h2", tenant="heavy"), now=0.5) == [], "the last slot is kept for the light one"
+    now = 0.5
+    following: list[tuple[str, str]] = []
+    while not following:
+        now = made.next_deadline() or 99.0
+        following = sent(made.expire(now=now))
+    assert following == [("h2", "e")]
+    assert now == pytest.approx(2.8)
+
+
+def full_but_for_a_reserve(*, preemptible: bool) -> CheckedScheduler:
+    """Two of the four slots at `a` are kept for flows under their share, and a request of a low band has that at `b`.
+    A tenant may run one request.
+    """
+    settings = SchedulerSettings(
+        bands=(BandSettings("high"), BandSettings("middle"), BandSettings("low", preemptible=preemptible)),
+        tenants={"held": Limits(running=1)},
+        admission=AdmissionSettings(reserved_share=0.5),
+    )
+    made = scheduler(settings)
+    for name, slots in (("a", 4), ("b", 1)):
+        made.endpoint_added(EndpointSpec(name=name, slots=slots, models=frozenset({"m" + name})), now=0.0)
+    made.first_token(the_lease(made.arrived(request("low", model="mb", band=2, tenant="low"), now=0.0)), now=0.1)
+    return made
+
+
+def take_half(made: CheckedScheduler, now: float) -> None:
+    """A tenant takes the slots at `a` that are not kept, and asks for a third one."""
+    h0, h1, h2 = (request(f"h{at}", model="ma", band=1, tenant="heavy", prompt_tokens=500) for at in range(3))
+    assert sent(made.arrived(h0, now=now) + made.arrived(h1, now=now)) == [("h0", "a"), ("h1", "a")]
+    assert made.arrived(h2, now=now) == []
+
+
+def test_when_a_tenant_is_found_to_be_held_others_get_its_share_at_once() -> None:
+    """It waits for a model without a free slot, so that is found only where one is looked for that can be taken."""
+    made = full_but_for_a_reserve(preemptible=True)
+    assert made.arrived(request("waits", model="mb", band=1, tenant="held"), now=0.2) == []
+    take_half(made, 0.3)
+    actions = made.arrived(request("runs", model="ma", band=0, tenant="held"), now=0.5)
+    assert sent(actions) == [("runs", "a"), ("h2", "a")]
+
+
+def test_when_a_request_comes_that_is_held_others_get_its_share_at_once() -> None:
+    made = full_but_for_a_reserve(preemptible=False)
+    made.arrived(request("before", model="mb", band=1, tenant="held"), now=0.2)
+    take_half(made, 0.3)
+    made.cancelled("before", now=0.4)
+    assert sent(made.arrived(request("runs", model="ma", band=0, tenant="held"), now=0.5)) == [("runs", "a")]
+    assert sent(made.arrived(request("more", model="mb", band=1, tenant="held"), now=0.6)) == [("h2", "a")]

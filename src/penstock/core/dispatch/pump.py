@@ -70,6 +70,7 @@ class Pump:
         self._warm = warm
         self._promised = promised
         self._look = look  # the prefix again; True: more of it is cached by now
+        self._held = 0  # flows that had been found to be held when it last looked
 
     def next(self, now: float) -> Found | None:
         """Returns the request to send next and the endpoints it may go to; None if nothing can be sent.
@@ -78,13 +79,18 @@ class Pump:
         are capped here, and none is uncapped.
         """
         while True:
-            held = self._capped.found
+            self._held = self._capped.found
             choice = self._look_for_next(now)
-            if self._capped.found == held:
+            if not self.outdated:
                 break
         if choice is not None:
             self._backfill.found(choice[1])
         return choice
+
+    @property
+    def outdated(self) -> bool:
+        """True if a flow was found to be held since it last looked: others may be under their share by now."""
+        return self._capped.found != self._held
 
     def _look_for_next(self, now: float) -> Found | None:
         self._backfill.begin()
@@ -134,7 +140,7 @@ class Pump:
         In a full pool most newcomers change nothing, and this test costs a tenth of a pass of the pump.
         """
         band, model = self._queues.bands[entry.band], entry.model
-        if band.unchecked or now >= band.holds_until_s:
+        if band.unchecked or now >= band.holds_until_s or self.outdated:
             return True
         self._backfill.begin()
         free = self._candidates.serving(model, list(band.open))

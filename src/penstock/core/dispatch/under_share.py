@@ -214,8 +214,8 @@ class UnderShare:
             free = sum([band.open[e].free_slots for e in endpoints if e.serves(model)])
         if free > reserved or (band.settings.preemptible and free + self._preemption.takeable(model) > reserved):
             return False
-        # Arrivals are forgotten, so time alone may shrink the reserve.
-        self._look_again(endpoints[-1], now + RESERVE_REVIEW_S)
+        # Time alone may shrink the reserve, because arrivals are forgotten, or free slots, because a page is.
+        self._look_again(endpoints[-1], min(now + RESERVE_REVIEW_S, band.holds_until_s))
         return True
 
     def _frees_s(self, model: str, now: float) -> list[float]:

@@ -48,7 +48,9 @@ def make_way(state: SchedulerState, now: float, actions: list[Action]) -> None:
         sending.send_open(state, now, actions)
         sent = [state.entries[a.request_id] for a in actions[before:] if isinstance(a, Dispatch)]
         if not sent or min([entry.band for entry in sent]) >= victim.band:
-            return
+            break
+    if state.pump.outdated:
+        sending.send_open(state, now, actions)
 
 
 def _victim(state: SchedulerState, now: float) -> tuple[Entry, Lease, Endpoint] | None:
