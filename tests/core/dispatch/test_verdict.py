@@ -44,16 +44,19 @@ def test_one_by_a_page_holds_until_the_page_is_old() -> None:
     assert verdict(made, "a", 2.0).cause is None
 
 
-def test_an_open_one_closes_by_time_alone_when_ejections_are_no_longer_ignored() -> None:
+@pytest.mark.parametrize(("slots", "cause"), [(2, None), (1, Cause.SLOTS_FULL)])
+def test_time_alone_ends_it_when_ejections_are_no_longer_ignored(slots: int, cause: Cause | None) -> None:
     health = HealthSettings(eject_after=1, eject_for_s=4.0, panic_threshold=0.5)
-    made = scheduler(SchedulerSettings(health=health, attempts_max=1), a=1, b=1, c=1)
+    made = scheduler(SchedulerSettings(health=health, attempts_max=1), a=2, b=2, c=2)
     for at, name in enumerate(("a", "b")):
         now = float(at)
         lease = the_lease(made.arrived(request(name, pinned=name), now=now))
         made.failed(lease, Failure.SERVER_ERROR, now=now)
-    assert verdict(made, "b", 3.9).cause is None, "two of three are ejected, so that is ignored"
+    made.endpoint_changed("b", slots=slots, now=1.0)
+    the_lease(made.arrived(request("runs", pinned="b"), now=1.0))
+    assert verdict(made, "b", 3.9).cause is cause, "two of three are ejected, so that is ignored"
     assert verdict(made, "b", 4.0).cause is Cause.EJECTED, "`a` is back"
-    assert verdict(made, "b", 5.0).cause is None
+    assert verdict(made, "b", 5.0).cause is cause
 
 
 def test_bands_judge_by_their_own_rules() -> None:

@@ -77,10 +77,10 @@ class CandidateFilter:
         if cause is None and not idle:
             cause = admission.closed(endpoint, band, settings, now=now)
         until_s = math.inf if idle else admission.holds_until_s(cause, endpoint, band, settings, now=now)
-        if cause is not None:
-            return Verdict(cause, until_s)
         if now < endpoint.health.ejected_until_s:
             until_s = min(until_s, self._pool.ejections_change_s(now))
+        if cause is not None:
+            return Verdict(cause, until_s)
         # Slots are counted at decode endpoints: pure prefill has none to reserve.
         answers = endpoint.role is not Role.PREFILL
         if idle:
