@@ -54,6 +54,11 @@ _USAGE_NAME: Final = b'"usage"'
 _NO_USAGE: Final = (b'"usage":null', b'"usage": null')
 _BARE_USAGE: Final = b'"choices":[],"usage":{'  # of an event that only reports usage, as engines write it
 _CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\{')
+# A text as most engines write it: two searches instead of the expression `SAID`, which takes fifteen times as long.
+_CHOICE: Final = b'"choices":[{'
+_CONTENT: Final = b'"delta":{"content":"'
+_CR: Final = 0x0D  # an int: `in` tries that first, and for bytes it builds an exception before it searches
+_QUOTE: Final = 0x22
 
 
 class AnswerReader:
@@ -93,13 +98,13 @@ class AnswerReader:
         """Look at the next bytes of the answer. Returns those to pass on."""
         if not self._events:
             return self._take_other(data)
-        if self._held or b"\r" in data or not data.endswith(b"\n\n"):
+        if self._held or _CR in data or not data.endswith(b"\n\n"):
             data = self._whole_events(data)
             if not data:
                 return data
-            if b"\r" in data:
+            if _CR in data:
                 return self._each(data, whole=last_end(data) == len(data))
-        if data.find(b"\n") == len(data) - 2 and SAID.search(data) is not None:
+        if data.find(b"\n") == len(data) - 2 and (_has_content(data) or SAID.search(data) is not None):
             said = ended = 1  # one event of one line, as most reads are
         else:
             said, ended = _seen(data)
@@ -113,7 +118,7 @@ class AnswerReader:
         seen += data
         if len(seen) > TAIL_BYTES_MAX:  # to cut it at each piece would copy it at each piece
             self._trim()
-        if self._hides_usage and _USAGE_NAME in data:
+        if self._hides_usage and data.find(_USAGE_NAME) >= 0:
             data = _without_usage(data)
         return self._before_done(data) if self._done or data.endswith(b"]\n\n") else data
 
@@ -249,6 +254,12 @@ class AnswerReader:
             at = data.rfind(b"data:")
             data, self._done = data[:at], data[at:]
         return data
+
+
+def _has_content(data: bytes) -> bool:
+    """True if an event of one line surely has a text of a choice."""
+    at = data.find(_CONTENT)
+    return at > 0 and data[at + len(_CONTENT)] != _QUOTE and data.find(_CHOICE, 0, at) >= 0
 
 
 def _seen(data: bytes) -> tuple[int, int]:
