@@ -25,6 +25,7 @@ from penstock.gateway.openai.answers.events import (
     meaning_of,
     meaning_of_line,
     only_usage,
+    says,
     split,
 )
 from penstock.gateway.openai.answers.stream_end import (
@@ -54,11 +55,7 @@ _USAGE_NAME: Final = b'"usage"'
 _NO_USAGE: Final = (b'"usage":null', b'"usage": null')
 _BARE_USAGE: Final = b'"choices":[],"usage":{'  # of an event that only reports usage, as engines write it
 _CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\{')
-# A text as most engines write it: two searches instead of the expression `SAID`, which takes fifteen times as long.
-_CHOICE: Final = b'"choices":[{'
-_CONTENT: Final = b'"delta":{"content":"'
 _CR: Final = 0x0D  # an int: `in` tries that first, and for bytes it builds an exception before it searches
-_QUOTE: Final = 0x22
 
 
 class AnswerReader:
@@ -104,7 +101,7 @@ class AnswerReader:
                 return data
             if _CR in data:
                 return self._each(data, whole=last_end(data) == len(data))
-        if data.find(b"\n") == len(data) - 2 and (_has_content(data) or SAID.search(data) is not None):
+        if data.find(b"\n") == len(data) - 2 and says(data, len(data)):
             said = ended = 1  # one event of one line, as most reads are
         else:
             said, ended = _seen(data)
@@ -254,12 +251,6 @@ class AnswerReader:
             at = data.rfind(b"data:")
             data, self._done = data[:at], data[at:]
         return data
-
-
-def _has_content(data: bytes) -> bool:
-    """True if an event of one line surely has a text of a choice."""
-    at = data.find(_CONTENT)
-    return at > 0 and data[at + len(_CONTENT)] != _QUOTE and data.find(_CHOICE, 0, at) >= 0
 
 
 def _seen(data: bytes) -> tuple[int, int]:

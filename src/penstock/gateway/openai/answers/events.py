@@ -37,6 +37,10 @@ SAID_BY_NAME: Final = re.compile(
     rb'event: ?(?:response\.[a-z_.]+\.delta\n[^\n]*"delta"|content_block_delta\n[^\n]*"(?:text|thinking|partial_json)")'
     rb': ?"[^"]'
 )
+# Most engines write a text of a chat like this: two plain searches take fewer instructions than `SAID`.
+_CHOICE_OPENED: Final = b'"choices":[{'
+_CONTENT_OPENED: Final = b'"delta":{"content":"'
+_QUOTE: Final = 0x22
 _BLANK: Final = rb'(?:"index": ?\d+|"role": ?"\w*"|"\w+": ?(?:null|""|\[\]|\{\}))'
 #: At most one in an event, which is empty: mostly a role.
 SILENT: Final = re.compile(
@@ -100,10 +104,19 @@ class Meaning(Enum):
     END = "end"
 
 
+def says(data: bytes, end: int) -> bool:
+    """True if the first `end` bytes, an event of one line, have a token of a chat or a completion, as bytes show it."""
+    at = data.find(_CONTENT_OPENED, 0, end)
+    begins = at + len(_CONTENT_OPENED)
+    if at > 0 and begins < end and data[begins] != _QUOTE and data.find(_CHOICE_OPENED, 0, at) >= 0:
+        return True
+    return SAID.search(data, 0, end) is not None
+
+
 def says_at_once(data: bytes) -> bool:
     """True if a stream begins with an event that has a token, as bytes show it."""
     end = data.find(b"\n\n")
-    return end > 0 and SAID.search(data, 0, end) is not None and data.find(b"\r", 0, end) < 0
+    return end > 0 and data.find(b"\r", 0, end) < 0 and says(data, end)
 
 
 def split(data: bytes, since: int = 0) -> tuple[list[bytes], bytes]:
