@@ -10,7 +10,7 @@ import pytest
 import penstock
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.catalogue import Failure, Reason
-from penstock.core.values.request import Contents, Request, Usage
+from penstock.core.values.request import Contents, Request, Turn, Usage
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import Prices
 from penstock.share.frames import LinkError, decider_reader, edge_reader, why_not, written
@@ -70,6 +70,7 @@ def test_every_field_of_a_request_arrives_in_another_process() -> None:
         "prompt_tokens_max": 7,
         "prices": Prices(prompt=3.0),
         "contents": Contents(1, 2, 3, 4, 5, 6, 7, 8),
+        "turn": Turn("s", "p", (1, 2**64 - 1), last=True),
     }
     sent = Request(**fields)  # type: ignore[arg-type]
     assert set(WireRequest.__struct_fields__) == set(fields)

@@ -17,7 +17,7 @@ from penstock.sim.engine.profiles import PROFILES, EngineConfig
 from penstock.sim.traces.session_gate import memory_gate
 from penstock.sim.traces.session_run import SessionFigures, SessionOptions, run
 from penstock.sim.traces.session_source import SessionLoad, SessionSource
-from penstock.sim.traces.sessions import RecordedSession, Turn, read
+from penstock.sim.traces.sessions import RecordedSession, RecordedTurn, read
 from penstock.sim.traces.trace import TraceError
 from penstock.sim.world.workload import Job
 
@@ -348,4 +348,4 @@ def test_penstocks_gate_keeps_prefixes_that_no_gate_loses_and_waits_no_longer_th
 
 def test_turns_have_at_least_one_token_of_answer() -> None:
     session = {"id": "x", "requests": [request(0.0, 600, [], out=0)]}
-    assert recorded(session)[0].turns() == (Turn(600, 1, 0.0, ()),)
+    assert recorded(session)[0].turns() == (RecordedTurn(600, 1, 0.0, ()),)

@@ -17,15 +17,16 @@ import msgspec
 from penstock.core.values.actions import Action
 from penstock.core.values.catalogue import Failure
 from penstock.core.values.located import Source
-from penstock.core.values.request import Contents, Request, Usage
+from penstock.core.values.request import Contents, Request, Turn, Usage
 from penstock.core.values.rows import Allowance
 from penstock.core.values.settings import Prices
 from penstock.core.values.takeover import ServiceGot, Underway
 
-PROTOCOL = 8  # version of this file; both ends need the same
+PROTOCOL = 9  # version of this file; both ends need the same
 
 
 ContentsRow = tuple[int, int, int, int, int, int, int, int]
+TurnRow = tuple[str, str, tuple[int, ...], bool]
 UsageRow = tuple[int, int, int, bool, int]
 
 
@@ -61,6 +62,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
     needs: tuple[str, ...]
     others: tuple[str, ...]
     instead_of: str
+    turn: TurnRow | None
     only: tuple[str, ...]
     carried: bool
 
@@ -74,10 +76,13 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True, gc=False):
         fields = list(msgspec.structs.astuple(self))
         if self.contents is not None:
             fields[_CONTENTS] = Contents(*self.contents)
+        if self.turn is not None:
+            fields[_TURN] = Turn(*self.turn)
         return Request(*fields)
 
 
 _CONTENTS = WireRequest.__struct_fields__.index("contents")
+_TURN = WireRequest.__struct_fields__.index("turn")
 
 
 def usage_of(row: UsageRow | None) -> Usage | None:

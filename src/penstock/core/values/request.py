@@ -86,12 +86,28 @@ class Contents(_ByFields):
         return (self.text_bytes, self.token_ids, *pieces, self.inputs, self.answers)
 
 
+class Turn(_ByFields):
+    """One request of an agent's session: its name, if the client gave one, and its prompt's last ends."""
+
+    __slots__ = ("ends", "last", "part", "session")
+
+    def __init__(self, session: str = "", part: str = "", ends: tuple[int, ...] = (), last: bool = False) -> None:
+        self.session: Final = session  #: name of the root session; empty: not named
+        self.part: Final = part  #: name of its sub-agent; empty: the session itself
+        #: Hashes of the prompt up to each of its last messages, the whole prompt last; empty if it is short.
+        self.ends: Final = ends
+        self.last: Final = last  #: the client says that the session ends with it
+
+    def row(self) -> tuple[Any, ...]:
+        return self.session, self.part, self.ends, self.last
+
+
 _FIELDS: Final = (
     "id", "model", "band", "tenant", "account", "also", "flow", "weights", "body_bytes", "contents",
     "output_tokens_max", "streamed", "pinned", "deadline_s", "priority", "prices", "locate_s",
     "prompt_tokens_max", "session", "prefix", "prefix_chunk_bytes", "prefix_grows",
-    "time_per_output_token_s_max", "home", "divisible", "falls_back", "needs", "others", "instead_of", "only",
-    "carried",
+    "time_per_output_token_s_max", "home", "divisible", "falls_back", "needs", "others", "instead_of", "turn",
+    "only", "carried",
 )  # fmt: skip
 
 
@@ -131,6 +147,7 @@ class Request(_ByFields):
         needs: tuple[str, ...] = (),
         others: tuple[str, ...] = (),
         instead_of: str = "",
+        turn: Turn | None = None,
         only: tuple[str, ...] = (),
         carried: bool = False,
     ) -> None:
@@ -164,18 +181,21 @@ class Request(_ByFields):
         self.needs: Final = needs  #: what some engines lack: its path, and `TOOLS` if it has tools
         self.others: Final = others  #: models that may serve it instead: it waits for its own if none of these works
         self.instead_of: Final = instead_of  #: the requested model, if different
+        self.turn: Final = turn  #: of a session; None: unnamed and short
         self.only: Final = only  #: the endpoints that it may go to; empty: all
         #: A proxy sends it, once: failures that it reports judge no endpoint, and a recall is its end.
         self.carried: Final = carried
 
     def row(self) -> tuple[Any, ...]:
+        """Returns the fields as a process sends them to another: contents and turn are rows, too."""
         contents = None if self.contents is None else self.contents.row()
+        turn = None if self.turn is None else self.turn.row()
         return (
             self.id, self.model, self.band, self.tenant, self.account, self.also, self.flow, self.weights,
             self.body_bytes, contents, self.output_tokens_max, self.streamed, self.pinned, self.deadline_s,
             self.priority, self.prices, self.locate_s, self.prompt_tokens_max, self.session, self.prefix,
             self.prefix_chunk_bytes, self.prefix_grows, self.time_per_output_token_s_max, self.home,
-            self.divisible, self.falls_back, self.needs, self.others, self.instead_of, self.only, self.carried,
+            self.divisible, self.falls_back, self.needs, self.others, self.instead_of, turn, self.only, self.carried,
         )  # fmt: skip
 
     def but(self, **changes: Any) -> Request:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from penstock.sim.traces.sessions import RecordedSession, SubAgent, Turn
+from penstock.sim.traces.sessions import RecordedSession, RecordedTurn, SubAgent
 from penstock.sim.traces.trace import BLOCK_TOKENS
 from penstock.sim.traces.trace_source import Recorded
 from penstock.sim.world.workload import BYTES_PER_TOKEN, BYTES_SPREAD, ArrivalSource, Constant, Job, Stream
@@ -37,7 +37,7 @@ class _Run:
 
     __slots__ = ("after_turn", "at", "base", "lane", "name", "parent", "root", "turns", "waits_for")
 
-    def __init__(self, name: str, turns: Sequence[Turn], base: int, lane: int, parent: _Run | None) -> None:
+    def __init__(self, name: str, turns: Sequence[RecordedTurn], base: int, lane: int, parent: _Run | None) -> None:
         self.name = name
         self.turns = turns
         self.at = 0  # the turn under way, or the next one

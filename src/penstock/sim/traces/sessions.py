@@ -29,7 +29,7 @@ GAP_S_MAX = 30 * 86_400.0  # a longer one is a broken stamp
 Count = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
 
 
-class Turn(msgspec.Struct, frozen=True):
+class RecordedTurn(msgspec.Struct, frozen=True):
     """One request of a session or of a sub-agent."""
 
     prompt_tokens: int
@@ -44,7 +44,7 @@ class SubAgent(msgspec.Struct, frozen=True):
 
     delay_s: float  #: from the end of its parent's turn to its first request
     joined: bool  #: the parent's next turn came after its end
-    turns: tuple[Turn, ...]
+    turns: tuple[RecordedTurn, ...]
 
 
 class _Packed(msgspec.Struct):
@@ -80,7 +80,7 @@ class RecordedSession(msgspec.Struct):
         """The longest prompt with its answer, sub-agents included."""
         return _longest(self.requests)
 
-    def turns(self) -> tuple[Turn, ...]:
+    def turns(self) -> tuple[RecordedTurn, ...]:
         """Returns the session's turns, with their sub-agents."""
         return _turns(self.requests, _Chain(BLOCK_TOKENS // self.block_size))
 
@@ -180,9 +180,9 @@ class _Chain:
         return tuple(made)
 
 
-def _turns(requests: list[_Request], chain: _Chain) -> tuple[Turn, ...]:
+def _turns(requests: list[_Request], chain: _Chain) -> tuple[RecordedTurn, ...]:
     """Makes the turns of one list of requests. Sub-agents recorded before the first turn go with it."""
-    turns: list[Turn] = []
+    turns: list[RecordedTurn] = []
     agents: list[list[SubAgent]] = []
     ids: list[int] = []
     blocks: tuple[int, ...] = ()
@@ -193,7 +193,7 @@ def _turns(requests: list[_Request], chain: _Chain) -> tuple[Turn, ...]:
         blocks = chain.blocks(ids, keep, blocks)[: request.prompt // BLOCK_TOKENS]
         think_s = request.think_time if request.think_time is not None else request.t - end_s
         think_s = min(max(0.0, think_s), GAP_S_MAX) if turns else 0.0
-        turns.append(Turn(request.prompt, max(1, request.out), think_s, blocks))
+        turns.append(RecordedTurn(request.prompt, max(1, request.out), think_s, blocks))
         agents.append([])
         end_s = request.end_s
     for request in requests:
