@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from penstock import clock
 from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient
 from penstock.cli.top import views
@@ -45,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument("--models", metavar="NAME,…", help="models it may use, with `*` as wildcard (default: all)")
     new.add_argument("--max-prompt-tokens", metavar="N", help="longest prompt")
     new.add_argument("--max-output-tokens", metavar="N", help="longest answer")
-    new.add_argument("--expires", metavar="WHEN", help="2027-01-31 (the end of that day, UTC) or 2027-01-31T18:00:00Z")
+    new.add_argument(
+        "--expires", metavar="WHEN", help="90d from now, 2027-01-31 (the end of that day, UTC) or 2027-01-31T18:00:00Z"
+    )
     new.add_argument("--limits", metavar="NAME=N,…", help="its own limits: running, queued, requests_per_minute …")
     listing = admin_client.add_verb(
         commands,
@@ -97,6 +100,9 @@ def _new(args: argparse.Namespace) -> int:
         return _wrong(str(refused))
     if name in NAMES_WITHOUT_KEYS:
         return _wrong(f"`{name}` is for clients without a key")
+    expires = values.from_now(args.expires, clock.wall())
+    if isinstance(expires, float):
+        rights["expires"] = values.write_moment(expires).replace(" UTC", "Z")
     key = new_key()
     entry = {"hash": key_hash(key), **rights}
     try:

@@ -122,6 +122,15 @@ def moment(value: object) -> float:
     )
 
 
+def from_now(value: object, now: float) -> object:
+    """Returns the moment (Unix time) so long after `now` as a duration with a unit says; any other value unchanged."""
+    match = _WITH_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or not match[2] or match[2] not in _SECONDS:
+        return value
+    moment_s = now + float(match[1]) * _SECONDS[match[2]]
+    return moment_s if MOMENT_S_MIN <= moment_s <= MOMENT_S_MAX else value
+
+
 def write_moment(seconds: float) -> str:
     """Returns a moment as people read it, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC").replace(":00 UTC", " UTC")

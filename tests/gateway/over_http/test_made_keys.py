@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from penstock.batch.store.sqlite import FILE
 from penstock.cli.main import main
+from penstock.config.load import from_mapping
 from penstock.gateway.identity.callers import key_hash
 from tests.batch import postgres
 from tests.batch.test_batch import Batches, line
@@ -205,6 +208,10 @@ async def test_the_first_key_may_be_a_made_one(world: World, tmp_path: Path) -> 
         ({"tenant": "team", "name": "listed"}, 409, "There is a key `listed` already."),
         ({"tenant": "team", "name": "ci", "expires": "2020-01-01"}, 400, "2020-01-02 00:00 UTC is in the past"),
         ({"tenant": "team", "name": "ci", "expires": "soon"}, 400, "`soon` is not a date or time"),
+        ({"tenant": "team", "name": "ci", "expires": "90"}, 400, "`90` is not a date or time"),
+        ({"tenant": "team", "name": "ci", "expires": "-1h"}, 400, "is in the past"),
+        ({"tenant": "team", "name": "ci", "expires": "9e9d"}, 400, "is not a date or time"),
+        ({"tenant": "team", "name": "ci", "expires": f"{10**15}d"}, 400, "is not a date or time"),
         ({"tenant": "team", "name": "ci", "max_output_tokens": 0}, 400, "max_output_tokens: `0`: expected at least 1"),
         ({"tenant": "team", "name": "ci", "models": "sim"}, 400, "models: expected a list"),
         ({"tenant": "team", "name": "ci", "max_tokens": 9}, 400, "`max_tokens` is none of `tenant`, `name`, `models`"),
@@ -406,6 +413,22 @@ async def test_keys_on_the_command_line(world: World, tmp_path: Path, capsys: py
     assert (code, err) == (1, "penstock: There is no key `ci`. `penstock keys ls` lists all.\n")
     code, out, _ = await penstock("new", "team", "two", "--json")
     assert (code, json.loads(out)["name"]) == (0, "two")
+
+
+@pytest.mark.parametrize(("after", "seconds"), [("90d", 7_776_000), ("36h", 129_600), ("2 m", 120)])
+async def test_a_key_may_expire_so_long_from_now(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], after: str, seconds: int
+) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    before = time.time()
+    expires = (await make(world, expires=after))["expires_at"]
+    assert before + seconds <= expires <= time.time() + seconds
+    assert main(["keys", "new", "team", "--expires", after]) == 0
+    printed = capsys.readouterr().out
+    written = from_mapping(yaml.safe_load(printed[printed.index("tenants:") :])).tenants[0].keys[0].expires
+    assert written is not None
+    assert before + seconds - 1 <= written <= time.time() + seconds
 
 
 async def test_a_key_for_the_settings_may_have_bounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

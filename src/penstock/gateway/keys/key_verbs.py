@@ -96,8 +96,9 @@ class KeyVerbs:
         body = body_of(exchange)
         tenant, name = self._tenant(body.get("tenant")), self._new_name(body.get("name"))
         secret = new_key()
-        its = self._read({key: value for key, value in body.items() if key not in ("tenant", "name")}, key_hash(secret))
         now = self._wall()
+        said = {key: value for key, value in body.items() if key not in ("tenant", "name")}
+        its = self._read(said, key_hash(secret), now)
         if its.expires is not None and its.expires <= now:
             message = f"expires: {values.write_moment(its.expires)} is in the past"
             raise AdminError(400, "bad_request", message, param="expires")
@@ -155,13 +156,14 @@ class KeyVerbs:
             raise _taken(name)
         return name
 
-    def _read(self, said: Mapping[str, object], its_hash: str) -> TenantKey:
-        """The key as the settings would have it, by the same rules. Raises if they refuse it."""
+    def _read(self, said: Mapping[str, object], its_hash: str, now: float) -> TenantKey:
+        """The key as the settings would have it, by the same rules; `expires` may count from `now`."""
         for member in said:
             if member not in _RIGHTS:
                 message = f"`{member[:40]}` is none of `tenant`, `name`, `{'`, `'.join(_RIGHTS)}`."
                 raise AdminError(400, "bad_request", message, param=member[:40])
-        made = settings_of({"tenants": [{"name": "it", "keys": [{**said, "hash": its_hash}]}]}, "tenants[0].keys[0]")
+        key = {**said, "expires": values.from_now(said.get("expires"), now), "hash": its_hash}
+        made = settings_of({"tenants": [{"name": "it", "keys": [key]}]}, "tenants[0].keys[0]")
         return made.tenants[0].keys[0]
 
 
