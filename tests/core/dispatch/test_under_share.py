@@ -129,3 +129,27 @@ def test_when_a_request_comes_that_is_held_others_get_its_share_at_once() -> Non
     made.cancelled("before", now=0.4)
     assert sent(made.arrived(request("runs", model="ma", band=0, tenant="held"), now=0.5)) == [("runs", "a")]
     assert sent(made.arrived(request("more", model="mb", band=1, tenant="held"), now=0.6)) == [("h2", "a")]
+
+
+def more(made: CheckedScheduler, now: float) -> dict[str, bool]:
+    return {flow.tenant: flow.asks_for_more for flow in made.snapshot(now=now).flows}
+
+
+def test_the_snapshot_reports_which_tenants_take_more_than_their_share() -> None:
+    made = scheduler(a=4)
+    for at in range(12):
+        made.arrived(request(f"f{at}", tenant="flood"), now=0.0)
+    assert more(made, 0.0) == {"flood": True}, "alone its share is all there is, and it asks for more"
+    made.arrived(request("quiet", tenant="quiet"), now=1.0)
+    assert more(made, 1.0) == {"flood": True, "quiet": False}, "it waits, and took nothing"
+    made.arrived(request("odd", tenant="odd", model="other"), now=1.0)
+    for at in range(12):
+        made.evicted(f"f{at}", now=2.0)
+    assert not more(made, 2.0)["flood"], "none of its requests waits"
+
+
+def test_without_flows_nobody_takes_more_than_a_share() -> None:
+    made = scheduler(SchedulerSettings(fairness="fcfs"), a=1)
+    for at in range(5):
+        made.arrived(request(f"r{at}", tenant="ann"), now=0.0)
+    assert more(made, 0.0) == {"ann": False}

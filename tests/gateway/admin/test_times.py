@@ -39,8 +39,10 @@ def near(value: float | None) -> object:
     return pytest.approx(value, rel=0.05)
 
 
-def flow(tenant: str, *, share: float, fair: float | None, band: str = "standard") -> FlowSnapshot:
-    return FlowSnapshot(tenant, band, 1.0, 3, 1, 1.0, share, share, is_alone=False, fair_share=fair)
+def flow(tenant: str, *, more: bool = False, band: str = "standard") -> FlowSnapshot:
+    return FlowSnapshot(
+        *(tenant, band, 1.0, 3, 1, 1.0, 0.5, 0.5), is_alone=False, fair_share=0.5, models={"m": 3}, asks_for_more=more
+    )
 
 
 def picture(*flows: FlowSnapshot) -> Snapshot:
@@ -102,14 +104,14 @@ def found(shown: Snapshot, *, band: str = "standard", **p99_s: float) -> Worst |
 
 
 def test_a_floods_own_wait_is_not_the_worst() -> None:
-    shown = picture(flow("flood", share=0.8, fair=0.8), flow("ann", share=0.1, fair=0.25))
+    shown = picture(flow("flood", more=True), flow("ann"))
     worst = found(shown, flood=27.8, ann=0.4)
     assert worst is not None
     assert (worst.tenant, worst.first_token_p99_s, worst.within_share) == ("ann", near(0.4), True)
 
 
 def test_a_tenant_that_gets_less_than_its_share_and_waits_long_is_the_worst() -> None:
-    shown = picture(flow("flood", share=0.8, fair=0.5), flow("ann", share=0.1, fair=0.5))
+    shown = picture(flow("flood", more=True), flow("ann"))
     worst = found(shown, flood=1.0, ann=12.0)
     assert worst is not None
     assert (worst.tenant, worst.within_share) == ("ann", True)
@@ -119,8 +121,8 @@ def test_a_flood_that_ended_is_no_innocent_for_a_minute() -> None:
     times = TenantTimes()
     window = TimesWindow(times)
     times.ended([end("flood", waited_s=9.0, first_s=9.0)] * 50 + [end("ann", waited_s=0.1, first_s=0.1)] * 50)
-    window.look(picture(flow("flood", share=0.8, fair=0.8)), 0.0)
-    quiet = picture(flow("flood", share=0.8, fair=None))
+    window.look(picture(flow("flood", more=True)), 0.0)
+    quiet = picture(flow("flood"))
     window.look(quiet, 50.0)
     worst = window.worst(quiet)
     assert worst is not None
@@ -133,7 +135,7 @@ def test_a_flood_that_ended_is_no_innocent_for_a_minute() -> None:
 
 
 def test_batch_work_and_single_streams_colour_nothing() -> None:
-    shown = picture(flow("nightly", share=0.2, fair=0.5, band="batch"))
+    shown = picture(flow("nightly", band="batch"))
     assert found(shown, band="batch", nightly=600.0) is None
     times = TenantTimes()
     window = TimesWindow(times)
@@ -143,7 +145,7 @@ def test_batch_work_and_single_streams_colour_nothing() -> None:
 
 
 def test_if_all_ask_for_more_the_worst_of_all_is_shown() -> None:
-    shown = picture(flow("ann", share=0.5, fair=0.5), flow("bob", share=0.5, fair=0.5))
+    shown = picture(flow("ann", more=True), flow("bob", more=True))
     worst = found(shown, ann=11.0, bob=12.0)
     assert worst is not None
     assert (worst.tenant, worst.within_share) == ("bob", False)
@@ -153,7 +155,7 @@ def test_late_first_tokens_of_a_flood_are_no_news_and_those_of_others_are() -> N
     failures = Failures()
     for _ in range(100):
         failures.first_token(27.8)
-    window, shown = FailureWindow(failures), picture(flow("flood", share=0.8, fair=0.8))
+    window, shown = FailureWindow(failures), picture(flow("flood", more=True))
     assert not is_slow(shown, window.now(1.0, found(shown, flood=27.8, ann=0.4)))
     late = window.now(1.0, Worst("ann", "standard", 7.0, 14.0, within_share=True))
     assert is_slow(shown, late)

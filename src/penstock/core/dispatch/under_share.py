@@ -8,7 +8,7 @@ these come, others have to leave some of the room for prompts and memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -133,6 +133,13 @@ class UnderShare:
             return False
         part = self._part(node, parent, now)
         return node.in_flight + 1 <= self._pool.slots(model) * part or self._asked_for_less(node, part, now)
+
+    def asks_for_more(self, node: Node, models: Iterable[str], now: float) -> bool:
+        """True if a flow, of which requests for these models wait, takes more than its share: all of it, if alone."""
+        parent = node.parent
+        if parent is None:
+            return False
+        return self._part(node, parent, now) >= 1.0 or not any(self.under_share(node, model, now) for model in models)
 
     def asked_under_share(self, node: Node, now: float) -> bool:
         """True if a flow recently asked for about its fair share of the work or less."""

@@ -13,8 +13,9 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from penstock.core.dispatch.under_share import UnderShare
 from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.fair_tree import Path, QueueTree
+from penstock.core.queueing.fair_tree import Path, QueueTree, top
 from penstock.core.queueing.queues import Queues
 from penstock.core.values.rows import FlowSnapshot
 
@@ -77,8 +78,9 @@ class ModelMeter:
 class Shares:
     """All meters."""
 
-    def __init__(self, queues: Queues, *, tenant_level: int | None) -> None:
+    def __init__(self, queues: Queues, under_share: UnderShare, *, tenant_level: int | None) -> None:
         self._queues = queues
+        self._under_share = under_share
         self._depth = 0 if tenant_level is None else tenant_level + 1
         self._meters: dict[tuple[int, str], Meter] = {}
         self._models: dict[str, ModelMeter] = {}
@@ -181,6 +183,7 @@ class Shares:
         weight = self._queues.bands[meter.band].tree.weight(meter.path)
         total = self._got[meter.band]
         others_wait = len(self.waiting[meter.band]) > bool(meter.entries)
+        models = Counter([entry.model for entry in meter.entries.values()])
         return FlowSnapshot(
             tenant=meter.tenant,
             band=band,
@@ -192,7 +195,8 @@ class Shares:
             share_of_all=min(max(meter.got / all_got, 0.0), 1.0) if all_got > 0 else 0.0,
             is_alone=not others_wait and (total <= 0 or meter.got >= ALONE_SHARE * total),
             fair_share=min(fair_unit * weight, 1.0) if meter.entries else None,
-            models=Counter([entry.model for entry in meter.entries.values()]),
+            models=models,
+            asks_for_more=oldest is not None and self._under_share.asks_for_more(top(oldest.node), models, now),
         )
 
     def _fair_units(self, others: list[Meter]) -> list[float]:

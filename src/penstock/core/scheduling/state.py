@@ -129,7 +129,7 @@ class SchedulerState:
             look=self.look,
         )
         self.reweigh()
-        self.shares = Shares(self.queues, tenant_level=settings.tenant_level)
+        self.shares = Shares(self.queues, self.under_share, tenant_level=settings.tenant_level)
         self.wait_causes = Waits(
             self.queues,
             self.pool,

@@ -21,6 +21,7 @@ class FlowSnapshot(msgspec.Struct, frozen=True):
     is_alone: bool  #: no other flow in its band waits or got service, so shares are meaningless
     fair_share: float | None  #: by weight; None: none of its requests waits, so it gets all it asks for
     models: dict[str, int] = {}  #: how many requests wait for each
+    asks_for_more: bool = False  #: its requests wait although it takes more than its share
 
 
 class TenantSnapshot(msgspec.Struct, frozen=True):

@@ -1,9 +1,9 @@
 """Whose requests come late? Waits and first tokens of the last minute by tenant, and the worst of the innocent.
 
 A flood waits by its own doing: its first tokens say nothing of how well others fare. So the number that people look at
-is the worst *of those within their share*, and a flood's stands beside it as what it asked for. A tenant is over its
-share if its requests waited in the last minute although it got its fair part; one of a preemptible band waits by
-design. If everybody is over the share, everybody is late by the same shortage, and the worst of all is shown.
+is the worst *of those within their share*, and a flood's stands beside it as what it asked for. Who takes more than
+its share is the core's word (`UnderShare.asks_for_more`), which holds for a minute here; requests of a preemptible band
+wait by design. If everybody is over the share, everybody is late by the same shortage, and the worst of all is shown.
 
 The window is the sum of sixty looks, as that of failures: a look adds its rows and takes off those of a minute ago.
 """
@@ -16,11 +16,9 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.core.explain.snapshot import Snapshot
-from penstock.core.values.rows import FlowSnapshot
 from penstock.gateway.telemetry.tenants import FIRST_TOKEN, WAIT, TenantTimes, TimeRow
 
 WINDOW_S = 60.0
-NEARLY = 0.98  # of the fair part: alone among those that wait, a tenant's fair part is what it got
 LEAST = 5  # streams of a minute: one late answer is no state of things
 
 
@@ -60,7 +58,7 @@ class TimesWindow:
     def look(self, snapshot: Snapshot, now: float) -> None:
         """Take the new rows, and note which tenants ask for more than their share."""
         self._over = {key: at_s for key, at_s in self._over.items() if now - at_s < WINDOW_S}
-        self._over.update({(flow.tenant, flow.band): now for flow in snapshot.flows if over_share(flow)})
+        self._over.update({(flow.tenant, flow.band): now for flow in snapshot.flows if flow.asks_for_more})
         self._by_tenant = None
         rows = self._times.take()
         self._looks.append((now, rows))
@@ -96,11 +94,6 @@ class TimesWindow:
             kinds = counts.setdefault((row.tenant, row.band), {WAIT: [], FIRST_TOKEN: []})
             kinds[row.what].append((row.step, number))
         return {key: _times(kinds[WAIT], kinds[FIRST_TOKEN]) for key, kinds in counts.items()}
-
-
-def over_share(flow: FlowSnapshot) -> bool:
-    """Whether a tenant asks for more than its share: its requests wait, and it got that already."""
-    return flow.fair_share is not None and flow.share >= NEARLY * flow.fair_share
 
 
 def _worst(rows: Iterable[tuple[tuple[str, str], TenantsTimes]], *, within_share: bool) -> Worst | None:
