@@ -12,21 +12,32 @@ import pytest
 
 from tests.ports import free_port
 
-LINES_MAX = 30_800  # of code: without comments, docstrings and empty lines
+LINES_MAX = 28_000  # of code: without comments, docstrings and empty lines
 OFF = {
     "files and batches": ("penstock.batch.api", "penstock.batch.runner", "penstock.batch.manager"),
     "the store": ("penstock.batch.store.sql_store", "penstock.batch.store.thread", "penstock.gateway.usage.book"),
     "a ledger, and somebody who looks": (
         *("penstock.gateway.usage.report", "penstock.gateway.admin.picture.state", "penstock.gateway.admin.headline"),
-        "penstock.gateway.admin.story",
+        *("penstock.gateway.admin.story", "penstock.gateway.admin.routes", "penstock.gateway.telemetry.levels"),
     ),
-    "issued keys": ("penstock.gateway.keys.book",),
+    "other projects' series": ("penstock.gateway.telemetry.llm_d", "penstock.gateway.telemetry.production_stack"),
+    "paths that few callers ask": (
+        *("penstock.gateway.builtin.engine_paths", "penstock.gateway.builtin.queue", "penstock.gateway.proxy.direct"),
+        "penstock.gateway.proxy.stored_answers",
+    ),
+    "packed bodies, and headers of load balancers": ("penstock.http.inflate", "penstock.http.server.proxy_header"),
+    "policies of other packages": ("penstock.core.routing.other_packages",),
+    "issued keys": ("penstock.gateway.keys",),
     "workers and groups": ("penstock.share", "penstock.gateway.cluster", "penstock.gateway.elect"),
     "the endpoint picker": ("penstock.gateway.epp", "grpc"),
     "tokens of an issuer": ("penstock.gateway.identity.tokens.issuer", "jwt"),
     "discovery": tuple(f"penstock.gateway.endpoints.discovery.{kind}" for kind in ("dns", "file", "kubernetes")),
     "KV events and LMCache": ("penstock.gateway.kv_cache.l", "penstock.gateway.kv_cache.k", "penstock.engines.kv"),
-    "tracing and the access log": ("opentelemetry", "penstock.gateway.telemetry.access_log"),
+    "tracing and the access log": (
+        "opentelemetry",
+        "penstock.gateway.telemetry.access_log",
+        "penstock.gateway.telemetry.line_log",
+    ),
     "the drop-in": ("penstock.config.production_stack",),
     "tools": ("penstock.sim", "penstock.conformance"),
 }

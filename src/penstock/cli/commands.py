@@ -10,11 +10,10 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import penstock
 from penstock.build import kind, shadowed
-from penstock.cli import hints
 
 RUN, SET_UP, OPERATE, TRY = "run", "set up", "operate a running gateway", "try out, without a GPU"
 _LISTING = {"endpoint": "list", "tenant": "ls", "keys": "ls", "batch": "ls", "queue": "list"}  # each one's own word
@@ -54,21 +53,52 @@ def _command(words: list[str]) -> int:
         from penstock.cli import vllm_router
 
         return vllm_router.run(words[1:])
-    words = hints.normal(words, _LISTING)
+    words = _normal(words)
     if not words:
         print(parser("").format_help(), end="", file=sys.stderr)
         return 2
-    if wrong := hints.no_command(words, _COMMANDS):
+    if words[0] not in (*_COMMANDS, "-h", "--help", "--version"):
+        from penstock.cli import hints
+
+        wrong = hints.no_command(words, _COMMANDS)
         print(f"penstock: {wrong}\n(`penstock --help` shows all commands)", file=sys.stderr)
         return 2
     whole = parser(words[0])
     args, unknown = whole.parse_known_args(words)
     if unknown:
+        from penstock.cli import hints
+
         hints.refuse(unknown, words, whole)
     return int(args.run(args))
 
 
-class _Whole(hints.Parser):
+def _normal(words: list[str]) -> list[str]:
+    """Returns the words with `list` or `ls` as the command has it, and `help` and `version` as flags."""
+    if words[:1] == ["help"]:
+        return [*words[1:2], "--help"]
+    if words == ["version"]:
+        return ["--version"]
+    if len(words) > 1 and words[1] in ("list", "ls") and words[0] in _LISTING:
+        return [words[0], _LISTING[words[0]], *words[2:]]
+    return words
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake on one line, with the line that was meant. Subparsers are of this class, too."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n(`{self.prog} --help` shows what there is)\n")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Names the nearest choice; argparse lists all and leaves the finding to the reader."""
+        if action.choices is None or value in action.choices:
+            return
+        from penstock.cli import hints
+
+        hints.no_choice(self.prog, action, value)
+
+
+class _Whole(Parser):
     """The parser of all commands. Its help has them in groups."""
 
     def format_help(self) -> str:
@@ -95,7 +125,7 @@ def parser(asked: str | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     whole.add_argument("--version", action="version", version=f"penstock {penstock.__version__} ({kind()})")
-    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=hints.Parser)
+    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Parser)
     for name, command in _COMMANDS.items():
         description = command.description or f"{command.help.capitalize()}."
         examples = "\n".join(["examples:", *[f"  penstock {line}" for line in command.examples.split("; ")]])

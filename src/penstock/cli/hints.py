@@ -1,7 +1,6 @@
 """Mistakes on the command line, answered with the line that was probably meant.
 
-Other programs' words for commands and flags are known by name; misspelt ones are found by their nearness. `list` and
-`ls` are one word everywhere, and so are `help X` and `X --help`.
+Other programs' words for commands and flags are known by name; misspelt ones are found by their nearness.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import NoReturn
 
-_SAME = ("list", "ls")
 _COMMANDS = {
     "serve": "start run server up gateway proxy launch listen router",
     "check": "validate verify lint test config configtest",
@@ -75,42 +73,21 @@ _ELSEWHERE = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """Reports a mistake on one line, with the line that was meant. Subparsers are of this class, too."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n(`{self.prog} --help` shows what there is)\n")
-
-    def _check_value(self, action: argparse.Action, value: object) -> None:
-        """Names the nearest choice; argparse lists all and leaves the finding to the reader."""
-        if action.choices is None or value in action.choices:
-            return
-        choices = [str(choice) for choice in action.choices]
-        near = _near(str(value), choices) or _same(str(value), choices)
-        if isinstance(action, argparse._SubParsersAction):
-            meant = f"did you mean `{self.prog} {near}`?" if near else f"expected {', '.join(choices)}"
-            raise argparse.ArgumentError(None, f"there is no `{value}`: {meant}")
-        hint = f" (did you mean `{near}`?)" if near else ""
-        raise argparse.ArgumentError(action, f"`{value}`: expected {', '.join(choices)}{hint}")
+def no_choice(prog: str, action: argparse.Action, value: object) -> NoReturn:
+    """Raise `argparse.ArgumentError` with the choice that is nearest to a `value`."""
+    choices = [str(choice) for choice in action.choices or ()]
+    near = _near(str(value), choices) or _same(str(value), choices)
+    if isinstance(action, argparse._SubParsersAction):
+        meant = f"did you mean `{prog} {near}`?" if near else f"expected {', '.join(choices)}"
+        raise argparse.ArgumentError(None, f"there is no `{value}`: {meant}")
+    hint = f" (did you mean `{near}`?)" if near else ""
+    raise argparse.ArgumentError(action, f"`{value}`: expected {', '.join(choices)}{hint}")
 
 
-def normal(words: list[str], listing: Mapping[str, str]) -> list[str]:
-    """Returns the words with `list` or `ls` as the command has it, and `help` and `version` as flags."""
-    if words[:1] == ["help"]:
-        return [*words[1:2], "--help"]
-    if words == ["version"]:
-        return ["--version"]
-    if len(words) > 1 and words[1] in _SAME and words[0] in listing:
-        return [words[0], listing[words[0]], *words[2:]]
-    return words
-
-
-def no_command(words: list[str], commands: Iterable[str]) -> str | None:
-    """Returns what to print if the words begin with no command; None if they do, or with a flag of `penstock`'s own."""
+def no_command(words: list[str], commands: Iterable[str]) -> str:
+    """Returns the answer to words that begin with no command."""
     known = list(commands)
     first = words[0]
-    if first in known or first in ("-h", "--help", "--version"):
-        return None
     if first.startswith("-") or first.endswith((".yaml", ".yml")):
         return f"a command comes first: did you mean `{shlex.join(['penstock', 'serve', *words])}`?"
     if first.startswith(("http://", "https://")):

@@ -20,18 +20,11 @@ from penstock.gateway import settings_map
 from penstock.gateway.admin.auth import AdminAuth
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.own_token import OwnToken, folder_of
-from penstock.gateway.admin.pages import Pages
 from penstock.gateway.admin.picture.facts import GatewayFacts
-from penstock.gateway.admin.reload_verb import ReloadVerb
-from penstock.gateway.admin.requests import RequestVerbs
-from penstock.gateway.admin.routes import AdminRoutes
 from penstock.gateway.admin.tenant_orders import TenantOrders
-from penstock.gateway.admin.tenants import TenantVerbs
-from penstock.gateway.admin.verbs import EndpointVerbs
 from penstock.gateway.admin.watch import Watch
 from penstock.gateway.builtin.autoscale import Autoscale
-from penstock.gateway.builtin.engine_paths import EnginePaths
-from penstock.gateway.builtin.operators import OperatorsApp, is_operators
+from penstock.gateway.builtin.operators import OperatorsApp, is_admin, is_engine_path, is_operators
 from penstock.gateway.builtin.paths import OwnPaths
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.catalog import Catalog
@@ -40,10 +33,8 @@ from penstock.gateway.endpoints.discovery.sources import SettingsSources
 from penstock.gateway.endpoints.pool_rules import RuleBook
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.identity.callers import Callers
-from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
-from penstock.gateway.keys.key_verbs import KeyVerbs
-from penstock.gateway.proxy.app import App
+from penstock.gateway.proxy.app import App, LatePart
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
 from penstock.gateway.proxy.ties import Affinities
@@ -54,10 +45,13 @@ from penstock.gateway.telemetry.reporting import Reporting
 from penstock.gateway.usage.ledger import NO_LEDGER
 from penstock.http.server.server import Handler, HttpServer
 
-if TYPE_CHECKING:  # parts that few gateways have: each is imported where it is built
+if TYPE_CHECKING:  # parts that few gateways have, or few callers ask: each is imported where it is built
     from penstock.batch.api.wiring import BatchService
     from penstock.batch.store.thread import StoreThread
     from penstock.batch.values import MadeKey
+    from penstock.gateway.admin.requests import RequestVerbs
+    from penstock.gateway.admin.routes import AdminRoutes
+    from penstock.gateway.builtin.engine_paths import EnginePaths
     from penstock.gateway.cluster.cluster import GatewayCluster
     from penstock.gateway.epp.server import PickerServer  # needs an extra
     from penstock.gateway.keys.book import KeyBook
@@ -73,6 +67,7 @@ class Parts:
     usage: UsageBook | None = None  #: None: no ledger of use
     store: StoreThread | None = None  #: of batches, issued keys and the ledger
     picker: PickerServer | None = None  #: None: no proxy asks here; workers have their own
+    requests: RequestVerbs | None = None  #: None: no operator has asked anything
 
     def __init__(self, settings: Settings, read: Callable[[], Settings] | None = None) -> None:  # noqa: PLR0915  (a list)
         """Call on a running event loop. `read` gives the settings again, for a reload; without it they stay."""
@@ -87,8 +82,9 @@ class Parts:
         admin_host = host if own_address is None else own_address[0]
         origins, admin_origins = Origins(listens_on=host), Origins(listens_on=admin_host, for_operators=True)
         self.own_token = OwnToken(folder_of(settings.state_dir, os.environ), _own_token(settings))
-        auth = AdminAuth(listens_on=admin_host, now=driver.now, origins=admin_origins, own=self.own_token.token)
-        self.routes = routes = AdminRoutes(auth, events.audit)
+        self.auth = auth = AdminAuth(
+            listens_on=admin_host, now=driver.now, origins=admin_origins, own=self.own_token.token
+        )
         self.orders = orders = TenantOrders(events)
         self.callers = callers = Callers()
         rules = RuleBook(callers.objectives.know, catalog.know)
@@ -118,7 +114,7 @@ class Parts:
             heartbeats=heartbeats,
             reporting=self.reporting,
             elsewhere=None if own_address is None else is_operators,
-            cors=None if several else Cors(),
+            answers_pages=not several,
         )
         if self.store is not None and settings.batch.enabled:
             from penstock.batch.api.dispatch import GatewayPort  # noqa: PLC0415
@@ -144,18 +140,12 @@ class Parts:
             operators_here=own_address is None,
             used_today=None if self.usage is None else self.usage.today,
         )
-        engine_paths = EnginePaths(
-            driver=driver,
-            callers=callers,
-            targets=endpoints.targets,
-            auth=auth,
-            refusals=app.refusals,
-        )
         self.autoscale = Autoscale(driver, catalog, app.refusals)
         metrics.add_sources([self.autoscale])
-        for_operators = (own_paths, engine_paths, self.autoscale)
+        for_operators = (own_paths, LatePart(is_engine_path, self._engine_paths), self.autoscale)
         for part in for_operators:
             app.serve_picked(part)
+        routes = LatePart(is_admin, self._admin_routes)
         app.serve(routes, guarded=True)
         if self.batch is not None:
             app.serve(self.batch.routes)
@@ -204,11 +194,35 @@ class Parts:
             metrics=metrics,
             events=events,
         )
-        requests = RequestVerbs(driver, routes.who)
-        self.watch = Watch(driver, events, self._facts(requests))
+        self.watch = Watch(driver, events, self._facts())
+
+    def _engine_paths(self) -> EnginePaths:
+        from penstock.gateway.builtin.engine_paths import EnginePaths  # noqa: PLC0415
+
+        return EnginePaths(
+            driver=self.driver,
+            callers=self.callers,
+            targets=self.endpoints.targets,
+            auth=self.auth,
+            refusals=self.app.refusals,
+        )
+
+    def _admin_routes(self) -> AdminRoutes:
+        """Return the paths below /admin, with all parts that answer them."""
+        from penstock.gateway.admin.pages import Pages  # noqa: PLC0415
+        from penstock.gateway.admin.picture.looks import Looks  # noqa: PLC0415
+        from penstock.gateway.admin.reload_verb import ReloadVerb  # noqa: PLC0415
+        from penstock.gateway.admin.requests import RequestVerbs  # noqa: PLC0415
+        from penstock.gateway.admin.routes import AdminRoutes  # noqa: PLC0415
+        from penstock.gateway.admin.tenants import TenantVerbs  # noqa: PLC0415
+        from penstock.gateway.admin.verbs import EndpointVerbs  # noqa: PLC0415
+        from penstock.gateway.keys.key_verbs import KeyVerbs  # noqa: PLC0415
+
+        driver, routes = self.driver, AdminRoutes(self.auth, self.events.audit)
+        self.requests = requests = RequestVerbs(driver, routes.who)
         keys = KeyVerbs(self.book, lambda: self.reload.settings, clock.wall)
-        steering = (EndpointVerbs(endpoints, driver), requests, TenantVerbs(driver, callers, orders), keys)
-        for verbs in (Pages(), self.watch, *steering, ReloadVerb(self.reload)):
+        steering = (EndpointVerbs(self.endpoints, driver), TenantVerbs(driver, self.callers, self.orders), keys)
+        for verbs in (Pages(), Looks(self.watch), requests, *steering, ReloadVerb(self.reload)):
             verbs.add_to(routes)
         if self.usage is None:
             routes.absent("GET", "/admin/usage", NO_LEDGER)
@@ -216,6 +230,9 @@ class Parts:
             from penstock.gateway.usage.report import UsageReport  # noqa: PLC0415
 
             UsageReport(self.usage, lambda: self.reload.settings, clock.wall).add_to(routes)
+        if self.cluster is not None and self.cluster.group is not None:
+            routes.add("POST", "/admin/decider/step-down", self.cluster.group.steps_down)
+        return routes
 
     def _keys_made(self, keys: Sequence[MadeKey]) -> None:
         """These keys are issued now: know them, and hold them to their limits."""
@@ -224,7 +241,7 @@ class Parts:
             driver = self.driver
             driver.tell(driver.scheduler.tenants_limited(self.orders.limits(), now=driver.now()))
 
-    def _facts(self, requests: RequestVerbs) -> GatewayFacts:
+    def _facts(self) -> GatewayFacts:
         """What the page shows beside the scheduler's snapshot."""
         batch, book, cluster = self.batch, self.book, self.cluster
         return GatewayFacts(
@@ -241,7 +258,7 @@ class Parts:
             failures=self.metrics.failures,
             times=self.metrics.times,
             keeps_usage=lambda: self.usage is not None and self.reload.settings.keeps_usage,
-            stops=requests.stops,
+            stops=lambda: {} if self.requests is None else self.requests.stops(),
             tenants=lambda: ((tenant.name, tenant.weight) for tenant in self.callers.profiles()),
         )
 

@@ -85,7 +85,7 @@ def metrics(**settings: Any) -> Metrics:
 def counted(made: Metrics) -> dict[str, float]:
     """The samples that are not zero, by name and labels."""
     made.ends.fold()
-    series = [one for one in made.counted if hasattr(one, "_text")]
+    series = [one for one in made.counted.values() if hasattr(one, "_text")]
     lines = [line.rsplit(" ", 1) for one in series for line in "".join(one.lines()).splitlines() if line[0] != "#"]
     return {name: float(value) for name, value in lines if float(value) and "_bucket" not in name}
 

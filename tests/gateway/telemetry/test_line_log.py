@@ -146,7 +146,9 @@ async def test_a_long_name_is_cut_before_its_line_waits(
     gate = await world.gateway(log={"access": True})
     await world.ask(body=chat(model="m" * 5_000))
     gate.metrics.ends.fold()
-    ((_, _, values),) = gate.reporting._lines._waiting
+    lines = gate.reporting._lines
+    assert lines is not None
+    ((_, _, values),) = lines._waiting
     assert max(len(value) for value in values if isinstance(value, str)) == 129
     await world.close()
     assert " model=" + "m" * 127 + "… " in log.getvalue()

@@ -9,10 +9,22 @@ implementation to this.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from penstock.batch.states import BatchEvent, ItemState
-from penstock.batch.values import Batch, File, Item, LineProblem, MadeKey, NewItem, Quota, Result, UsageAsked, UsageRow
+if TYPE_CHECKING:
+    from penstock.batch.states import BatchEvent, ItemState
+    from penstock.batch.values import (
+        Batch,
+        File,
+        Item,
+        LineProblem,
+        MadeKey,
+        NewItem,
+        Quota,
+        Result,
+        UsageAsked,
+        UsageRow,
+    )
 
 CHUNK_BYTES = 64 * 1024  # an item is read with the chunks it lies in: larger chunks would bring mostly other items
 PAGE_LINES = 16  # results read at once: each may be as large as an answer

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator
 
-from penstock.config.other_words import POLICIES
 from penstock.config.problems import Refused, did_you_mean, listing, show
 from penstock.config.values import ValueKind, or_empty
 from penstock.core.queueing.fairness import POLICIES as FAIRNESS
 from penstock.core.queueing.flow_queue import ORDERINGS
-from penstock.core.routing.other_packages import OutsideFairness, OutsideRouting, Trouble, outside_order
 from penstock.core.routing.policies.registry import POLICIES as ROUTING
 from penstock.core.values.settings import Prices, RoutingSettings
+
+if TYPE_CHECKING:
+    from penstock.core.routing.other_packages import Trouble
 
 GROUPS = {"fairness": "penstock.fairness", "ordering": "penstock.ordering", "routing": "penstock.routing"}
 OWN = {"fairness": tuple(FAIRNESS), "ordering": tuple(ORDERINGS), "routing": tuple(ROUTING)}
@@ -50,6 +51,8 @@ def policy_name(decision: str) -> Callable[[object], str]:
             known = names(decision)[:CHOICES_SHOWN_MAX]
             hint = None
             if isinstance(value, str):
+                from penstock.config.other_words import POLICIES  # noqa: PLC0415 - no start needs it
+
                 ours = POLICIES.get(value.replace("-", "_").lower()) if decision == "routing" else None
                 hint = f"here it is `{ours}`" if ours is not None else did_you_mean(value, known)
             raise Refused(f"{show(value)}: expected {listing(known)}", hint)
@@ -72,6 +75,8 @@ def names(decision: str) -> tuple[str, ...]:
 
 def use(decision: str, name: str, point: EntryPoint) -> None:
     """Import, check and register another package's policy as `name`. Raises `Refused`."""
+    from penstock.core.routing.other_packages import Trouble  # noqa: PLC0415 - most gateways use our own policies
+
     where = f"`{name}` ({point.value}, of {_package(point)})"
     try:
         found = point.load()
@@ -101,6 +106,8 @@ class ShapeError(ValueError):
 
 
 def _fairness(name: str, factory: Any, trouble: Trouble) -> None:
+    from penstock.core.routing.other_packages import OutsideFairness  # noqa: PLC0415
+
     made = _made(factory, Prices())
     _needs(made, "cost")
     try:
@@ -113,12 +120,16 @@ def _fairness(name: str, factory: Any, trouble: Trouble) -> None:
 
 
 def _ordering(name: str, key: Any, trouble: Trouble) -> None:
+    from penstock.core.routing.other_packages import outside_order  # noqa: PLC0415
+
     if not callable(key):
         raise ShapeError("it is not callable")
     ORDERINGS[name] = outside_order(key, trouble)
 
 
 def _routing(name: str, factory: Any, trouble: Trouble) -> None:
+    from penstock.core.routing.other_packages import OutsideRouting  # noqa: PLC0415
+
     made = _made(factory, RoutingSettings(), lambda: 0.5)
     _needs(made, "score", "choose")
     _needs(made, "preferred")

@@ -19,6 +19,7 @@ from penstock.config.load import ConfigError, from_mapping
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.auth import AdminAuth, Denied
+from penstock.gateway.builtin.operators import is_admin
 from penstock.gateway.openai import errors
 from penstock.http.server.server import Exchange, Header
 
@@ -26,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 1 << 16  # a thousand models' names; read on the event loop in two milliseconds
 MEMBERS_MAX = 64  # of a body's object: each problem is reported, at some microseconds each
-PREFIX = "/admin"
 LATE_MAX = 256  # refusals that are held back at a time, each a connection and its timer; further ones go out at once
 
 # Names in answers are callers' own: no browser shall take them for anything but text.
@@ -89,7 +89,7 @@ class AdminRoutes:
 
     @staticmethod
     def owns(path: str) -> bool:
-        return path == PREFIX or path.startswith(PREFIX + "/")
+        return is_admin(path)
 
     def begin(self, exchange: Exchange) -> int:
         """Refuse by the head, if it is not to be served. Returns the limit on the body."""

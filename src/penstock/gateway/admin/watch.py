@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,7 +24,6 @@ from penstock.gateway.admin.phrases import SIZED_BY
 from penstock.gateway.admin.picture.drawn import TenantCurves
 from penstock.gateway.admin.picture.facts import GatewayFacts
 from penstock.gateway.admin.picture.times import TimesWindow
-from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
 from penstock.gateway.proxy.driver import Driver
 from penstock.http.server.server import Exchange
 
@@ -36,11 +34,6 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
 LISTENERS_MAX = 32
-_SSE_HEADERS = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class Watch:
@@ -66,18 +59,6 @@ class Watch:
         self._episode = Episode()
         self._tick = 0
 
-    def add_to(self, routes: AdminRoutes) -> None:
-        routes.add("GET", "/admin/state", self._state)
-        routes.add("GET", "/admin/events", self._listen)
-        routes.add("GET", "/admin/history", self._curves)
-        routes.add(
-            "GET",
-            "/admin/access",
-            lambda exchange, _: answer(
-                exchange, {"writes": routes.auth.may_change(exchange), "name": routes.auth.operator(exchange)}
-            ),
-        )
-
     async def run(self) -> None:
         self._events.note("start", f"Penstock {penstock.__version__}, settings {self._facts.config_hash()[:12]}")
         while True:
@@ -102,29 +83,29 @@ class Watch:
         if self._listeners:
             self._send(self._frame(snapshot))
 
-    # --- routes ---------------------------------------------------------------------------------------------------
+    # --- looks (`picture/looks.py`) -------------------------------------------------------------------------------
 
-    def _state(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        answer(exchange, self.state(self._snapshot()))
+    @property
+    def is_full(self) -> bool:
+        """True if there are as many listeners as may be."""
+        return len(self._listeners) >= LISTENERS_MAX
 
-    def _curves(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        answer(exchange, {**self._history.curves(), "tenants": self._by_tenant.shown(self._driver.now())})
+    def curves(self) -> dict[str, object]:
+        """Return the history, of all and by tenant."""
+        return {**self._history.curves(), "tenants": self._by_tenant.shown(self._driver.now())}
 
-    def _listen(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        if len(self._listeners) >= LISTENERS_MAX:
-            raise AdminError(429, "overload", f"{LISTENERS_MAX} listeners are connected already.")
-        exchange.start(200, _SSE_HEADERS, length=None)
-        if exchange.method == "HEAD":
-            exchange.end()
-            return
+    def listen(self, exchange: Exchange) -> None:
+        """Send each picture to a client whose answer has started."""
         self._listeners[exchange] = False
         exchange.on_disconnect = lambda: self._drop(exchange)
         exchange.on_pause = lambda: self._listeners.update({exchange: True})
         exchange.on_resume = lambda: self._listeners.update({exchange: False})
         exchange.write(self._frame(self._snapshot()))
 
-    def state(self, snapshot: Snapshot) -> dict[str, object]:
+    def state(self, snapshot: Snapshot | None = None) -> dict[str, object]:
         """What the page, `top` and `status` show. Its code is imported when somebody looks for the first time."""
+        if snapshot is None:
+            snapshot = self._snapshot()
         if self._picture is None:
             from penstock.gateway.admin.picture.state import Picture  # noqa: PLC0415
 

@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.auth import AdminAuth
+from penstock.gateway.builtin.operators import ENGINE_PATHS
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.proxy.driver import Driver
@@ -56,7 +57,7 @@ class EnginePaths:
 
     @staticmethod
     def owns(path: str) -> bool:
-        return path == ENGINES or path in VERBS
+        return path in ENGINE_PATHS
 
     def begin(self, exchange: Exchange) -> int:
         """Refuse unauthorised requests. Returns the limit on the body."""

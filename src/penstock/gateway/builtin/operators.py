@@ -17,8 +17,18 @@ from penstock.gateway.proxy.refusals import Refusals
 from penstock.http.server.server import Header, Refusal, SocketExchange
 
 _ALONE = frozenset({"/admin", "/metrics", "/autoscale", "/sleep", "/wake_up"})
+#: Engines by their names (`engine_paths.py`).
+ENGINE_PATHS = frozenset({"/engines", "/sleep", "/wake_up", "/is_sleeping"})
 _BELOW = ("/admin/", "/autoscale/")
 _PROBED = frozenset({"/health", "/healthz", "/livez", "/ready", "/readyz", "/version"})
+
+
+def is_admin(path: str) -> bool:
+    return path.startswith("/admin/") or path == "/admin"
+
+
+def is_engine_path(path: str) -> bool:
+    return path in ENGINE_PATHS
 
 
 def is_operators(path: str) -> bool:

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from importlib import resources
 from urllib.parse import unquote
 
 import msgspec
@@ -19,7 +16,6 @@ from penstock.core.endpoints.roles import Role, one_sided
 from penstock.core.explain.snapshot import ALL, Snapshot
 from penstock.core.values.catalogue import AWAY, Reason
 from penstock.engines.recognise import PENSTOCK
-from penstock.gateway.builtin.queue import own_queue
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.caller import Caller, Key, Unauthorized
 from penstock.gateway.identity.callers import Callers
@@ -74,7 +70,6 @@ class OwnPaths:
         self._request_id = refusals.request_id
         self._queueing = queueing
         self._used_today = used_today
-        self._queue_page = QueuePage()
         self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
         self._root_page = _ROOT + (_ROOT_OPERATORS if operators_here else b"")
         self._answers: dict[str, Callable[[Exchange], None]] = {
@@ -144,14 +139,17 @@ class OwnPaths:
     def _queue(self, exchange: Exchange) -> None:
         header = exchange.lookup.get
         if b"text/html" in (header(b"accept") or b"").lower():
-            exchange.respond(200, self._queue_page.headers, self._queue_page.body)
+            from penstock.gateway.builtin.queue import queue_page  # noqa: PLC0415 - few clients look
+
+            page = queue_page()
+            exchange.respond(200, page.headers, page.body)
             return
         key = self._callers.key(header, exchange.repeats)
         caller = self._callers.identify(key, header, exchange.peer[0], client=exchange.client, now=self._driver.now())
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
         elif exchange.query != "usage=today":
-            self._json(exchange, 200, own_queue(self._driver, caller, self._callers.own_accounts), no_store=True)
+            self._json(exchange, 200, self._own_queue(caller), no_store=True)
         else:
             task = asyncio.get_running_loop().create_task(self._queue_and_use(exchange, caller))
             self._tasks.add(task)
@@ -159,8 +157,12 @@ class OwnPaths:
 
     async def _queue_and_use(self, exchange: Exchange, caller: Caller) -> None:
         use = None if self._used_today is None else await self._used_today(caller)
-        told = own_queue(self._driver, caller, self._callers.own_accounts)
-        self._json(exchange, 200, {**told, "usage": use}, no_store=True)
+        self._json(exchange, 200, {**self._own_queue(caller), "usage": use}, no_store=True)
+
+    def _own_queue(self, caller: Caller) -> dict[str, object]:
+        from penstock.gateway.builtin.queue import own_queue  # noqa: PLC0415
+
+        return own_queue(self._driver, caller, self._callers.own_accounts)
 
     def _metrics_page(self, exchange: Exchange) -> None:
         self._page.ask(lambda page: self._answer(exchange, 200, CONTENT_TYPE.encode(), page))
@@ -216,32 +218,6 @@ class OwnPaths:
     ) -> None:
         headers = [(b"content-type", content_type), (b"x-request-id", self._request_id(exchange)), *extra]
         exchange.respond(status, headers, body)
-
-
-class QueuePage:
-    """The page of a key's holder: one file that holds nothing of anybody, and asks for the rest."""
-
-    def __init__(self) -> None:
-        self.body = (resources.files("penstock.gateway.builtin") / "queue.html").read_bytes()
-        script, style = (_hash_of(self.body, tag) for tag in (b"script", b"style"))
-        policy = (
-            b"default-src 'none'; script-src '%b'; style-src '%b'; connect-src 'self';"
-            b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'" % (script, style)
-        )
-        self.headers: list[Header] = [
-            (b"content-type", b"text/html; charset=utf-8"),
-            (b"content-security-policy", policy),
-            (b"x-content-type-options", b"nosniff"),
-            (b"referrer-policy", b"no-referrer"),
-            (b"cache-control", b"no-cache"),
-            (b"vary", b"accept"),
-        ]
-
-
-def _hash_of(page: bytes, tag: bytes) -> bytes:
-    """Returns the hash of an inline element, which the policy names."""
-    text = page.partition(b"<%b>" % tag)[2].partition(b"</%b>" % tag)[0]
-    return b"sha256-" + base64.b64encode(hashlib.sha256(text).digest())
 
 
 def _may_use(exchange: Exchange, model: str) -> bool:

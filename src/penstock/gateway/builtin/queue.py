@@ -6,7 +6,11 @@ key's use since midnight (UTC). A browser gets a page (`queue.html`) that asks f
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
+from functools import cache
+from importlib import resources
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +20,7 @@ from penstock.core.values.rows import Left
 from penstock.gateway.identity.caller import Caller
 from penstock.gateway.identity.own_limits import OwnAccounts
 from penstock.gateway.proxy.driver import Driver
+from penstock.http.server.server import Header
 
 LISTED_MAX = 100
 
@@ -103,3 +108,35 @@ def _left(left: Left | None) -> dict[str, float] | None:
     if left is None:
         return None
     return {"limit": left.limit, "remaining": left.remaining, "reset_s": round(left.reset_s, 3)}
+
+
+class QueuePage:
+    """The page of a key's holder: one file that holds nothing of anybody, and asks for the rest."""
+
+    def __init__(self) -> None:
+        self.body = (resources.files("penstock.gateway.builtin") / "queue.html").read_bytes()
+        script, style = (_hash_of(self.body, tag) for tag in (b"script", b"style"))
+        policy = (
+            b"default-src 'none'; script-src '%b'; style-src '%b'; connect-src 'self';"
+            b" base-uri 'none'; form-action 'none'; frame-ancestors 'none'" % (script, style)
+        )
+        self.headers: list[Header] = [
+            (b"content-type", b"text/html; charset=utf-8"),
+            (b"content-security-policy", policy),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"no-referrer"),
+            (b"cache-control", b"no-cache"),
+            (b"vary", b"accept"),
+        ]
+
+
+def _hash_of(page: bytes, tag: bytes) -> bytes:
+    """Returns the hash of an inline element, which the policy names."""
+    text = page.partition(b"<%b>" % tag)[2].partition(b"</%b>" % tag)[0]
+    return b"sha256-" + base64.b64encode(hashlib.sha256(text).digest())
+
+
+@cache
+def queue_page() -> QueuePage:
+    """Returns the page, read once."""
+    return QueuePage()

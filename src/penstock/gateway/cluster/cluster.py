@@ -46,7 +46,6 @@ class GatewayCluster:
         if settings.share.enabled:
             self.group = group = Group(settings, self.table, parts)
             self.handlers = RelayedApp(group.handlers[0]), group.handlers[1]
-            parts.routes.add("POST", "/admin/decider/step-down", group.steps_down)
 
     @property
     def decides(self) -> bool:

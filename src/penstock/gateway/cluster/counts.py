@@ -26,7 +26,7 @@ class CountsTaker:
         """Returns the counts since the last report; None: there are none."""
         rows: list[Row] = []
         self._metrics.ends.fold()
-        for number, series in enumerate(self._metrics.counted):
+        for number, series in self._metrics.counted.items():
             for labels, values in series.values():
                 key = (number, labels)
                 before = self._reported.get(key)
@@ -62,5 +62,5 @@ def add(metrics: Metrics, rows: Iterable[Row]) -> None:
             metrics.times.add(labels, values)
         elif number == USAGE:
             metrics.usage.add(labels, values)
-        elif 0 <= number < len(counted):
-            counted[number].add(tuple(labels), values)
+        elif (series := counted.get(number)) is not None:
+            series.add(tuple(labels), values)

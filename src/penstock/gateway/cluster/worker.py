@@ -41,7 +41,6 @@ from penstock.gateway.cluster.targets import WorkerTargets
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.pool_rules import PoolRules
 from penstock.gateway.identity.callers import Callers
-from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.process import give_large_blocks_back
 from penstock.gateway.proxy import heartbeat
@@ -145,7 +144,6 @@ class Worker:
             heartbeats=heartbeats,
             reporting=reporting,
             elsewhere=None if settings.admin_address is None else is_operators,
-            cors=Cors(),
         )
         app.serve_picked(WorkerPaths(relay, app.refusals.refuse, app.refusals.request_id), guarded=True)
         self.server = HttpServer(app, settings_map.server_limits(settings), wall_clock=clock.wall)

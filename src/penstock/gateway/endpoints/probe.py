@@ -18,7 +18,6 @@ import msgspec
 
 from penstock.core.endpoints.health import Presence
 from penstock.http.client.pool import Headers, Response, Upstream, UpstreamError, UpstreamErrorKind, UpstreamException
-from penstock.http.inflate import BadPacking, InflatesTooFar, UnknownPacking, coding_of, inflate
 
 ANSWER_BYTES_MAX = 4 << 20
 LIST_BYTES_MAX = 16 << 20  # for a list of models: some 500 bytes each, and there may be many adapters
@@ -126,6 +125,14 @@ async def _unpacked(answer: Response, bytes_max: int) -> bytes:
     coding = b",".join(value for name, value in answer.headers if name.lower() == b"content-encoding")
     if not coding or not answer.body:
         return answer.body
+    from penstock.http.inflate import (  # noqa: PLC0415 - few engines pack
+        BadPacking,
+        InflatesTooFar,
+        UnknownPacking,
+        coding_of,
+        inflate,
+    )
+
     try:
         steps = inflate(answer.body, coding_of(coding), bytes_max, lambda _: True)
         while True:

@@ -34,9 +34,8 @@ _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(\s*,\s*[A-Za-z0-9!#$%&'*+.^_`
 class Cors:
     """Answers browsers, by the settings."""
 
-    def follow(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings) -> None:
         origins = settings.cors.origins
-        self.looks = bool(origins)
         self._any = ANY_ORIGIN in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 

@@ -7,7 +7,7 @@ Checks come in the order of their cost, so refusals are cheap: path, method and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
@@ -15,21 +15,21 @@ from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.identity.caller import Caller, Key, Sender, Unauthorized
 from penstock.gateway.identity.callers import KNOWN_S, Callers
 from penstock.gateway.identity.clients import Clients
-from penstock.gateway.identity.cors import Cors
 from penstock.gateway.identity.origins import Origins
 from penstock.gateway.openai.routes import ROUTES, Route, route
-from penstock.gateway.openai.wrong_paths import meant_instead, without_v1
 from penstock.gateway.proxy.arrival import Means
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
 from penstock.gateway.proxy.intake import Intake, Reached
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.refusals import Refusals
-from penstock.gateway.proxy.stored_answers import StoredAnswers
-from penstock.gateway.proxy.ties import Affinities
+from penstock.gateway.proxy.ties import Affinities, stored_answer
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import Exchange, Header, Refusal, SocketExchange
+
+if TYPE_CHECKING:
+    from penstock.gateway.identity.cors import Cors
 
 
 class Part(Protocol):
@@ -48,6 +48,26 @@ class PickedPart(Protocol):
     def complete(self, exchange: Exchange, /) -> None: ...
 
 
+class LatePart:
+    """A part that few callers ask. It is built, and its code imported, at the first request for its paths."""
+
+    def __init__(self, owns: Callable[[str], bool], build: Callable[[], PickedPart]) -> None:
+        self.owns = owns
+        self._build = build
+        self._part: PickedPart | None = None
+
+    def begin(self, exchange: Exchange) -> int | None:
+        """Refuse what the head alone shows not to be served. Returns the body's limit; None: that of all bodies."""
+        if self._part is None:
+            self._part = self._build()
+        return self._part.begin(exchange)
+
+    def complete(self, exchange: Exchange) -> None:
+        """Serve a request with its whole body."""
+        assert self._part is not None, "`begin` built it"
+        self._part.complete(exchange)
+
+
 class App:
     """The handler behind the HTTP server."""
 
@@ -64,12 +84,13 @@ class App:
         affinities: Affinities,
         reporting: Reporting,
         elsewhere: Callable[[str], bool] | None = None,
-        cors: Cors | None = None,
+        answers_pages: bool = True,
     ) -> None:
         self._callers = callers
         self._clients = Clients()
         self._now = driver.now
-        self._cors = cors  # None: the process that passes requests on speaks to browsers
+        self._answers_pages = answers_pages  # False: the process that passes requests on does
+        self._cors: Cors | None = None  # None: no page of another site may ask
         self._origins = origins
         self.refusals = refusals = Refusals(driver, metrics)
         self._targets = endpoints.targets
@@ -84,7 +105,13 @@ class App:
             callers=callers,
             affinities=affinities,
         )
-        stored = StoredAnswers(means, callers=callers, responses=affinities.responses, refusals=refusals)
+
+        def stored_answers() -> PickedPart:
+            from penstock.gateway.proxy.stored_answers import StoredAnswers  # noqa: PLC0415
+
+            return StoredAnswers(means, callers=callers, responses=affinities.responses, refusals=refusals)
+
+        stored = LatePart(lambda path: stored_answer(path) is not None, stored_answers)
         self._parts: list[Part] = [stored]
         self._picked: list[PickedPart] = [stored]
         self._guarded: list[Part] = []
@@ -108,11 +135,14 @@ class App:
         self._means.background_s = settings.timeouts.background
         self._intake.follow(settings)
         self._clients.follow(settings)
-        if self._cors is not None:
-            self._cors.follow(settings)
+        self._cors = None
+        if settings.cors.origins and self._answers_pages:
+            from penstock.gateway.identity.cors import Cors  # noqa: PLC0415 - off by default
+
+            self._cors = Cors(settings)
         self._root_path = settings.root_path
         self._moves_in = bool(self._root_path) or self._clients.looks  # paths or addresses are others than they came
-        self._knows_senders = self._cors is None or not self._cors.looks  # each answer to a page has headers of its own
+        self._knows_senders = self._cors is None  # otherwise each answer to a page has headers of its own
 
     # --- the server's hooks ---------------------------------------------------------------------------------
 
@@ -130,7 +160,7 @@ class App:
             self.refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
             return None
         cors = self._cors
-        if cors is not None and cors.looks and cors.allows(exchange) and cors.is_preflight(exchange):
+        if cors is not None and cors.allows(exchange) and cors.is_preflight(exchange):
             cors.answer(exchange)
             return None
         path = exchange.target_path
@@ -139,7 +169,7 @@ class App:
             part = self._part(path)
             if part is not None:
                 return part.begin(exchange)
-            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, meant_instead(path, self._serves))
+            self._unknown(exchange)
         else:
             self._begin(exchange, found)
         return None
@@ -164,7 +194,7 @@ class App:
         if isinstance(key, Unauthorized):
             self.refusals.refuse(exchange, key.reason, key.message)
         elif found.bare and not self._served_bare():
-            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, without_v1(exchange.target_path))
+            self._unknown(exchange)
         else:
             until_s = self._now() + KNOWN_S
             exchange.note = sender = Sender(
@@ -172,6 +202,14 @@ class App:
             )
             if exchange.head is not None and self._knows_senders and not found.bare:
                 exchange.head.note = sender
+
+    def _unknown(self, exchange: Exchange) -> None:
+        """Refuse a path that is not served, with the one that is meant."""
+        from penstock.gateway.openai.wrong_paths import meant_instead, without_v1  # noqa: PLC0415
+
+        path = exchange.target_path
+        meant = meant_instead(path, self._serves) if route(path) is None else without_v1(path)
+        self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, meant)
 
     # --- a proxy's hooks (`gateway/epp`): it carries the bytes --------------------------------------------------
 
@@ -190,7 +228,7 @@ class App:
         elif (part := _owner(self._picked, path)) is not None:
             return part.begin(exchange)
         else:
-            self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, meant_instead(path, self._serves))
+            self._unknown(exchange)
         return None
 
     def complete_pick(self, exchange: Exchange, journey: type[QueuedJourney]) -> None:

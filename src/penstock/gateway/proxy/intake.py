@@ -30,19 +30,17 @@ from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.openai.slices import Slices
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.proxy.arrival import Arrival, Fallback, Means
-from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.model_profiles import PLAIN, profiles
 from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities, Keeping
-from penstock.http.inflate import TAKEN as PACKINGS
-from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce, UnknownPacking, Unpacking, coding_of
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
     from penstock.gateway.kv_cache.locator import Locator
     from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
+    from penstock.http.inflate import Unpacking
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +79,7 @@ class Intake:
         self._callers = callers
         self._affinities = affinities
         self._slices = Slices()
-        self._unpacking = Unpacking(0)
+        self._unpacking: Unpacking | None = None  # once a client packed a body
         self._early = EarlyRequests(means.driver, endpoints.targets)
 
     def follow(self, settings: Settings) -> None:
@@ -90,22 +88,16 @@ class Intake:
         self._by_tenant = self._levels == ("tenant",)
         self._bands = [band.name for band in settings.bands]
         self._asks_usage = settings.accounting.usage == "auto"
-        self._body_bytes_max = self._unpacking.bytes_max = settings.limits.max_body
+        self._body_bytes_max = settings.limits.max_body
         self._profiles = profiles(settings)
         self._early.follow(settings.queue)
 
     def take(self, exchange: Exchange, sender: Sender, journey: type[QueuedJourney] = QueuedJourney) -> None:
         """Admit a request of `sender` whose body has arrived."""
-        coding, encoding = "", exchange.lookup.get(b"content-encoding")
-        if encoding is not None:
-            if exchange.repeats(b"content-encoding"):  # several headers are one list
-                encoding = b",".join([value for name, value in exchange.headers if name.lower() == b"content-encoding"])
-            try:
-                coding = coding_of(encoding)
-            except UnknownPacking as unknown:
-                extra = [(b"accept-encoding", PACKINGS)]
-                self._refusals.refuse(exchange, Reason.UNSUPPORTED_ENCODING, str(unknown), extra=extra)
-                return
+        encoding = exchange.lookup.get(b"content-encoding")
+        coding = "" if encoding is None else self._coding_of(exchange, encoding)
+        if coding is None:
+            return
         arrival = Arrival(exchange, sender.route, self._ids.of(exchange))
         if coding:
             arrival.inflated = True
@@ -117,6 +109,19 @@ class Intake:
         """Admit a request made inside, as `caller`."""
         arrival = Arrival(exchange, route, self._ids.of(exchange), caller)
         self._parse(arrival, exchange.body, journey)
+
+    def _coding_of(self, exchange: Exchange, encoding: bytes) -> str | None:
+        """Return how a body is packed; None: it is refused."""
+        from penstock.http.inflate import TAKEN, UnknownPacking, coding_of  # noqa: PLC0415 - few clients pack
+
+        if exchange.repeats(b"content-encoding"):  # several headers are one list
+            encoding = b",".join([value for name, value in exchange.headers if name.lower() == b"content-encoding"])
+        try:
+            return coding_of(encoding)
+        except UnknownPacking as unknown:
+            extra = [(b"accept-encoding", TAKEN)]
+            self._refusals.refuse(exchange, Reason.UNSUPPORTED_ENCODING, str(unknown), extra=extra)
+            return None
 
     # --- parse ------------------------------------------------------------------------------------------------
 
@@ -136,7 +141,11 @@ class Intake:
 
     def _unpack(self, arrival: Arrival, coding: str, packed: bytes) -> Generator[None, None, Read]:
         """Unpack a body and read it; its room is its own until then."""
-        room = self._unpacking
+        from penstock.http.inflate import Unpacking  # noqa: PLC0415
+
+        if self._unpacking is None:
+            self._unpacking = Unpacking(self._body_bytes_max)
+        room, self._unpacking.bytes_max = self._unpacking, self._body_bytes_max
         place = room.enter()
         try:
             body = yield from room.inflate(place, packed, coding, self._body_bytes_max, arrival.exchange.hold)
@@ -162,6 +171,8 @@ class Intake:
         exchange.body = b""  # the steps have it
 
         def failed(failure: Exception) -> None:
+            from penstock.http.inflate import BadPacking, InflatesTooFar, TooMuchAtOnce  # noqa: PLC0415
+
             if isinstance(failure, BadBody):
                 self._refuse_body(exchange, failure)
             elif isinstance(failure, BadPacking):
@@ -209,6 +220,8 @@ class Intake:
         elif arrival.pinned is not None or not self._early.waits_for_model(
             arrival.model, arrival.exchange, self._going_on(arrival, read, journey)
         ):
+            from penstock.gateway.proxy.direct import DirectJourney  # noqa: PLC0415 - few clients tokenize
+
             DirectJourney(arrival, self._means).begin()
 
     def _is_early(self, arrival: Arrival, read: Read, journey: type[QueuedJourney]) -> bool:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.engines.openai import OPENAI
-from penstock.gateway.openai import unfit
 
 if TYPE_CHECKING:
     from penstock.gateway.proxy.journey import QueuedJourney
@@ -40,6 +39,7 @@ NOTHING_ADDED: Final[frozenset[str]] = frozenset()
 USAGE_ADDED: Final = frozenset({USAGE})
 PRIORITY_ADDED: Final = frozenset({PRIORITY})
 
+_UNFIT: Final = frozenset({400, 404, 405, 410, 413, 422, 500, 501})  # statuses that `unfit.py` reads
 _NO_SUCH_PATH: Final = frozenset({301, 302, 303, 307, 308, 404, 405, 410, 501})
 _FORBIDDEN: Final = frozenset({401, 403})  # of buckets; an engine's are about keys
 
@@ -78,7 +78,7 @@ def may_refuse_ours(journey: QueuedJourney, status: int) -> bool:
 
 def _may_fit_elsewhere(journey: QueuedJourney, status: int) -> bool:
     """True if a refusal of this status may be about what another endpoint takes."""
-    if status not in unfit.STATUSES or journey.request.pinned is not None or journey.division is not None:
+    if status not in _UNFIT or journey.request.pinned is not None or journey.division is not None:
         return False
     return journey.has_others
 
@@ -87,6 +87,8 @@ def asked_elsewhere(journey: QueuedJourney, status: int, body: bytearray) -> boo
     """Report that a request does not fit there, if that is why it was refused. Returns True if it was."""
     if not _may_fit_elsewhere(journey, status) or journey.suspected or journey.target.engine.lacks(journey.model, body):
         return False
+    from penstock.gateway.openai import unfit  # noqa: PLC0415 - engines refuse little
+
     held = journey.request.contents
     has_media = held is not None and held.pictures + held.sounds + held.videos > 0
     failure = unfit.refuses(status, body, has_media=has_media)

@@ -9,7 +9,7 @@ retry can only be a stream again. Where the answer comes from and what its end m
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock import clock
 from penstock.core.values.catalogue import Failure, Reason
@@ -19,7 +19,6 @@ from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.answers.events import says_at_once
 from penstock.gateway.openai.answers.opening import Opening
-from penstock.gateway.openai.answers.packed import Packed, packed
 from penstock.gateway.openai.answers.stream_end import aborted, ends_itself, of_caller, tells_error, whole_error
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
@@ -27,8 +26,10 @@ from penstock.gateway.proxy.headers import RESPONSE_OWN, response_headers, retry
 from penstock.gateway.proxy.mending import NOTHING_ADDED, USAGE, is_api_error
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
-from penstock.http.inflate import BadPacking, InflatesTooFar
 from penstock.http.server.server import Exchange
+
+if TYPE_CHECKING:
+    from penstock.gateway.openai.answers.packed import Packed
 
 KEY_REFUSED: Final = frozenset({401, 403})
 ERROR_BODY_BYTES_MAX: Final = 65536  # of an engine's error, kept in case the request can't go elsewhere
@@ -278,6 +279,8 @@ class Relay:
         return False
 
     def _is_packed(self, content_encoding: bytes) -> None:
+        from penstock.gateway.openai.answers.packed import packed  # noqa: PLC0415 - few engines pack
+
         found = packed(content_encoding, streams=self._sse or self._lines or self.asks_stream())
         if found is None:
             return
@@ -290,6 +293,8 @@ class Relay:
 
     def _unpack(self, packed: Packed, data: bytes) -> bytes:
         """Returns what a piece of a stream unpacks to: nothing if there is nothing yet, or the stream has failed."""
+        from penstock.http.inflate import BadPacking, InflatesTooFar  # noqa: PLC0415
+
         try:
             return packed.unpack(data)
         except (BadPacking, InflatesTooFar) as problem:

@@ -7,8 +7,6 @@ changes nothing. Nothing is computed, so no turn and no lease is needed.
 
 from __future__ import annotations
 
-from urllib.parse import unquote
-
 from penstock.core.values.catalogue import Failure, Reason
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
@@ -16,22 +14,11 @@ from penstock.gateway.openai.routes import DIRECT
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.refusals import Refusals
-from penstock.gateway.proxy.ties import RESPONSES_PATH, Responses
+from penstock.gateway.proxy.ties import ANSWER_METHODS, Responses, stored_answer
 from penstock.http.server.server import Exchange
 
 ASKED_MAX = 64  # endpoints asked for an answer that is not remembered: a call each, seconds in all
 UNKNOWN = frozenset({404, 405})  # 405: an engine without this API
-#: What may be done to an answer, by what follows its id.
-METHODS: dict[str, tuple[str, ...]] = {"": ("GET", "DELETE"), "/cancel": ("POST",), "/input_items": ("GET",)}
-
-
-def split(path: str) -> tuple[str, str] | None:
-    """Returns the id in such a path and what is asked of it; None for other paths."""
-    rest = path.removeprefix(RESPONSES_PATH + "/")
-    if rest == path or not rest:
-        return None
-    name, slash, verb = rest.partition("/")
-    return (unquote(name), slash + verb) if name and slash + verb in METHODS else None
 
 
 class StoredAnswers:
@@ -48,13 +35,13 @@ class StoredAnswers:
 
     def owns(self, path: str) -> bool:
         """True if the path is one of a stored answer."""
-        return split(path) is not None
+        return stored_answer(path) is not None
 
     def begin(self, exchange: Exchange) -> None:
         """Refuse a wrong method, or a caller without the right."""
-        found = split(exchange.target_path)
+        found = stored_answer(exchange.target_path)
         assert found is not None
-        methods = METHODS[found[1]]
+        methods = ANSWER_METHODS[found[1]]
         if exchange.method not in methods:
             self._refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", ", ".join(methods).encode())])
             return
@@ -73,7 +60,7 @@ class StoredAnswers:
         if self._driver.draining:
             self._refuse(exchange, Reason.DRAINING)
             return
-        found = split(exchange.target_path)
+        found = stored_answer(exchange.target_path)
         assert found is not None
         name = found[0]
         made = self._responses.find(name)

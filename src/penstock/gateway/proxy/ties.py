@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 from typing import Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -26,11 +27,22 @@ SESSION_CHARACTERS_MAX: Final = 256  # a longer name is cut, so sessions may bec
 RESPONSES_MAX: Final = 100_000  # answers remembered, about 20 MB; a reference to a forgotten one goes anywhere
 RESPONSE_ID_MAX: Final = 256
 RESPONSES_PATH: Final = "/v1/responses"
+#: Methods at an answer that an engine keeps, by the end of its path behind its id.
+ANSWER_METHODS: Final = {"": ("GET", "DELETE"), "/cancel": ("POST",), "/input_items": ("GET",)}
 _RESPONSE_ID: Final = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
 
 
 #: What ties one request: its session, the keys of its prompt's beginning, the endpoint that keeps what it refers to.
 Ties = tuple[str | None, tuple[int, ...], str | None]
+
+
+def stored_answer(path: str) -> tuple[str, str] | None:
+    """Returns the id in the path of an answer that an engine keeps, and what follows it; None for other paths."""
+    rest = path.removeprefix(RESPONSES_PATH + "/")
+    if rest == path or not rest:
+        return None
+    name, slash, verb = rest.partition("/")
+    return (unquote(name), slash + verb) if name and slash + verb in ANSWER_METHODS else None
 
 
 class Keeping:

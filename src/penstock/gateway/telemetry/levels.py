@@ -13,9 +13,7 @@ from penstock.core.explain.snapshot import BandSnapshot, EndpointSnapshot, Snaps
 from penstock.core.values.catalogue import EndpointState
 from penstock.core.values.rows import SourceSnapshot
 from penstock.gateway.telemetry.exposition import Levels, columns, level
-from penstock.gateway.telemetry.series import OTHER, Histogram
-
-ENDPOINTS_MAX = 1_000  # with series of their own: each has some twenty; discovery may find thousands
+from penstock.gateway.telemetry.series import ENDPOINTS_MAX, OTHER, Histogram
 
 
 class Gauges:

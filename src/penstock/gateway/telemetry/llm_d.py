@@ -17,8 +17,7 @@ from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import SERVING, Outcome, Reason
 from penstock.gateway.identity.unnamed import PREFIX as CLIENT_PREFIX
 from penstock.gateway.telemetry.exposition import Levels
-from penstock.gateway.telemetry.levels import ENDPOINTS_MAX
-from penstock.gateway.telemetry.series import OTHER, Counter, Histogram
+from penstock.gateway.telemetry.series import ENDPOINTS_MAX, OTHER, Counter, Histogram
 
 MODELS_MAX = 500  # names that requests wait for, also unknown ones, because scalers wake engines by them
 FLOWS_MAX = 500  # names of flows: callers choose them

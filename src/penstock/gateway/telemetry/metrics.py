@@ -18,17 +18,25 @@ from penstock.core.values.request import Usage
 from penstock.gateway.telemetry.ends import End, Ends, Sent
 from penstock.gateway.telemetry.exposition import Levels, SeriesSource, level
 from penstock.gateway.telemetry.failures import Failures
-from penstock.gateway.telemetry.levels import ENDPOINTS_MAX, Gauges, RouterAliases
-from penstock.gateway.telemetry.llm_d import LlmD
-from penstock.gateway.telemetry.production_stack import ProductionStack
-from penstock.gateway.telemetry.series import OTHER, SERIES_MAX, Count, Counter, Histogram, HistogramSeries
+from penstock.gateway.telemetry.series import (
+    ENDPOINTS_MAX,
+    OTHER,
+    SERIES_MAX,
+    Count,
+    Counter,
+    Histogram,
+    HistogramSeries,
+)
 from penstock.gateway.telemetry.tenants import TenantSeries, TenantTimes
 from penstock.gateway.usage.ledger import UseCounts
 
 if TYPE_CHECKING:
     from penstock.gateway.identity.caller import Caller
+    from penstock.gateway.telemetry.llm_d import LlmD
+    from penstock.gateway.telemetry.production_stack import ProductionStack
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+STACK, LLM_D = -4, -5  # numbers of other projects' counts, which few gateways have; `cluster/counts.py` has those above
 MODELS_MAX = 500  # model labels; more are `other`
 MODEL_LINES_MAX = 90_000  # of the page, for all models: 500 of them in three bands
 _LINES_PER_BAND = 60  # of a model: mostly three histograms
@@ -66,8 +74,8 @@ class Metrics:
     def __init__(self, *, snapshot: Callable[[], Snapshot]) -> None:
         self.ends = Ends(self)  #: what happened to requests, and is not counted yet
         self._sources: list[SeriesSource] = []
-        #: Counts, in the same order in all processes of a gateway.
-        self.counted: list[Counter | Histogram | ProductionStack] = []
+        #: Counts by their numbers, which are the same in all processes of a gateway.
+        self.counted: dict[int, Counter | Histogram | ProductionStack] = {}
         self._bands: list[str] = []  # shared with the gauges
         self._models: set[str] = set()
         self._lines: dict[tuple[str, str], _AnswerSeries] = {}
@@ -94,19 +102,19 @@ class Metrics:
         self._tenants, self.times = TenantSeries(), TenantTimes()
         self.failures, self.usage = Failures(self.ends), UseCounts(before_read=self.ends.fold)
         self._sources.extend(self._tenants.all)
-        self.counted.extend(self._tenants.all)
+        for series in self._tenants.all:
+            self._count(series)
         self.loop_lag_s, self._config_hash, self._reload_failed = 0.0, "", False
         self._level("event_loop_lag_seconds", "How late the event loop ran a timer, lately.", lambda: self.loop_lag_s)
         self._sources.append(
             Levels("penstock_config_info", "The settings in force.", ["hash"], lambda: [((self._config_hash,), 1.0)])
         )
         self._level("config_reload_failed", _RELOAD_FAILED, lambda: float(self._reload_failed))
-        aliases = RouterAliases(snapshot, self._router_counters, self._queue_wait)
-        self._aliases, self._stack = aliases, ProductionStack(snapshot)
-        self._with_aliases = self._with_stack = self._with_llm_d = False
-        of_answers = (self._queue_wait, self._request_time, self._ttft, self._pace)
-        self._llm_d = LlmD(snapshot, of_answers)
-        self.counted.extend((self._stack, self._llm_d.requests))
+        self._snapshot = snapshot
+        self._with_aliases = False
+        self._stack: ProductionStack | None = None
+        self._llm_d: LlmD | None = None
+        self._urls: dict[str, str] = {}  # of endpoints
         for reason in Reason:
             if reason not in AFTER_ADMISSION:
                 self._rejections.labels(reason)
@@ -114,11 +122,10 @@ class Metrics:
             if cause is not Failure.BROKEN:  # never tried again
                 self._requeues.labels(cause)
         self._overheads = self._overhead.labels()
-        self._sources.append(Gauges(snapshot, self._bands, self._known_models))
         router = Counter("vllm_router", "Counts under other projects' names.", ["what"])
         self._alias_rejections = {reason: router.labels(reason) for reason in _TOO_MANY}
         self._admissions, self._cancelled = router.labels("admissions"), router.labels("cancelled")
-        self.counted.append(router)
+        self._count(router)
 
     def follow(self, settings: Settings) -> None:
         """Count by the bands and tenants of these settings. Counts stay, except those of removed tenants."""
@@ -136,9 +143,31 @@ class Metrics:
             for to in profile.fallback:
                 self._fallbacks.labels(name, to)
         self._with_aliases = "vllm_router" in settings.metrics.aliases
-        self._with_stack = "production_stack" in settings.metrics.aliases
-        self.ends.came = self._stack.arrived if self._with_stack else None
-        self._with_llm_d = "llm_d" in settings.metrics.aliases
+        self._follow_others(settings)
+
+    def _follow_others(self, settings: Settings) -> None:
+        """Count under the names of the other projects that the settings name."""
+        if "production_stack" not in settings.metrics.aliases:
+            self._stack = self.ends.came = None
+            self.counted.pop(STACK, None)
+        elif self._stack is None:
+            from penstock.gateway.telemetry.production_stack import ProductionStack  # noqa: PLC0415 - off by default
+
+            self._stack = self.counted[STACK] = ProductionStack(self._snapshot)
+            self.ends.came = self._stack.arrived
+            for name, url in self._urls.items():
+                self._stack.endpoint_added(name, url)
+            for name in self._models:
+                self._stack.model_known(name)
+        if "llm_d" not in settings.metrics.aliases:
+            self._llm_d = None
+            self.counted.pop(LLM_D, None)
+            return
+        if self._llm_d is None:
+            from penstock.gateway.telemetry.llm_d import LlmD  # noqa: PLC0415 - off by default
+
+            self._llm_d = LlmD(self._snapshot, (self._queue_wait, self._request_time, self._ttft, self._pace))
+            self.counted[LLM_D] = self._llm_d.requests
         self._llm_d.follow(settings)
 
     def reloaded(self, config_hash: str | None) -> None:
@@ -149,14 +178,16 @@ class Metrics:
 
     def lines(self) -> Iterator[str]:
         """The text for `/metrics`, line by line; events meanwhile may be in it or not."""
+        from penstock.gateway.telemetry.levels import Gauges, RouterAliases  # noqa: PLC0415 - nobody has asked so far
+
         self.ends.fold()
-        for source in self._sources:
+        for source in (*self._sources, Gauges(self._snapshot, self._bands, self._known_models)):
             yield from source.lines()
         if self._with_aliases:
-            yield from self._aliases.lines()
-        if self._with_stack:
+            yield from RouterAliases(self._snapshot, self._router_counters, self._queue_wait).lines()
+        if self._stack is not None:
             yield from self._stack.lines()
-        if self._with_llm_d:
+        if self._llm_d is not None:
             yield from self._llm_d.lines(self._models)
 
     def add_sources(self, sources: Iterable[SeriesSource]) -> None:
@@ -166,27 +197,34 @@ class Metrics:
     def _counter(self, name: str, text: str, labels: Sequence[str] = (), most: int = SERIES_MAX) -> Counter:
         made = Counter(f"penstock_{name}", text, labels, most=most)
         self._sources.append(made)
-        self.counted.append(made)
+        self._count(made)
         return made
 
     def _histogram(self, name: str, text: str, labels: Sequence[str], bounds: Sequence[float]) -> Histogram:
         made = Histogram(f"penstock_{name}", text, labels, bounds=bounds)
         self._sources.append(made)
-        self.counted.append(made)
+        self._count(made)
         return made
+
+    def _count(self, series: Counter | Histogram) -> None:
+        self.counted[len(self.counted)] = series
 
     def _level(self, name: str, text: str, value: Callable[[], float]) -> None:
         self._sources.append(Levels(f"penstock_{name}", text, [], lambda: [((), value())]))
 
     def endpoint_added(self, name: str, url: str = "") -> None:
         self._dispatches.labels(name)
-        self._stack.endpoint_added(name, url)
+        self._urls[name] = url
+        if self._stack is not None:
+            self._stack.endpoint_added(name, url)
 
     def endpoint_removed(self, name: str) -> None:
         """Its series end: endpoints come and go, and each name is a series."""
         self.ends.fold()
         self._dispatches.remove(name)
-        self._stack.endpoint_removed(name)
+        self._urls.pop(name, None)
+        if self._stack is not None:
+            self._stack.endpoint_removed(name)
         for transfer in _TRANSFERS:
             self._prefills.remove(name, transfer)
 
@@ -208,7 +246,7 @@ class Metrics:
         """A proxy sent a request that `endpoint` did not serve `to` another one."""
         self.retried(caller, endpoint, Failure.RESET)
         self._dispatches.labels(to).inc()
-        if self._with_stack:
+        if self._stack is not None:
             self._stack.sent(to)
 
     def sampled(self, ratio: float) -> None:
@@ -223,7 +261,7 @@ class Metrics:
         """A request that never reached the scheduler. `tenant`, `key` and its `user`: if known by then."""
         self._requests.labels(OTHER, "", Outcome.REJECTED, reason).inc()
         self._rejections.labels(reason).inc()
-        if self._with_llm_d:
+        if self._llm_d is not None:
             self._llm_d.ended(tenant, OTHER, "", Outcome.REJECTED, reason)
         if reason in self._alias_rejections:
             self._alias_rejections[reason].inc()
@@ -235,7 +273,7 @@ class Metrics:
     def passed(self, model: str, caller: Caller, endpoint: str, outcome: Outcome, reason: Reason | None) -> None:
         """A request that needed no turn ended."""
         self._requests.labels(self.model_label(model), "", outcome, reason or "").inc()
-        if self._with_llm_d:
+        if self._llm_d is not None:
             self._llm_d.ended(caller.tenant, self.model_label(model), "", outcome, reason)
         self._tenants.ended(caller.tenant_label, outcome, reason)
         self.failures.note(caller.tenant, endpoint, outcome, reason)
@@ -274,7 +312,7 @@ class Metrics:
         self._overheads.observe_all(overheads)
         for endpoint, requests in times.items():
             self._dispatches.labels(endpoint).value += requests
-            if self._with_stack:
+            if self._stack is not None:
                 self._stack.sent(endpoint, requests)
 
     def _ended(self, model: str, band: str, tenant: str, group: Sequence[End]) -> None:
@@ -295,7 +333,7 @@ class Metrics:
                     paces.append((end.ended_s - first_s) / (end.completion_tokens - 1))
             else:
                 self._not_answered(model, end)
-            if self._with_llm_d:
+            if self._llm_d is not None:
                 self._llm_d.ended(end.caller.tenant, model, band, end.outcome, end.reason)
             estimated_prompt += end.estimated_prompt
             estimated_completion += end.estimated_completion
@@ -305,7 +343,7 @@ class Metrics:
                 prompt += usage.prompt_tokens
                 cached += usage.cached_tokens
                 completion += usage.completion_tokens
-                if self._with_stack:
+                if self._stack is not None:
                     self._stack.used(end.endpoint, usage.prompt_tokens, usage.cached_tokens)
         line.completed.value += len(waits)
         self.failures.went_well(len(waits))
@@ -357,7 +395,8 @@ class Metrics:
             if len(self._models) < self._models_max and name not in self._models:
                 self.ends.fold()  # so far it was `other`
                 self._models.add(name)
-                self._stack.model_known(name)
+                if self._stack is not None:
+                    self._stack.model_known(name)
                 self._start_at_zero(name)
 
     def _start_at_zero(self, model: str) -> None:

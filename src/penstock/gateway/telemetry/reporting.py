@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from penstock.config.model import Settings
 from penstock.config.sections.operation import Tracing
 from penstock.gateway.telemetry.ends import End, Ends, Sent
-from penstock.gateway.telemetry.line_log import LineLog
 
 if TYPE_CHECKING:
     from penstock.gateway.telemetry.access_log import AccessLog
+    from penstock.gateway.telemetry.line_log import LineLog
     from penstock.gateway.telemetry.tracing import Tracer  # needs an extra
 
 
@@ -26,7 +26,8 @@ class Reporting:
 
     def __init__(self, dropped: Callable[[int], None], ends: Ends) -> None:
         """`dropped` counts the lines that could not be written; `ends` are those that the access log is about."""
-        self._lines = LineLog(dropped)
+        self._dropped = dropped
+        self._lines: LineLog | None = None  # once a log has been on
         self._ends = ends
         ends.observers.append(self)
         self.access: AccessLog | None = None  #: None: it is off
@@ -42,17 +43,24 @@ class Reporting:
         if settings.log.access and _is_logged("penstock.access"):
             from penstock.gateway.telemetry.access_log import AccessLog  # noqa: PLC0415 - off by default
 
-            self.access = AccessLog(self._lines)
+            self.access = AccessLog(self._line_log())
         if settings.log.routing and _is_logged("penstock.routing"):
             from penstock.gateway.telemetry.routing_log import RoutingLog  # noqa: PLC0415 - off by default
 
-            self.on_sent = RoutingLog(self._lines).sent
+            self.on_sent = RoutingLog(self._line_log()).sent
         if settings.tracing == self._tracing:
             return
         self._tracing = settings.tracing
         before, self.tracer = self.tracer, _tracer(settings.tracing)
         if before is not None:
             self._closing = asyncio.get_running_loop().create_task(before.close())
+
+    def _line_log(self) -> LineLog:
+        from penstock.gateway.telemetry.line_log import LineLog  # noqa: PLC0415 - both logs are off by default
+
+        if self._lines is None:
+            self._lines = LineLog(self._dropped)
+        return self._lines
 
     def fold(self, sent: Sequence[Sent], ended: Sequence[End], wall_s: float) -> None:  # noqa: ARG002
         """Log the requests that ended."""
@@ -62,7 +70,8 @@ class Reporting:
     async def close(self) -> None:
         """Write the remaining lines, and send the remaining spans."""
         self._ends.fold()
-        self._lines.close()
+        if self._lines is not None:
+            self._lines.close()
         if self.tracer is not None:
             await self.tracer.close()
 

@@ -17,6 +17,7 @@ from prometheus_client.utils import floatToGoString
 from penstock.gateway.telemetry.exposition import head, labels_of, number, sample
 
 SERIES_MAX = 20_000  # of one counter; further ones count as `other`, in all labels
+ENDPOINTS_MAX = 1_000  # with series of their own: each has some twenty; discovery may find thousands
 HISTOGRAMS_MAX = 5_000  # of one histogram: each has some twenty lines
 OTHER = "other"
 Series = TypeVar("Series")

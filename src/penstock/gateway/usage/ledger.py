@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock import clock
-from penstock.batch.values import UsageRow
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Outcome, Reason
 
 if TYPE_CHECKING:
+    from penstock.batch.values import UsageRow
     from penstock.gateway.telemetry.ends import End
 
 HOUR_S = 3600
@@ -106,6 +106,8 @@ class UseCounts:
 
 
 def _read(place: Place, row: Amounts) -> UsageRow:
+    from penstock.batch.values import UsageRow  # noqa: PLC0415 - many gateways store nothing
+
     requests, prompt, cached, completion, unreported, estimated, lease_s, waits, wait_s = row
     return UsageRow(
         *place,

@@ -23,12 +23,11 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from penstock.http.server import proxy_header
-from penstock.http.server.proxy_header import Peer, ProxyHeaderError
-
 if TYPE_CHECKING:
     import ssl as tls
     from collections.abc import Callable, Sequence
+
+    from penstock.http.server.proxy_header import Peer
 
 logger = logging.getLogger(__name__)
 
@@ -173,9 +172,8 @@ class Listener:
         connection = self._connection
         try:
             brought: Brought | None = None
-            if brings:
-                async with asyncio.timeout(self._begin_timeout_s()):
-                    brought = Brought(await self._header(accepted))
+            if brings and (brought := await self._brought(accepted, address)) is None:
+                return
             await self._loop.connect_accepted_socket(
                 lambda: connection(brought),
                 accepted,
@@ -183,17 +181,28 @@ class Listener:
                 ssl_handshake_timeout=self._begin_timeout_s() if self._ssl is not None else None,
                 ssl_shutdown_timeout=self._shutdown_timeout_s,
             )
+        except (OSError, TimeoutError, asyncio.CancelledError):  # no TLS, or the client left during the handshake
+            accepted.close()
+
+    async def _brought(self, accepted: socket.socket, address: object) -> Brought | None:
+        """Read a load balancer's header; None: there is none, and the connection is closed."""
+        from penstock.http.server.proxy_header import ProxyHeaderError  # noqa: PLC0415 - off by default
+
+        try:
+            async with asyncio.timeout(self._begin_timeout_s()):
+                return Brought(await self._header(accepted))
         except ProxyHeaderError as error:
             accepted.close()
             logger.warning(
                 "closed a connection from %s, a peer listed in `client_address.proxy_protocol`: %s",
                 *(address[0] if isinstance(address, tuple) else address, error),
             )
-        except (OSError, TimeoutError, asyncio.CancelledError):  # no TLS, or the client left during the handshake
-            accepted.close()
+            return None
 
     async def _header(self, accepted: socket.socket) -> Peer | None:
         """Read the header, and not a byte more. Returns the client it names; None: the socket's peer."""
+        from penstock.http.server import proxy_header  # noqa: PLC0415
+
         data = b""
         while size := proxy_header.missing(data):
             try:
@@ -202,7 +211,7 @@ class Listener:
                 await self._readable(accepted)
                 continue
             if not more:
-                raise ProxyHeaderError("closed inside the PROXY header") if data else ConnectionResetError
+                raise proxy_header.ProxyHeaderError("closed inside the PROXY header") if data else ConnectionResetError
             data += more
         return proxy_header.read(data)
 

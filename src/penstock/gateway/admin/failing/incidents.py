@@ -15,7 +15,6 @@ from penstock.core.values.catalogue import AWAY, Reason
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.failing.lately import whose, words
 from penstock.gateway.admin.phrases import count, seconds, short_name
-from penstock.gateway.admin.why import model_why
 from penstock.gateway.telemetry.failures import OTHERS, Kind, Mishap
 
 QUIET_S = 30.0
@@ -112,6 +111,8 @@ class Episode:
             if oldest_s <= WAITS_S:
                 return None
             self._began_s, self._most, self._longest_s = now - oldest_s, snapshot.waiting, oldest_s
+            from penstock.gateway.admin.why import model_why  # noqa: PLC0415 - no queue so far
+
             first = next((model for model in snapshot.models if model.waiting), None)
             why = "" if first is None else f" for {short_name(first.name)}: {model_why(first, snapshot)}"
             return f"queue for {seconds(oldest_s)} by now{why}"

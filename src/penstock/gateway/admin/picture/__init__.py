@@ -1,4 +1,4 @@
 """What the live page draws beside the snapshot: how does each tenant do, and which cause is shown?
 
-Read `facts.py`, `steady.py`, `times.py` and `drawn.py`; `state.py` has all of it together.
+Read `facts.py`, `steady.py`, `times.py` and `drawn.py`; `state.py` has all of it together, `looks.py` the paths.
 """

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.gateway.admin.requests import StoppedBy
 from penstock.gateway.queueing import Queueing
 from penstock.gateway.telemetry.edges import ShownEdge, ShownGroup
 from penstock.gateway.telemetry.failures import Failures
 from penstock.gateway.telemetry.tenants import TenantTimes
+
+if TYPE_CHECKING:
+    from penstock.gateway.admin.requests import StoppedBy
 
 
 class GatewayFacts(msgspec.Struct, frozen=True):
