@@ -1,5 +1,6 @@
 """Which agents' sessions hold the engines' KV memory, and which wait for it?
 
-`ledger.py` is the account of memory by endpoint and tenant; `gate.py` decides who waits, who comes in, and who makes
-room. The gateway does not use this room yet: the simulator runs it (`penstock simulate --gate memory`).
+`recognition.py` finds a request's session; `ledger.py` is the account of memory by endpoint and tenant; `gate.py`
+decides who waits, who comes in, and who makes room. The gateway does not use this room yet: the simulator runs it
+(`penstock simulate --gate memory`).
 """
