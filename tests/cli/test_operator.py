@@ -116,6 +116,11 @@ async def test_a_tenant_is_shown_paused_limited_and_cleared(world: World, capsys
     assert await run(world, "tenant", "resume", "nightly") == 0
     assert await run(world, "tenant", "limit", "nightly", "--reset") == 0
     capsys.readouterr()
+    assert await run(world, "tenant", "weight", "nightly", "2.5") == 0
+    weighs = "weight 2.5 (by an operator, until resumed or reset; in the settings: 1)"
+    assert weighs in capsys.readouterr().out
+    assert await run(world, "tenant", "weight", "nightly", "--reset") == 0
+    capsys.readouterr()
     assert await run(world, "tenant", "ls") == 0
     assert "nightly: 0 waiting, 0 running, weight 1, running 8\n" in capsys.readouterr().out
     assert await run(world, "tenant", "show", "nightly", "--json") == 0
@@ -124,7 +129,9 @@ async def test_a_tenant_is_shown_paused_limited_and_cleared(world: World, capsys
     assert capsys.readouterr().out == "nightly: 0 requests cancelled\n"
 
 
-@pytest.mark.parametrize("words", [("show",), ("pause",), ("resume",), ("limit", "--running", "2"), ("cancel",)])
+@pytest.mark.parametrize(
+    "words", [("show",), ("pause",), ("resume",), ("limit", "--running", "2"), ("weight", "2"), ("cancel",)]
+)
 async def test_a_verb_for_a_tenant_that_is_not_there_fails(
     world: World, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:

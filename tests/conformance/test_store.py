@@ -437,6 +437,16 @@ def test_keys_are_kept_until_they_are_erased(store: Store) -> None:
     assert all_keys(store)[1] == [first, later]
 
 
+def test_a_key_gets_other_rights(store: Store) -> None:
+    for key in (a_key(), a_key("other", digit="2", at=T + 1)):
+        store.add_key(key)
+    seen, before = all_keys(store)
+    assert store.change_key("ci", '{"models":["sim"]}')
+    assert not store.change_key("nobody", "{}")
+    changed = msgspec.structs.replace(before[0], rights='{"models":["sim"]}')
+    assert all_keys(store, seen)[1] == [changed, before[1]]
+
+
 def test_a_name_and_a_hash_are_given_once(store: Store) -> None:
     store.add_key(a_key())
     for again in (a_key(digit="2"), a_key("other")):

@@ -1,7 +1,7 @@
-"""`penstock keys new|ls|revoke|hash`: issuing, listing and revoking API keys.
+"""`penstock keys new|ls|limit|revoke|hash`: issuing, listing, limiting and revoking API keys.
 
-The gateway stores only hashes. `new TENANT` makes a key for the settings, without a gateway; `new TENANT NAME`, `ls`
-and `revoke` call a running one.
+The gateway stores only hashes. `new TENANT` makes a key for the settings, without a gateway; `new TENANT NAME`, `ls`,
+`limit` and `revoke` call a running one.
 """
 
 from __future__ import annotations
@@ -58,6 +58,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         keys=partial(admin_client.asked, work=_list),
     )
     listing.add_argument("--tenant", metavar="NAME", help="only those of one tenant")
+    limit = admin_client.add_verb(
+        commands,
+        "limit",
+        "limit a key issued at a running gateway",
+        "Set limits of a key issued at a running gateway; those that are not named stay.",
+        names="the key's name",
+        keys=partial(admin_client.asked, work=_limit),
+    )
+    kinds = limit.add_mutually_exclusive_group(required=True)
+    kinds.add_argument(
+        "--limits", metavar="NAME=N,…", help="running, queued, requests_per_minute …; `none`: no such limit"
+    )
+    kinds.add_argument("--reset", action="store_true", help="end all of its own limits")
     admin_client.add_verb(
         commands,
         "revoke",
@@ -84,9 +97,13 @@ def _rights(args: argparse.Namespace) -> dict[str, object]:
     if args.models is not None:
         rights["models"] = [name.strip() for name in args.models.split(",")]
     if args.limits is not None:
-        pairs = [pair.partition("=") for pair in args.limits.split(",")]
-        rights["limits"] = {name.strip(): int(most) if most.strip().isdecimal() else most for name, _, most in pairs}
+        rights["limits"] = _limits(args.limits)
     return rights
+
+
+def _limits(written: str) -> dict[str, object]:
+    pairs = [pair.partition("=") for pair in written.split(",")]
+    return {name.strip(): int(most) if most.strip().isdecimal() else most for name, _, most in pairs}
 
 
 def _new(args: argparse.Namespace) -> int:
@@ -143,6 +160,16 @@ def _list(client: AdminClient, args: argparse.Namespace) -> int:
     if answer["trouble"]:
         lines.append(f"The store can't be read; known so far: {views.plain(answer['trouble'], 500)}")
     return admin_client.show(args, answer, *lines)
+
+
+def _limit(client: AdminClient, args: argparse.Namespace) -> int:
+    path = f"{_LIST}/{quote(args.name, safe='')}/limit"
+    if args.reset:
+        answer = client.call("DELETE", path)
+    else:
+        limits = {name: None if most == "none" else most for name, most in _limits(args.limits).items()}
+        answer = client.call("POST", path, limits)
+    return admin_client.show(args, answer, _line(answer))
 
 
 def _revoke(client: AdminClient, args: argparse.Namespace) -> int:

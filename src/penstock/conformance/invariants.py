@@ -341,6 +341,9 @@ class CheckedScheduler(Scheduler):
         self._check_only_late(actions)
         return actions
 
+    def tenants_weighed(self, weights: Mapping[str, float], *, now: float) -> list[Action]:
+        return self._checked(super().tenants_weighed(weights, now=now), now)
+
     def expire(self, *, now: float) -> list[Action]:
         actions = self._checked(super().expire(now=now), now)
         due_s = self.next_deadline()

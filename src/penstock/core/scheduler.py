@@ -562,6 +562,17 @@ class Scheduler(Questions):
         state.queues.touch_all(state.pool)
         return pumping.pumped(state, now)
 
+    def tenants_weighed(self, weights: Mapping[str, float], *, now: float) -> list[Action]:
+        """Operators' `weights` of tenants, for requests already here, too; of all others the settings' hold."""
+        state = self._state
+        state.told_settings = replace(state.told_settings, ordered_weights=weights)
+        state.settings = replace(state.settings, ordered_weights=weights)
+        state.reweigh()
+        state.under_share.judge_again(now)
+        state.wait_causes.look(now, at_once=True)
+        state.queues.touch_all(state.pool)
+        return pumping.pumped(state, now)
+
     def evicted(self, request_id: str, *, now: float) -> list[Action]:
         """An operator ends a request: a queued one is refused, a running one aborted. Unknown: nothing happens."""
         return self._evicted((request_id,), now)

@@ -184,7 +184,7 @@ class Parts:
             *(self.operators_app, origins, admin_origins, metrics, self.reporting, app, self.autoscale),
             settings_map.ToLog(),
         )
-        decides = (orders, settings_map.ToScheduler(driver, orders.limits), endpoints)
+        decides = (orders, settings_map.ToScheduler(driver, orders.limits, orders.weights), endpoints)
         self.reload = Reload(
             settings,
             read or (lambda: settings),
@@ -241,6 +241,11 @@ class Parts:
             driver = self.driver
             driver.tell(driver.scheduler.tenants_limited(self.orders.limits(), now=driver.now()))
 
+    def _tenants(self) -> list[tuple[str, float]]:
+        """The tenants of the settings, with the weights in force."""
+        ordered = self.orders.weights()
+        return [(tenant.name, ordered.get(tenant.name, tenant.weight)) for tenant in self.callers.profiles()]
+
     def _facts(self) -> GatewayFacts:
         """What the page shows beside the scheduler's snapshot."""
         batch, book, cluster = self.batch, self.book, self.cluster
@@ -259,7 +264,7 @@ class Parts:
             times=self.metrics.times,
             keeps_usage=lambda: self.usage is not None and self.reload.settings.keeps_usage,
             stops=lambda: {} if self.requests is None else self.requests.stops(),
-            tenants=lambda: ((tenant.name, tenant.weight) for tenant in self.callers.profiles()),
+            tenants=self._tenants,
         )
 
 

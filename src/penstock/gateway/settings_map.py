@@ -35,14 +35,17 @@ from penstock.http.server.server import HttpServer, ServerLimits
 class ToScheduler:
     """Reconfigures the scheduler, and carries out its actions at once."""
 
-    def __init__(self, driver: Driver, limits: Callable[[], Mapping[str, Limits]]) -> None:
+    def __init__(
+        self, driver: Driver, limits: Callable[[], Mapping[str, Limits]], weights: Callable[[], Mapping[str, float]]
+    ) -> None:
         self._driver = driver
         self._limits = limits  # of tenants, with operators' changes
+        self._weights = weights  # of tenants, by operators
 
     def follow(self, settings: Settings) -> None:
         """Decide by these settings from now on, for queued requests, too."""
         driver, told = self._driver, scheduler_settings(settings)
-        told = msgspec.structs.replace(told, tenants=self._limits())
+        told = msgspec.structs.replace(told, tenants=self._limits(), ordered_weights=self._weights())
         driver.tell(driver.scheduler.reconfigured(told, now=driver.now()))
 
 

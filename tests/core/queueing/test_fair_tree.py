@@ -263,7 +263,22 @@ def test_new_weights_reach_a_level_also_where_many_share_a_part_above_it() -> No
     assert keyed.parent is not None
     assert shared.parent is not None
     assert shared.parent.parent is not None
-    tree.reweigh(0, {"team": 2.0, " anonymous": 3.0})
+    tree.reweigh(0, {"team": 2.0, " anonymous": 3.0}, {})
     assert (keyed.parent.weight, shared.parent.parent.weight, shared.parent.weight) == (2.0, 3.0, 1.0)
-    tree.reweigh(1, {"x": 4.0})
+    tree.reweigh(1, {"x": 4.0}, {})
     assert (keyed.weight, shared.weight, shared.parent.weight) == (4.0, 4.0, 1.0)
+
+
+def test_a_weight_by_an_operator_holds_against_those_that_requests_bring() -> None:
+    tree = QueueTree()
+    early = tree.node(("early",), (1.0,))
+    tree.reweigh(0, {"early": 2.0, "other": 2.0}, {"early": 5.0, "late": 7.0})
+    late = tree.node(("late",), (1.0,))
+    assert (early.weight, late.weight) == (5.0, 7.0)
+    assert tree.node(("early",), (3.0,)).weight == 5.0
+    assert (tree.weight(("late",)), tree.weight(("other",))) == (7.0, 2.0)
+    inside = tree.node((" anonymous", "early"), (1.0, 1.0))
+    assert inside.weight == 1.0, "a name inside a shared part has no weight of a tenant"
+    tree.reweigh(0, {"early": 2.0}, {})
+    assert early.weight == 2.0
+    assert tree.node(("late",), (3.0,)).weight == 3.0

@@ -406,3 +406,18 @@ def test_many_are_taken_out_at_once_and_what_that_frees_is_handed_out() -> None:
 
 def the_lease_of(made: CheckedScheduler, request_id: str) -> int:
     return next(lease for lease, dispatch in made.books.leases.items() if dispatch.request_id == request_id)
+
+
+def test_a_weight_by_an_operator_divides_what_is_sent_from_now_on() -> None:
+    made = scheduler(a=1)
+    lease = the_lease(made.arrived(request("first", tenant="z"), now=0.0))
+    for at in range(8):
+        for tenant in ("x", "y"):
+            made.arrived(request(f"{tenant}{at}", tenant=tenant), now=1.0)
+    made.tenants_weighed({"x": 3.0}, now=1.0)
+    served = []
+    for at in range(8):
+        actions = made.finished(lease, None, now=2.0 + at)
+        served += [name[0] for name, _ in sent(actions)]
+        lease = the_lease(actions)
+    assert (served.count("x"), served.count("y")) == (6, 2)

@@ -67,6 +67,40 @@ async def test_an_operators_limit_stands_beside_that_of_the_settings(world: Worl
     }
 
 
+async def test_an_operators_weight_holds_until_it_is_taken_back(world: World) -> None:
+    await world.engine()
+    await world.gateway(slots=1, tenants=TENANTS)
+    told = await verb(world, "tenants/open/weight", {"weight": "4"})
+    assert (told["weight"], told["weight_by"]) == (4, {"by": "operator", "until": "restart", "settings": 1})
+    assert [row["weight"] for row in (await state(world))["configured"] if row["tenant"] == "open"] == [4]
+    running = await world.client_for(chat(tokens=4_000, stream=True), {"x-tenant-id": "other"})
+    await running.begun()
+    await world.client_for(chat(), {"x-tenant-id": "open"})
+    await world.until(lambda: world.picture().waiting == 1)
+    weights = {flow.tenant: flow.weight for flow in world.picture().flows}
+    assert weights == {"open": 4.0, "other": 1.0}, "its requests bring the weight of the settings"
+    await verb(world, "reload")
+    assert (await show(world, "open"))["weight"] == 4
+    events = [event["text"] for event in (await state(world))["events"]]
+    assert "tenants open weight weight=4 (by 127.0.0.1)" in events
+    await verb(world, "tenants/open/weight", {"weight": 2, "until_reload": True})
+    await verb(world, "reload")
+    assert (await show(world, "open"))["weight_by"] is None
+    assert {flow.tenant: flow.weight for flow in world.picture().flows} == {"open": 1.0, "other": 1.0}
+    for body in ({}, {"weight": 0}, {"weight": "much"}, {"weight": 2, "running": 3}, {"weight": None}):
+        assert (await verb(world, "tenants/open/weight", body, status=400))["error"]["code"] == "bad_request"
+    assert (await world.ask("DELETE", "/admin/tenants/open/weight")).status == 200
+    running.hang_up()
+
+
+async def test_without_a_level_of_tenants_a_weight_is_refused(world: World) -> None:
+    await world.engine()
+    await world.gateway(tenants=TENANTS, fairness={"levels": ["model"]})
+    assert (
+        "`fairness.levels`" in (await verb(world, "tenants/open/weight", {"weight": 2}, status=409))["error"]["message"]
+    )
+
+
 async def test_what_is_said_until_a_reload_ends_with_it_and_the_rest_stays(world: World) -> None:
     await world.engine()
     await world.gateway(tenants=TENANTS)
@@ -128,7 +162,8 @@ async def test_a_verb_that_names_what_is_not_there_fails_in_words(world: World) 
     await world.chat_with({"x-tenant-id": "inside"})
     refused = await verb(world, "tenants/inside/pause", status=409)
     assert "a name inside `anonymous`" in refused["error"]["message"]
-    for body in ({}, {"running": 0}, {"runing": 3}, {"running": 2, "until_reload": "yes"}):
+    models = {"models": {"sim": {"running": 2}}}
+    for body in ({}, {"running": 0}, {"runing": 3}, {"running": 2, "until_reload": "yes"}, models):
         assert (await verb(world, "tenants/nightly/limit", body, status=400))["error"]["code"] == "bad_request"
 
 

@@ -240,8 +240,8 @@ async def test_a_name_is_unique_and_an_unknown_key_is_not_revoked(world: World, 
     assert noted == [
         "remove keys listed (by 127.0.0.1): refused, conflict",
         "remove keys nobody (by 127.0.0.1): refused, key_not_found",
-        "keys name=ci (by 127.0.0.1): refused, conflict",
-        "keys name=ci (by 127.0.0.1)",
+        "keys name=ci tenant=team (by 127.0.0.1): refused, conflict",
+        "keys name=ci tenant=team (by 127.0.0.1)",
     ]
 
 
@@ -253,6 +253,7 @@ async def test_only_the_admin_token_makes_and_withdraws(world: World, tmp_path: 
     for headers, status in (({}, 401), ({"authorization": f"Bearer {LISTED}"}, 401), (look, 403)):
         assert (await world.ask("POST", "/admin/keys", body, headers)).status == status
         assert (await world.ask("DELETE", "/admin/keys/ci", headers=headers)).status == status
+        assert (await world.ask("POST", "/admin/keys/ci/limit", {"running": 2}, headers)).status == status
     assert (await world.ask("GET", "/admin/keys", headers=look)).status == 200
     assert (await world.ask("GET", "/admin/keys", headers={"x-nothing": "1"})).status == 401
     assert (await world.ask("POST", "/admin/keys", body, all_of_it)).status == 201
@@ -407,6 +408,10 @@ async def test_keys_on_the_command_line(world: World, tmp_path: Path, capsys: py
     ]
     assert (await penstock("new", "team", "ci")) == (1, "", "penstock: There is a key `ci` already.\n")
     assert (await penstock("ls", "--tenant", "open"))[:2] == (0, "")
+    code, out, _ = await penstock("limit", "ci", "--limits", "running=2,requests_per_minute=60")
+    assert (code, ", limits running=2 requests_per_minute=60, until 2100" in out) == (0, True)
+    assert ", limits running=2, until" in (await penstock("limit", "ci", "--limits", "requests_per_minute=none"))[1]
+    assert "limits" not in (await penstock("limit", "ci", "--reset"))[1]
     assert (await penstock("revoke", "ci")) == (0, "ci: revoked\n", "")
     await works_no_more(world, key)
     code, _, err = await penstock("revoke", "ci")
@@ -463,3 +468,50 @@ async def test_an_issued_key_may_have_limits_of_its_own(world: World, tmp_path: 
     assert (await asked(world, made["key"])).status == 429, "the limit is kept with the key"
     wrong = await make(world, "bad", limits={"requests": 1}, status=400)
     assert "limits.requests" in wrong["message"]
+
+
+async def limit(world: World, name: str, limits: dict[str, Any] | None, status: int = 200) -> Any:
+    """Set limits of a key; None: end all of its own."""
+    answer = await world.ask("DELETE" if limits is None else "POST", f"/admin/keys/{name}/limit", limits or b"")
+    assert answer.status == status, answer
+    return answer.json()
+
+
+async def test_an_issued_key_is_limited_while_it_is_used(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    made = await make(world, "ci", models=["sim"], max_output_tokens=7)
+    plain = await make(world, "dev")
+    assert (await asked(world, made["key"])).status == 200
+    row = await limit(world, "ci", {"requests_per_minute": 1, "running": 4})
+    assert row["limits"] == {"requests_per_minute": 1, "running": 4}
+    assert "key" not in row
+    assert (await asked(world, made["key"])).status == 200
+    refused = await asked(world, made["key"])
+    assert (refused.status, refused.header("x-penstock-limit")) == (429, "keys.requests_per_minute")
+    assert (await asked(world, plain["key"])).status == 200, "another key of the same tenant"
+    assert (await limit(world, "ci", {"requests_per_minute": None}))["limits"] == {"running": 4}
+    assert (await asked(world, made["key"])).status == 200
+    assert (await asked(world, made["key"], tokens=8)).status == 400, "its other bounds stay"
+    await world.end_gateway()
+    await gateway(world, tmp_path)
+    await works(world, made["key"], but=(401, 429))
+    assert (await listed(world))["ci"]["limits"] == {"running": 4}, "kept with the key"
+    assert (await limit(world, "ci", None))["limits"] == {}
+    events = [event["text"] for event in (await world.ask("GET", "/admin/state")).json()["events"]]
+    assert "remove keys ci limit (by 127.0.0.1)" in events
+
+
+async def test_a_key_that_can_not_be_limited_is_refused_in_words(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    await gateway(world, tmp_path)
+    await make(world, "ci")
+    assert (
+        "stands in the settings of `team`: change it there"
+        in (await limit(world, "listed", None, 409))["error"]["message"]
+    )
+    assert (await limit(world, "nobody", {"running": 2}, 404))["error"]["code"] == "key_not_found"
+    wrongs: list[dict[str, Any]] = [{"running": 0}, {"runing": 2}, {"models": {"sim": {"running": 2}}}, {"": 1}]
+    for wrong in wrongs:
+        assert (await limit(world, "ci", wrong, 400))["error"]["code"] == "bad_request"
+    assert (await listed(world))["ci"]["limits"] == {}

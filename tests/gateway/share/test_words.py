@@ -175,8 +175,10 @@ async def test_what_is_stopped_stays_so_when_the_decider_is_killed_or_steps_down
                 told = (await one.ask("GET", "/admin/tenants/team-a", headers=operator)).json()
                 assert told["paused"] == {"by": "operator", "until": "restart"}
                 assert told["limits"]["queued"] == {"value": 5, "by": "operator", "until": "restart", "settings": None}
+                assert (told["weight"], told["weight_by"]["settings"]) == (4, 1)
 
             await say(second, "tenants/team-a/pause")
+            await say(second, "tenants/team-a/weight", weight=4)
             await say(second, "tenants/team-a/limit", queued=5)
             await say(first, "pause", model="other")
             await say(first, f"endpoints/{name}/drain")

@@ -244,6 +244,10 @@ async def test_a_made_key_works_at_every_worker_until_it_is_withdrawn(world: Wor
         os.kill(victim, signal.SIGKILL)
         await _until_started_again(world, operator)
         await all_answer(key, 200)
+        assert (await world.ask("POST", "/admin/keys/ci/limit", {"requests_per_minute": 1}, operator)).status == 200
+        await asyncio.sleep(0.2)  # until the workers know that its requests have an account of their own
+        limited = [(await world.chat_with({"authorization": f"Bearer {key}"})).status for _ in range(8)]
+        assert sorted(limited) == [200, *[429] * 7]
         assert (await world.ask("DELETE", "/admin/keys/ci", headers=operator)).status == 200
         await all_answer(key, 401)
         process.signal()

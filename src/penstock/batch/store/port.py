@@ -176,6 +176,9 @@ class Store(Protocol):
     def add_key(self, key: MadeKey) -> None:
         """Keep a key. Raises NameTakenError or TooManyKeysError."""
 
+    def change_key(self, name: str, rights: str) -> bool:
+        """Give a key other rights. Returns False if it does not exist."""
+
     def erase_key(self, name: str) -> bool:
         """Forget a key. Returns False if it does not exist."""
 

@@ -339,6 +339,11 @@ class SqlStore:
             if not self.database.run("add_key", **msgspec.structs.asdict(key)):
                 raise NameTakenError
 
+    def change_key(self, name: str, rights: str) -> bool:
+        with self.database.transaction():
+            self._keys_changed()
+            return bool(self.database.run("change_key", name=name, rights=rights))
+
     def erase_key(self, name: str) -> bool:
         with self.database.transaction():
             self._keys_changed()

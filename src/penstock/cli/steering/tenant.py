@@ -1,4 +1,4 @@
-"""`penstock tenant …`: shows, pauses, limits or clears a tenant of a running gateway."""
+"""`penstock tenant …`: shows, pauses, limits, weighs or clears a tenant of a running gateway."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _CHANGES = {
     "pause": "stop dispatching its requests; new ones queue, running ones finish",
     "resume": "end a pause",
     "limit": "override the limits of the settings",
+    "weight": "override the weight of the settings",
     "cancel": "cancel its queued requests",
 }
 
@@ -36,10 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for verb, meaning in _CHANGES.items():
         sub = admin_client.add_verb(verbs, verb, meaning, names=_NAME, tenant=_CALLS[verb])
-        if verb in ("pause", "limit"):
+        if verb in ("pause", "limit", "weight"):
             sub.add_argument("--until-reload", action="store_true", help="only until the next reload")
         if verb == "limit":
             _add_limits(sub)
+        if verb == "weight":
+            weights = sub.add_mutually_exclusive_group(required=True)
+            weights.add_argument("weight", metavar="N", nargs="?", help="its relative share of the service")
+            weights.add_argument("--reset", action="store_true", help="restore the weight of the settings")
         if verb == "cancel":
             sub.add_argument("--running", action="store_true", help="also abort running requests")
 
@@ -98,6 +103,13 @@ def _limit(client: AdminClient, args: argparse.Namespace) -> Any:
     return client.call("POST", f"{_path(args)}/limit", body)
 
 
+def _weigh(client: AdminClient, args: argparse.Namespace) -> Any:
+    if args.reset:
+        return client.call("DELETE", f"{_path(args)}/weight")
+    body = {"weight": args.weight, **({"until_reload": True} if args.until_reload else {})}
+    return client.call("POST", f"{_path(args)}/weight", body)
+
+
 def _cancel(client: AdminClient, args: argparse.Namespace) -> Any:
     """The gateway cancels some per call; repeat until those counted at first are gone."""
     body = {"running_too": True} if args.running else {}
@@ -118,6 +130,9 @@ def _lines(tenant: dict[str, Any], *, whole: bool) -> list[str]:
     said = [f"{tenant['waiting']:,} waiting", f"{tenant['running']:,} running"]
     if tenant["weight"] is not None:
         said.append(f"weight {tenant['weight']:g}")
+    if by := tenant["weight_by"]:
+        settings = "not in the settings" if by["settings"] is None else f"in the settings: {by['settings']:g}"
+        said[-1] += f" ({_who(by)}; {settings})"
     if not tenant["in_settings"]:
         said.append("not in the settings")
     if tenant["paused"]:
@@ -142,4 +157,4 @@ def _who(change: dict[str, Any]) -> str:
     return f"by an operator, {until}"
 
 
-_CALLS = {"pause": _pause, "resume": _resume, "limit": _limit, "cancel": _cancel}
+_CALLS = {"pause": _pause, "resume": _resume, "limit": _limit, "weight": _weigh, "cancel": _cancel}

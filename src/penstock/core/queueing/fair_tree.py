@@ -169,6 +169,7 @@ class QueueTree:
     def __init__(self) -> None:
         self.root = Node("", None, 1.0, 0)
         self._weights: dict[int, Mapping[str, float]] = {}  # by level, as settings give them: for flows not remembered
+        self._ordered: dict[int, Mapping[str, float]] = {}  # by level, of operators: against those of requests, too
         self.held: set[str] = set()  # models with waiting requests of which none may be sent
         self._created = 0
         self._nodes = 0
@@ -201,14 +202,19 @@ class QueueTree:
                 if self._nodes >= self._sweep_at:
                     self._sweep(keep=node)
                 self._created += 1
-                child = Node(name, node, weight, self._created)
+                child = Node(name, node, self._in_force(level, name, weight), self._created)
                 child.tag = node.virtual
                 node.children[name] = child
                 self._nodes += 1
             elif child.weight != weight:
-                child.reweigh(weight)
+                child.reweigh(self._in_force(level, name, weight))
             node = child
         return node
+
+    def _in_force(self, level: int, name: str, weight: float) -> float:
+        """Returns an operator's weight of a flow or group, if any, otherwise the given one."""
+        ordered = self._ordered.get(level)
+        return weight if ordered is None else ordered.get(name, weight)
 
     def weight(self, path: Path) -> float:
         """Returns the weight of the flow or group at the end of a path, also if it is forgotten."""
@@ -216,7 +222,8 @@ class QueueTree:
         for name in path:
             child = node.children.get(name)
             if child is None:
-                return self._weights.get(len(path) - 1, {}).get(path[-1], 1.0)
+                level, last = len(path) - 1, path[-1]
+                return self._in_force(level, last, self._weights.get(level, {}).get(last, 1.0))
             node = child
         return node.weight
 
@@ -352,16 +359,17 @@ class QueueTree:
             for leaf in node.leaves.values():
                 leaf.rekeyed()
 
-    def reweigh(self, level: int, weights: Mapping[str, float]) -> None:
+    def reweigh(self, level: int, weights: Mapping[str, float], ordered: Mapping[str, float]) -> None:
         """Set the weights of a level's nodes by name, 1 by default. The service they got stays.
+
+        Requests may bring other `weights`, but nothing against those that operators `ordered`.
 
         A part that many share stands beside the others of its level, and those that share it one below, each as much.
         """
-        self._weights[level] = weights
+        self._weights[level], self._ordered[level] = weights, ordered
         for parent in _parents(self.root, level):
             for child in parent.children.values():
-                weight = weights.get(child.name, 1.0)
-                child.reweigh(weight)
+                child.reweigh(self._in_force(level, child.name, weights.get(child.name, 1.0)))
 
     def level(self, costs: Mapping[Node, float]) -> None:
         """Let flows and groups that wait stand as close together as fairness would have kept them.

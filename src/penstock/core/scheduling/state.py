@@ -162,9 +162,12 @@ class SchedulerState:
         """Give the trees the weights of flows; they are kept nowhere else."""
         settings = self.settings
         for band in self.queues.bands:
-            for name, weights in (("tenant", settings.tenant_weights), ("model", settings.model_weights)):
+            for name, weights, ordered in (
+                ("tenant", settings.tenant_weights, settings.ordered_weights),
+                ("model", settings.model_weights, {}),
+            ):
                 if name in settings.levels:
-                    band.tree.reweigh(settings.levels.index(name), weights)
+                    band.tree.reweigh(settings.levels.index(name), weights, ordered)
 
     def look(self, entry: Entry, now: float) -> bool:
         """Look again which endpoints cache a queued prompt. Returns True if more of it is cached than before."""

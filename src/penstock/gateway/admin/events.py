@@ -20,7 +20,10 @@ logger = logging.getLogger(__name__)
 
 EVENTS_MAX = 200
 # Of an operator's request: the rest may hold secrets.
-SHOWN_FIELDS = ("model", "name", "slots", "url", *OwnLimits.model_fields, "until_reload", "running_too")
+SHOWN_FIELDS = (
+    *("model", "name", "tenant", "slots", "url", "weight"),
+    *(*OwnLimits.model_fields, "until_reload", "running_too"),
+)
 
 Kind = Literal["start", "operator", "endpoint", "queue", "settings", "worker", "share", "failure"]
 

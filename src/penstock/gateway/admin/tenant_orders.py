@@ -1,13 +1,14 @@
-"""Operators' pauses and limits of tenants at run time, beside those of the settings.
+"""Operators' pauses, limits and weights of tenants at run time, beside those of the settings.
 
-An order pauses a tenant, or replaces one of its limits, until it is taken back or until the next reload. The scheduler
-gets the result, so it knows no difference; operators see both. Nothing is stored: a restart ends all orders.
+An order pauses a tenant, or replaces its weight or one of its limits, until it is taken back or until the next
+reload. The scheduler gets the result, so it knows no difference; operators see both. Nothing is stored: a restart ends
+all orders.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from penstock.config.model import Settings
 from penstock.config.sections.tenancy import OwnLimits
 from penstock.core.values.settings import Limits
 from penstock.gateway.admin.events import EventLog
+from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.identity.own_limits import all_limits, made_limits
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 ORDERED_MAX = 1_000  # tenants with orders
 PAUSED = "paused"
+WEIGHT = "weight"
 LIMITS = tuple(OwnLimits.model_fields)
 
 
@@ -30,24 +33,26 @@ class TooManyOrderedError(ValueError):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """A pause, or one limit, of one tenant."""
+    """A pause, the weight, or one limit, of one tenant."""
 
-    value: int | None = None  #: of a limit; None: no such limit
+    value: int | float | None = None  #: of a limit or the weight; None: no such limit
     until_reload: bool = False  #: else until it is taken back
 
 
 class TenantOrders:
-    """All orders, by tenant and key: `paused`, or a limit's name."""
+    """All orders, by tenant and key: `paused`, `weight`, or a limit's name."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
         self._orders: dict[str, dict[str, Order]] = {}
         self._made: dict[str, Limits] = {}  # limits of issued keys, by account
         self.file: dict[str, Limits] = {}  #: limits of the settings, by account
+        self.weighs = True  #: tenants are a level of fairness, so their weights mean something
 
     def follow(self, settings: Settings) -> None:
         """Go by other settings; orders until the next reload end."""
         self.file = all_limits(settings)
+        self.weighs = "tenant" in settings.fairness.levels
         ended = [(name, key) for name, its in self._orders.items() for key, order in its.items() if order.until_reload]
         for name, key in ended:
             self._forget(name, key)
@@ -87,10 +92,15 @@ class TenantOrders:
     def limits_of(self, name: str) -> Limits:
         """The limits in force of one tenant; a paused one runs nothing."""
         orders = self.of(name)
-        said = {key: order.value for key, order in orders.items() if key != PAUSED}
+        said: dict[str, Any] = {key: order.value for key, order in orders.items() if key not in (PAUSED, WEIGHT)}
         if PAUSED in orders:
             said["running"] = 0
         return msgspec.structs.replace(self.file.get(name, Limits()), **said)
+
+    def weights(self) -> dict[str, float]:
+        """The weights that operators set, by the names of the fairness tree: also of a tenant that is divided there."""
+        found = {name: float(order.value or 1.0) for name in self._orders if (order := self._orders[name].get(WEIGHT))}
+        return found | {PART_OF.format(name): weight for name, weight in found.items()}
 
     def _forget(self, name: str, key: str) -> None:
         orders = self._orders.get(name, {})

@@ -1,4 +1,4 @@
-"""An operator's verbs for a tenant: show, pause, resume, limit, and cancel its requests.
+"""An operator's verbs for a tenant: show, pause, resume, limit, weigh, and cancel its requests.
 
 A tenant is one of the settings, the part of all callers without a key, or a name that a trusted proxy gave within the
 last ten minutes. A name inside that shared part has no limits of its own: only its requests can be cancelled.
@@ -11,13 +11,14 @@ from itertools import islice
 
 from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
-from penstock.gateway.admin.tenant_orders import LIMITS, PAUSED, Order, TenantOrders, TooManyOrderedError
+from penstock.gateway.admin.tenant_orders import LIMITS, PAUSED, WEIGHT, Order, TenantOrders, TooManyOrderedError
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.proxy.driver import Driver
 from penstock.http.server.server import Exchange
 
 LIST = "/admin/tenants"
 SHOWN_MAX = 200
+_ANY_HASH = "sha256:" + "0" * 64
 CANCELLED_MAX = 1_000  # at a time: each of them is answered in this turn of the loop
 
 
@@ -37,6 +38,8 @@ class TenantVerbs:
         routes.add("POST", LIST + "/{name}/resume", self._resume)
         routes.add("POST", LIST + "/{name}/limit", self._limit)
         routes.add("DELETE", LIST + "/{name}/limit", self._unlimit)
+        routes.add("POST", LIST + "/{name}/weight", self._weigh)
+        routes.add("DELETE", LIST + "/{name}/weight", self._unweigh)
         routes.add("POST", LIST + "/{name}/cancel", self._cancel)
 
     # --- looking --------------------------------------------------------------------------------------------------
@@ -58,17 +61,18 @@ class TenantVerbs:
         file = self._orders.file.get(name)
         limits: dict[str, object] = {}
         for key in LIMITS:
-            ours = None if file is None else getattr(file, key)
-            if key in orders:
-                order = orders[key]
-                limits[key] = {"value": order.value, "by": "operator", "until": _until(order), "settings": ours}
-            elif ours is not None:
-                limits[key] = {"value": ours, "by": "settings"}
+            its = None if file is None else getattr(file, key)
+            if (order := orders.get(key)) is not None:
+                limits[key] = {"value": order.value, "by": "operator", "until": _until(order), "settings": its}
+            elif its is not None:
+                limits[key] = {"value": its, "by": "settings"}
+        ours, order = None if profile is None else profile.weight, orders.get(WEIGHT)
         return {
             "name": name,
             "in_settings": profile is not None,
             "has_keys": profile is not None and profile.has_keys,
-            "weight": None if profile is None else profile.weight,
+            "weight": ours if order is None else order.value,
+            "weight_by": None if order is None else {"by": "operator", "until": _until(order), "settings": ours},
             "waiting": busy[0],
             "running": busy[1],
             "paused": None if PAUSED not in orders else {"by": "operator", "until": _until(orders[PAUSED])},
@@ -95,16 +99,30 @@ class TenantVerbs:
         name = self._account(names)
         body = body_of(exchange)
         until_reload = _flag(body, "until_reload")
-        said = {key: value for key, value in body.items() if key != "until_reload"}
-        if not said:
-            raise AdminError(400, "bad_request", f"Name at least one limit: {', '.join(LIMITS)}.")
-        read = settings_of({"tenants": [{"name": "it", "limits": said}]}, "tenants[0].limits").tenants[0].limits
-        self._say(name, {key: Order(getattr(read, key), until_reload=until_reload) for key in said})
+        read = limits_of({key: value for key, value in body.items() if key != "until_reload"})
+        self._say(name, {key: Order(value, until_reload=until_reload) for key, value in read.items()})
         self._answer(exchange, name)
 
     def _unlimit(self, exchange: Exchange, names: Mapping[str, str]) -> None:
         name = self._account(names)
         self._take_back(name, *LIMITS)
+        self._answer(exchange, name)
+
+    def _weigh(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._account(names)
+        if not self._orders.weighs:
+            raise AdminError(409, "conflict", "Tenants have no weights: `fairness.levels` does not name them.")
+        body = body_of(exchange)
+        until_reload = _flag(body, "until_reload")
+        if body.keys() - {"until_reload"} != {"weight"}:
+            raise AdminError(400, "bad_request", "Name the `weight`, and nothing else.", param="weight")
+        read = settings_of({"tenants": [{"name": "it", "weight": body["weight"]}]}, "tenants[0]").tenants[0].weight
+        self._say(name, {WEIGHT: Order(read, until_reload=until_reload)})
+        self._answer(exchange, name)
+
+    def _unweigh(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._account(names)
+        self._take_back(name, WEIGHT)
         self._answer(exchange, name)
 
     def _cancel(self, exchange: Exchange, names: Mapping[str, str]) -> None:
@@ -151,7 +169,18 @@ class TenantVerbs:
         self._tell()
 
     def _tell(self) -> None:
-        self._driver.tell(self._scheduler.tenants_limited(self._orders.limits(), now=self._driver.now()))
+        driver, orders = self._driver, self._orders
+        driver.tell(self._scheduler.tenants_limited(orders.limits(), now=driver.now()))
+        driver.tell(self._scheduler.tenants_weighed(orders.weights(), now=driver.now()))
+
+
+def limits_of(said: Mapping[str, object]) -> dict[str, int | None]:
+    """Returns limits that an operator sent, by the rules of the settings; None: no such limit. Raises AdminError."""
+    if not said:
+        raise AdminError(400, "bad_request", f"Name at least one limit: {', '.join(LIMITS)}.")
+    key = {"hash": _ANY_HASH, "limits": said}  # of a key: limits of a tenant may have models, too
+    read = settings_of({"tenants": [{"name": "it", "keys": [key]}]}, "tenants[0].keys[0].limits")
+    return {name: getattr(read.tenants[0].keys[0].limits, name) for name in said}
 
 
 def _unknown(name: str) -> AdminError:

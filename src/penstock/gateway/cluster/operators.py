@@ -5,8 +5,8 @@ already; a new gateway receives them when it becomes an edge, and reports its ow
 that grows with each change and with each decider: the highest counts. Orders to a gateway that decides alone are its
 own, and end when it joins the group again.
 
-These are pauses and drains of models, tenants and endpoints, other limits of tenants, and removed endpoints. Endpoints
-that were added are not among them, because their keys do not travel between machines.
+These are pauses and drains of models, tenants and endpoints, other limits and weights of tenants, and removed
+endpoints. Endpoints that were added are not among them, because their keys do not travel between machines.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class OperatorOrders:
         if said.tenants != before.tenants:
             self._orders.replace(said.tenants)
             driver.tell(driver.scheduler.tenants_limited(self._orders.limits(), now=driver.now()))
+            driver.tell(driver.scheduler.tenants_weighed(self._orders.weights(), now=driver.now()))
         self._endpoints.go_by_hand(drained=said.endpoints_drained, removed=said.endpoints_removed)
         self._said = self._now()  # as far as its names are known here
 

@@ -51,6 +51,14 @@ class KeyBook:
         await self._store.do(lambda store: store.add_key(key))
         self._know(None, [*self.keys.values(), key])
 
+    async def change(self, name: str, rights: str) -> MadeKey | None:
+        """Give a key other rights, which hold when this returns. None: it is gone. Raises `StoreError`."""
+        if not await self._store.do(lambda store: store.change_key(name, rights)) or name not in self.keys:
+            return None
+        changed = msgspec.structs.replace(self.keys[name], rights=rights)
+        self._know(None, [changed if key.name == name else key for key in self.keys.values()])
+        return changed
+
     async def erase(self, name: str) -> bool:
         """Revoke a key. It no longer works when this returns. False: there was none. Raises `StoreError`."""
         erased = await self._store.do(lambda store: store.erase_key(name))

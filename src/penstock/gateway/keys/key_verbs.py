@@ -1,4 +1,4 @@
-"""The operators' verbs for keys: list, issue, revoke.
+"""The operators' verbs for keys: list, issue, limit, revoke.
 
 Keys of the settings are listed too, and are revoked there. A key is only in the answer that issues it, not in the
 store, events or logs.
@@ -19,7 +19,10 @@ from penstock.config import values
 from penstock.config.model import Settings
 from penstock.config.problems import Refused
 from penstock.config.sections.tenancy import NAMES_WITHOUT_KEYS, TenantKey
+from penstock.core.values.settings import Limits
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
+from penstock.gateway.admin.tenant_orders import LIMITS
+from penstock.gateway.admin.tenants import limits_of
 from penstock.gateway.identity import rights
 from penstock.gateway.identity.callers import HASH_PREFIX, key_hash, new_key
 from penstock.http.server.server import Exchange
@@ -46,6 +49,8 @@ class KeyVerbs:
         routes.add("GET", LIST, self._list)
         routes.add("POST", LIST, self._make)
         routes.add("DELETE", LIST + "/{name}", self._revoke)
+        routes.add("POST", LIST + "/{name}/limit", self._limit)
+        routes.add("DELETE", LIST + "/{name}/limit", self._unlimit)
 
     # --- looking --------------------------------------------------------------------------------------------------
 
@@ -115,14 +120,30 @@ class KeyVerbs:
         answer(exchange, {**self._row(made), "key": secret}, 201)
 
     async def _revoke(self, exchange: Exchange, names: Mapping[str, str]) -> None:
-        name = names["name"]
-        if (tenant := self._of_settings().get(name)) is not None:
-            message = f"The key `{name}` stands in the settings of `{tenant}`: take it out there, and reload."
-            raise AdminError(409, "conflict", message, param="name")
+        name = self._issued(names, "take it out")
         if not await self._written().erase(name):
-            message = f"There is no key `{name[:200]}`. `penstock keys ls` lists all."
-            raise AdminError(404, "key_not_found", message, param="name")
+            raise _unknown(name)
         answer(exchange, {"name": name, "state": "withdrawn"})
+
+    async def _limit(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        """Set these limits of an issued key; null ends one, and all others stay."""
+        name = self._issued(names, "change it")
+        await self._relimit(exchange, name, limits_of(body_of(exchange)))
+
+    async def _unlimit(self, exchange: Exchange, names: Mapping[str, str]) -> None:
+        name = self._issued(names, "change it")
+        await self._relimit(exchange, name, dict.fromkeys(LIMITS))
+
+    async def _relimit(self, exchange: Exchange, name: str, limits: Mapping[str, int | None]) -> None:
+        book = self._written()
+        if (key := book.keys.get(name)) is None:
+            raise _unknown(name)
+        its = rights.read(key.rights) or rights.NONE
+        after = msgspec.structs.replace(its.limits or Limits(), **limits)
+        its = msgspec.structs.replace(its, limits=None if after == Limits() else after)
+        if (changed := await book.change(name, rights.written(its))) is None:
+            raise _unknown(name)
+        answer(exchange, self._row(changed))
 
     # --- parts ----------------------------------------------------------------------------------------------------
 
@@ -136,6 +157,14 @@ class KeyVerbs:
 
     def _of_settings(self) -> dict[str, str]:
         return {_named(key): tenant.name for tenant in self._settings().tenants for key in tenant.keys}
+
+    def _issued(self, names: Mapping[str, str], do: str) -> str:
+        """The key that a path names. Raises if it stands in the settings, where one has to `do` it."""
+        name = names["name"]
+        if (tenant := self._of_settings().get(name)) is not None:
+            message = f"The key `{name}` stands in the settings of `{tenant}`: {do} there, and reload."
+            raise AdminError(409, "conflict", message, param="name")
+        return name
 
     def _tenant(self, value: object) -> str:
         if not isinstance(value, str) or not value:
@@ -175,6 +204,12 @@ def _named(key: TenantKey) -> str:
 def _limits(its: rights.Rights) -> dict[str, int]:
     limits = {} if its.limits is None else msgspec.structs.asdict(its.limits)
     return {name: most for name, most in limits.items() if most is not None}
+
+
+def _unknown(name: str) -> AdminError:
+    return AdminError(
+        404, "key_not_found", f"There is no key `{name[:200]}`. `penstock keys ls` lists all.", param="name"
+    )
 
 
 def _taken(name: str) -> AdminError:

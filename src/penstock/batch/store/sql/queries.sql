@@ -182,6 +182,9 @@ DELETE FROM runners
 INSERT INTO api_keys (name, tenant, hash, rights, created_at, expires_at)
 VALUES (:name, :tenant, :hash, :rights, :created_at, :expires_at) ON CONFLICT DO NOTHING
 
+-- name: change_key
+UPDATE api_keys SET rights = :rights WHERE name = :name
+
 -- name: erase_key
 DELETE FROM api_keys WHERE name = :name
 
