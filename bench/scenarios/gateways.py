@@ -124,8 +124,8 @@ def tokens_got(
     )
     variant = Variant(name, engines=engines(1), wait_s_max=600.0)
     fleet = Fleet(gateways, LAN, one_queue=one_queue, placement=placement)
-    done = _fleet_run(setup, variant, streams, fleet, SHARES_WARM_S)
-    service = service_between(done.world.samples, SHARES_WARM_S, setup.duration_s)
+    done = _fleet_run(setup, variant, streams, fleet, min(SHARES_WARM_S, setup.duration_s / 3))
+    service = service_between(done.world.samples, done.warm_s, setup.duration_s)
     return {tenant: service.get((tenant, ""), 0.0) for tenant in weights}
 
 

@@ -13,12 +13,16 @@ from bench.report import Measure, RunResult, at_least, at_most, service_between
 from bench.scenarios.base import CHAT, ENGINE, STANDARD, Kind, Run, Setup, Variant, capacity_per_s, engines, run
 from bench.scenarios.bound import BoundWatch
 from bench.workload import Lognormal
-from penstock.sim.world.report import jain
+from penstock.sim.world.report import jain, ratio
 from penstock.sim.world.workload import Constant, InFlight, Lengths, Poisson, Stream
 from penstock.sim.world.world_values import EngineSpec
 
-WARM_S = 20.0
+WARM_S = 20.0  # of a run of a minute or more; a third of a shorter one
 WINDOW_S = 60.0
+
+
+def _warm_s(setup: Setup) -> float:
+    return min(WARM_S, setup.duration_s / 3)
 
 
 def _backlogged(tenant: str, kind: Kind, *, times: float = 1.5, weight: float = 1.0, user: str = "") -> Stream:
@@ -54,15 +58,17 @@ def weights(setup: Setup) -> RunResult:
     """Three backlogged tenants with weights 1, 2 and 4."""
     fair = {"one": 1.0, "two": 2.0, "four": 4.0}
     streams = tuple(_backlogged(tenant, CHAT, weight=weight) for tenant, weight in fair.items())
-    done = run(setup, Variant("weights 1:2:4"), streams, warm_s=WARM_S)
-    shares = _shares(done, WARM_S, setup.duration_s)
-    early = _shares(done, WARM_S, WARM_S + 2 * WINDOW_S)  # the first estimates are guesses: it shows for a while
+    done = run(setup, Variant("weights 1:2:4"), streams, warm_s=_warm_s(setup))
+    shares = _shares(done, done.warm_s, setup.duration_s)
+    # The first estimates are guesses: it shows for a while.
+    early = _shares(done, done.warm_s, done.warm_s + 2 * WINDOW_S)
     measures = [
         Measure("largest distance from 1:2:4, first two minutes", _off(early, fair), at_most(0.03)),
         Measure("largest distance from 1:2:4, all", _off(shares, fair), at_most(0.03)),
     ]
     measures += [
-        Measure(f"share of {tenant}, over that of one", shares[tenant] / shares["one"]) for tenant in ("two", "four")
+        Measure(f"share of {tenant}, over that of one", ratio(shares.get(tenant, 0.0), shares.get("one", 0.0)))
+        for tenant in ("two", "four")
     ]
     return _result([done], setup, "weights", measures)
 
@@ -74,14 +80,14 @@ def users(setup: Setup) -> RunResult:
         _backlogged("firm", CHAT, user="ben"),
         _backlogged("shop", CHAT, user="cay"),
     )
-    done = run(setup, Variant("two users and one"), streams, warm_s=WARM_S)
-    service = service_between(done.world.samples, WARM_S, setup.duration_s)
+    done = run(setup, Variant("two users and one"), streams, warm_s=_warm_s(setup))
+    service = service_between(done.world.samples, done.warm_s, setup.duration_s)
     total = sum(service.values())
     parts = {user: tokens / total for (_, user), tokens in service.items()}
     measures = [
         Measure(
             "largest distance from 1/2 for each tenant",
-            _off(_shares(done, WARM_S, setup.duration_s), {"firm": 1.0, "shop": 1.0}),
+            _off(_shares(done, done.warm_s, setup.duration_s), {"firm": 1.0, "shop": 1.0}),
             at_most(0.03),
         ),
         Measure(
@@ -105,7 +111,7 @@ def mixed_sizes(setup: Setup) -> RunResult:
     for policy in ("weighted_tokens", "round_robin", "fcfs"):
         if policy in setup.without:
             continue
-        done = run(setup, Variant(policy, fairness=policy), tuple(streams), warm_s=WARM_S)
+        done = run(setup, Variant(policy, fairness=policy), tuple(streams), warm_s=_warm_s(setup))
         worst = min(jain(list(_shares(done, start_s, start_s + WINDOW_S).values())) for start_s in _windows(setup))
         measures.append(
             Measure(f"Jain over 60 s, worst window: {policy}", worst, at_least(0.995) if len(runs) == 0 else None)
@@ -130,8 +136,8 @@ def scarce_memory(setup: Setup) -> RunResult:
     )
     watch = BoundWatch()
     variant = Variant("scarce memory", engines=(EngineSpec("engine", config, 64),), wait_s_max=600.0)
-    done = run(setup, variant, streams, warm_s=WARM_S, watch=watch)
-    shares = _shares(done, WARM_S, setup.duration_s)
+    done = run(setup, variant, streams, warm_s=_warm_s(setup), watch=watch)
+    shares = _shares(done, done.warm_s, setup.duration_s)
     measures = [
         Measure("largest distance from 1/2", _off(shares, {"large": 1.0, "small": 1.0}), at_most(0.05)),
         Measure("priced tokens per s", done.tokens_per_s(lambda _: True)),
@@ -142,8 +148,8 @@ def scarce_memory(setup: Setup) -> RunResult:
 
 
 def _windows(setup: Setup) -> list[float]:
-    count = max(1, int((setup.duration_s - WARM_S) // WINDOW_S))
-    return [WARM_S + number * WINDOW_S for number in range(count)]
+    count = max(1, int((setup.duration_s - _warm_s(setup)) // WINDOW_S))
+    return [_warm_s(setup) + number * WINDOW_S for number in range(count)]
 
 
 IDLE_S = (10.0, 60.0, 300.0)
@@ -200,8 +206,8 @@ def estimates_wrong(setup: Setup) -> RunResult:
     runs: list[Run] = []
     for name, stream in wrong.items():
         watch = BoundWatch()
-        done = run(setup, Variant(name), (stream, *neighbours), warm_s=WARM_S, watch=watch)
-        share = _shares(done, WARM_S, setup.duration_s).get("wrong", 0.0)
+        done = run(setup, Variant(name), (stream, *neighbours), warm_s=_warm_s(setup), watch=watch)
+        share = _shares(done, done.warm_s, setup.duration_s).get("wrong", 0.0)
         measures += [
             Measure(f"distance from the fair share: {name}", abs(share * 8 - 1.0), at_most(0.02)),
             Measure(f"pair checks of the bound: {name}", watch.checks, at_least(100_000)),

@@ -6,10 +6,18 @@ not reached, the test holds what is (`held`), so that it gets no worse unseen.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from bench.scenarios.registry import SCENARIOS, Setup
 from tests.sim.goals import held, kept, result
+
+
+@pytest.mark.parametrize("scenario", ["weights", "users", "mixed_sizes", "scarce_memory"])
+def test_a_run_no_longer_than_the_warm_up_has_all_figures(scenario: str) -> None:
+    measures = SCENARIOS[scenario].run(Setup(1, 20.0, without=frozenset({"fcfs", "round_robin"}))).measures
+    assert [measure.name for measure in measures if math.isnan(measure.value)] == []
 
 
 @pytest.mark.slow
