@@ -88,6 +88,15 @@ def measured(port: int) -> dict[str, Any]:
     return found
 
 
+def _beside(found: dict[str, Any], recorded: dict[str, Any]) -> str:
+    """Returns a line for each way, its figures beside the recorded ones."""
+    kinds = ("calls", "files", "changes")
+    return "\n".join(
+        f"{name}: " + ", ".join(f"{its[kind]} {kind} (recorded: {recorded[name][kind]})" for kind in kinds)
+        for name, its in found.items()
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("?")[0])
     parser.add_argument("--json", action="store_true", help="all figures, with each function's calls")
@@ -103,11 +112,10 @@ def main() -> None:
     def drive() -> None:
         code = 1
         try:
-            found = measured(port)
+            found, recorded = measured(port), json.loads(RECORDED.read_text())
             if told.record:
                 RECORDED.write_text(json.dumps(found, indent=1) + "\n")
-            short = {name: {k: v for k, v in its.items() if k != "functions"} for name, its in found.items()}
-            print(json.dumps(found if told.json else short), flush=True)
+            print(json.dumps(found) if told.json else _beside(found, recorded), flush=True)
             code = 0
         finally:
             for engine in engines:

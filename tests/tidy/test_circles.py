@@ -11,12 +11,7 @@ from tests.tidy.test_imports import imports, inside, name_of
 ROOM = "penstock.gateway."
 STAY = (
     {"bootstrap", "cluster.cluster"},
-    {
-        *("proxy.arrival", "proxy.background", "proxy.journey", "proxy.mending", "proxy.relay"),
-        *("proxy.disagg.base", "proxy.disagg.concurrent", "proxy.disagg.sequential"),
-        *("telemetry.access_log", "telemetry.levels", "telemetry.llm_d", "telemetry.metrics", "telemetry.reporting"),
-        *("telemetry.routing_log", "usage.ledger"),
-    },
+    {"proxy.disagg.concurrent", "proxy.journey", "proxy.mending", "proxy.relay"},
 )
 
 

@@ -16,7 +16,7 @@ import msgspec
 from penstock.core.values.catalogue import Failure
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.splice import set_fields
-from penstock.gateway.proxy.disagg.base import Division
+from penstock.gateway.proxy.disagg.base import Divided, Division
 from penstock.gateway.proxy.relay import ERROR_BODY_BYTES_MAX
 from penstock.http.client.pool import Call, Headers, UpstreamError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.core.values.actions import Dispatch
-    from penstock.gateway.proxy.journey import QueuedJourney
     from penstock.gateway.proxy.target import Target
 
 SSE = b"text/event-stream"
@@ -38,7 +37,7 @@ class Meeting(Division):
 
     transfer = "met"
 
-    def __init__(self, journey: QueuedJourney, dispatch: Dispatch) -> None:
+    def __init__(self, journey: Divided, dispatch: Dispatch) -> None:
         super().__init__(journey, dispatch)
         assert dispatch.decode is not None
         self._decode = dispatch.decode  # the endpoint that answers

@@ -17,14 +17,13 @@ from penstock.core.values.catalogue import Failure
 from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.fields import NOTHING
 from penstock.gateway.openai.splice import Body, Spliced, set_field, set_fields
-from penstock.gateway.proxy.disagg.base import Division
+from penstock.gateway.proxy.disagg.base import Divided, Division
 from penstock.http.client.pool import Headers, UpstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.core.values.actions import Dispatch
-    from penstock.gateway.proxy.journey import QueuedJourney
     from penstock.gateway.proxy.target import Target
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})  # where engines know `kv_transfer_params`
@@ -106,7 +105,7 @@ class TwoPhase(Division):
 
     __slots__ = ("_body", "_params", "_status", "transfer")
 
-    def __init__(self, journey: QueuedJourney, dispatch: Dispatch) -> None:
+    def __init__(self, journey: Divided, dispatch: Dispatch) -> None:
         super().__init__(journey, dispatch)
         self._status = 0
         self._body = bytearray()
