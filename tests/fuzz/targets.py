@@ -327,7 +327,7 @@ def _bounded(body: Body) -> object:
     """The body for a key that may have so many tokens."""
     try:
         asked = Asked(body)
-        return list(asked.names()), _written(asked.bound(body, "/v1/completions", 100, 2)[0])
+        return list(asked.names()), _written(asked.bound(body, "/v1/completions", 100, 2, is_known=True)[0])
     except BadBody as problem:
         _told(problem)
         return str(problem)

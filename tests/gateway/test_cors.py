@@ -47,7 +47,7 @@ async def test_a_page_that_is_listed_may_ask_and_read(world: World, workers: int
     assert answer.header("vary") == "origin"
     assert cors(answer) == {
         "allow-origin": PAGE,
-        "allow-methods": "GET, POST, DELETE",
+        "allow-methods": "GET, POST, PUT, PATCH, DELETE",
         "allow-headers": "authorization,content-type,x-stainless-os",
         "max-age": "600",
         "expose-headers": ", ".join(EXPOSED),

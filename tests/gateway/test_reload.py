@@ -502,6 +502,7 @@ EVERYTHING: list[dict[str, Any]] = [
         },
         "client_address": {"proxy_protocol": ["10.1.0.0/16"], "proxies": ["10.2.0.0/16"], "header": "forwarded"},
         "cors": {"origins": ["https://page.example"]},
+        "paths": [{"path": "/v1/own", "method": "PUT", "kind": "free", "model": "name"}],
         "observe": {"interval": 7, "fast_interval": 3},
         "autoscale": {"target_wait": 30, "saturation": 0.7, "start": 120, "keep": 600},
         "metrics": {"aliases": ["vllm_router"]},

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.config.model import DEFAULT_BANDS, Settings
+from penstock.config.paths import BUILT_IN, PathKind
 from penstock.config.sections.policies import OWN
 from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import TERMINAL, TRANSITIONS, State
 from penstock.core.values.retry import RetryBudget, final_reason, may_retry
 from penstock.engines.recognise import ENGINES
-from penstock.gateway.openai.routes import ROUTES, PathKind
 
 INTRODUCTION = """\
 # The whole in one picture
@@ -59,7 +59,7 @@ def page() -> str:
 
 
 def _flow() -> Iterable[str]:
-    kinds = {kind: sum(route.kind is kind for route in ROUTES.values()) for kind in PathKind}
+    free = sum(kind is PathKind.FREE for kind in BUILT_IN.values())
     settings = Settings.model_fields
     bands = " > ".join(band.name for band in DEFAULT_BANDS)
     levels = " > ".join(settings["fairness"].default.levels)
@@ -67,11 +67,9 @@ def _flow() -> Iterable[str]:
     yield "flowchart TD"
     yield '    client(["client"])'
     yield "    subgraph gateway [Penstock]"
-    yield _box(
-        "door", "At the door", f"{kinds[PathKind.QUEUED]} paths that are queued, {kinds[PathKind.DIRECT]} that are not"
-    )
+    yield _box("door", "At the door", f"{len(BUILT_IN) - free} paths that are queued, {free} that are not")
     yield _box("who", "Who is it", "key, tenant, user; band, price and share of the model")
-    yield _box("direct", "Direct", "costs an engine next to nothing: no turn, no lease")
+    yield _box("direct", "Free", "costs an engine next to nothing: no turn, no lease")
     yield "        subgraph scheduler [One scheduler, told facts, returns actions]"
     yield _box("queue", "The queue, bounded", f"bands, strictly: {bands}")
     yield _box("fairness", "Which flow", f"{_words(OWN['fairness'])}<br/>levels: {levels}")

@@ -208,6 +208,13 @@ def _is_own(url: str, document: Document) -> bool:
     return own and (parts.port or {"http": 80, "https": 443}.get(parts.scheme)) == port
 
 
+def _paths(document: Document) -> Found:
+    if document.get("paths"):
+        from penstock.config.path_checks import paths_checks  # noqa: PLC0415 - few gateways add paths
+
+        yield from paths_checks(document)
+
+
 def _models(document: Document) -> Found:
     models = mapping_of(document.get("models"))
     listed: dict[str, int] = {}
@@ -446,6 +453,17 @@ def _longer(document: Document, section: str, key: str, limit: str, parts: Secti
 
 
 _CHECKS = (
-    *(_tls, _endpoints, discovery_checks, _models, _bands, _min_shares, _fairness, _identity, _extras, _tenants),
-    *(_routing, _intervals, locality_checks, batch_checks, share_checks, _admin, _cors, _beyond_others, epp_checks),
+    *(_tls, _endpoints, discovery_checks, _models, _paths, _bands, _min_shares, _fairness, _identity, _extras),
+    *(
+        _tenants,
+        _routing,
+        _intervals,
+        locality_checks,
+        batch_checks,
+        share_checks,
+        _admin,
+        _cors,
+        _beyond_others,
+        epp_checks,
+    ),
 )

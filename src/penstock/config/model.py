@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_
 
 from penstock.config import values
 from penstock.config.address import host_and_port, root_path, split_listen
+from penstock.config.paths import PATHS_MAX, PathSection
 from penstock.config.sections.batch import BatchSection
 from penstock.config.sections.clients import ClientAddress, CorsSection, EppSection
 from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
@@ -374,6 +375,7 @@ class Settings(Section):
     models: Annotated[dict[values.ModelName, ModelSection], BeforeValidator(values.items(0, MODELS_MAX))] = setting(
         {}, ""
     )
+    paths: Annotated[tuple[PathSection, ...], BeforeValidator(values.items(0, PATHS_MAX))] = ()
     queue: Queue = Queue()
     bands: Annotated[tuple[BandSection, ...], BeforeValidator(values.items(1, BANDS_MAX))] = DEFAULT_BANDS
     default_band: values.BandName = setting("standard", "The band of requests that name none.")

@@ -41,6 +41,7 @@ RULES: dict[str, Rule] = {
     ),
     "discovery": Rule("sources that did not change go on; endpoints that a removed source had named are drained"),
     "models": Rule(_ARRIVALS + "; weights at once"),
+    "paths": Rule(_ARRIVALS),
     "queue": Rule("at once; a waiting request keeps the time it was promised, or gets more"),
     "queue.enabled": Rule("at once: off, all waiting requests are sent; on, requests beyond the slots end first"),
     "queue.heartbeat_after": Rule(_ARRIVALS),

@@ -15,7 +15,7 @@ from penstock.gateway.identity.callers import Callers, key_hash
 from penstock.gateway.identity.tokens.accepted import AcceptedTokens
 from penstock.gateway.openai.routes import ROUTES
 
-ROUTE = ROUTES["/v1/chat/completions"]
+ROUTE = ROUTES["/v1/chat/completions"]["POST"]
 KEY = {"authorization": "Bearer pk-one"}
 TEAM: dict[str, Any] = {"name": "team", "keys": [key_hash("pk-one")]}
 

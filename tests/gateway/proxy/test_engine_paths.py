@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.openai.routes import ROUTES, PathKind
+from penstock.config.paths import BUILT_IN, PathKind
 from tests.gateway.conftest import World
 from tests.gateway.openai.test_usage import SSE, chunked
 
@@ -52,7 +52,9 @@ async def one_engine(world: World, *pieces: bytes, thinks_s: float = 0.0, **sett
     return requests
 
 
-@pytest.mark.parametrize("path", [path for path, route in ROUTES.items() if route.kind is PathKind.QUEUED])
+@pytest.mark.parametrize(
+    "path", [path.replace("*", "x") for path, kind in BUILT_IN.items() if kind is not PathKind.FREE]
+)
 async def test_each_path_is_asked_for_under_a_lease_and_passes_as_it_came(world: World, path: str) -> None:
     requests = await one_engine(world, whole({"fine": True}))
     body = {"model": "sim", "unknown": {"to": "us"}}
@@ -65,7 +67,7 @@ async def test_each_path_is_asked_for_under_a_lease_and_passes_as_it_came(world:
     assert await world.metric("penstock_dispatches_total") == 1
 
 
-@pytest.mark.parametrize("path", [path for path, route in ROUTES.items() if route.kind is PathKind.DIRECT])
+@pytest.mark.parametrize("path", [path for path, kind in BUILT_IN.items() if kind is PathKind.FREE])
 async def test_what_costs_next_to_nothing_takes_no_lease(world: World, path: str) -> None:
     await one_engine(world, whole({"fine": True}))
     assert (await world.ask(path=path, body={"model": "sim", "content": "x"})).json() == {"fine": True}

@@ -17,7 +17,7 @@ from penstock.gateway.identity.caller import Caller
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.openai.answers.usage import read_usage
 from penstock.gateway.openai.errors import Api
-from penstock.gateway.openai.routes import PathKind, route
+from penstock.gateway.openai.routes import ROUTES
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.http.server.server import Exchange, Header
@@ -176,10 +176,10 @@ class GatewayPort:
         return self._catalog.aliases.get(model, model)
 
     def takes(self, path: str) -> bool:
-        found = route(path)
+        ways = ROUTES.get(path)  # a path of the settings may be gone when a batch goes on after a restart
         return (
-            found is not None
-            and found.kind is PathKind.QUEUED
-            and found.api is Api.OPENAI
+            ways is not None
+            and not ways["POST"].free
+            and ways["POST"].api is Api.OPENAI
             and not path.startswith(("/v1/audio/", "/v1/images/"))
         )

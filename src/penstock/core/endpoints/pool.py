@@ -1,6 +1,6 @@
 """The endpoints: their models, health and room.
 
-Health is separate from admission, because pinned and direct requests, and those without queueing, skip the queue but
+Health is separate from admission, because pinned and free requests, and those without queueing, skip the queue but
 not health.
 """
 

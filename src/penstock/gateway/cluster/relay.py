@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
+from penstock.config.paths import is_own
 from penstock.core.values.catalogue import Reason
-from penstock.gateway.builtin.engine_paths import ENGINES, VERBS
 from penstock.gateway.builtin.operators import is_operators
 from penstock.gateway.cluster.greeting import QUESTION
 from penstock.gateway.cluster.link import taken_over
@@ -26,14 +26,7 @@ if TYPE_CHECKING:
 
 PEER_HEADER: Final = b"x-penstock-peer"
 LENGTH_HEADER: Final = b"content-length"
-#: The paths that only the first process can answer. `/health` is not among them: a worker answers it itself.
-PATHS = (
-    *("/", "/ready", "/readyz", "/metrics", "/autoscale", "/version", "/queue"),
-    *("/v1/models", "/admin", "/v1/files", "/v1/batches", "/api/version", "/api/tags", "/api/show"),
-)
-_ENGINE_PATHS = (ENGINES, *VERBS)
-_PREFIXES = tuple(f"{path}/" for path in ("/v1/models", "/admin", "/autoscale", "/v1/files", "/v1/batches"))
-_ALIVE = ("/health", "/healthz", "/livez")
+_ALIVE = ("/health", "/healthz", "/livez")  # a worker answers these itself
 _QUEUE: Final = "/queue"
 _OF_GROUP = (_QUEUE, "/autoscale", "/admin")
 _PREFIXES_OF_GROUP = ("/autoscale/", "/admin/")
@@ -56,7 +49,7 @@ class WorkerPaths:
 
     def owns(self, path: str) -> bool:
         """Returns True for a path that is answered here or relayed."""
-        return path in PATHS or path in _ALIVE or path in _ENGINE_PATHS or path.startswith(_PREFIXES)
+        return is_own(path)
 
     def begin(self, exchange: Exchange) -> int | None:
         if not _asks_if_alive(exchange):

@@ -1,7 +1,7 @@
 """Early requests: those that can't be addressed before engines have listed their models. They wait outside the queue.
 
 These are requests without a model that came before any model was known, and those that never queue: for one endpoint
-(`?id=`) that has not listed its models yet, or of a direct path while an endpoint may still list their model. That is
+(`?id=`) that has not listed its models yet, or of a free path while an endpoint may still list their model. That is
 rare: an engine that starts after its gateway. Looks are made only meanwhile.
 """
 
@@ -45,7 +45,7 @@ class EarlyRequests:
         return self.waits(lambda: not awaits(name), exchange, go_on, min(TELLING_S_MAX, self._wait_s_max))
 
     def waits_for_model(self, model: str, exchange: Exchange, go_on: GoOn) -> bool:
-        """The same for a request of a direct path."""
+        """The same for a request of a free path."""
 
         def is_known() -> bool:
             scheduler = self._driver.scheduler

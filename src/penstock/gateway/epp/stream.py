@@ -24,7 +24,6 @@ from penstock.gateway.epp.filters import Modes
 from penstock.gateway.epp.journey import PickedJourney
 from penstock.gateway.epp.pick import Pick
 from penstock.gateway.epp.picker import NOWHERE, Picker, is_closed
-from penstock.gateway.openai.routes import route
 from penstock.http.client.call import Payload
 from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamErrorKind
 from penstock.http.server.server import Header, Refusal
@@ -78,7 +77,7 @@ class ProxyStream:
         self._bodyless = False  # the request has no body
         self._whole = False  # the request has come
         self._request_trailers = False  # it has some
-        self._rooted = False  # it came below `root_path`
+        self._came = ""  # its target, as the proxy has it
         self._turn = False  # a message is being processed
         self._head_s = 0.0
         self._task = asyncio.current_task()
@@ -245,11 +244,10 @@ class ProxyStream:
         ):
             picker.app.refusals.refuse(pick, Reason.NO_ENDPOINT, "No endpoint of the subset is served here.")
             return
-        path = pick.target_path
+        self._came = pick.target_path + (f"?{pick.query}" if pick.query else "")
         body_bytes_max = picker.app.begin_pick(pick, is_closed)
         self._body_bytes_max = min(picker.body_bytes_max, body_bytes_max or picker.body_bytes_max)
-        self._rooted = pick.target_path != path
-        if pick.only == NOWHERE and not pick.over and route(pick.target_path) is not None:
+        if pick.only == NOWHERE and not pick.over and picker.app.routes.get(pick.target_path) is not None:
             picker.app.refusals.refuse(pick, Reason.NO_ENDPOINT, KEYS_KEPT)
         if pick.over:
             return
@@ -413,7 +411,7 @@ class ProxyStream:
             others = self._pick.sink.fallbacks(max(1, listed))
             self._others = [place for place in map(self._picker.places.address, others) if place]
             address = ",".join([address, *self._others[:listed]])
-        if upstream.prefix or self._rooted:
+        if upstream.prefix or target != self._came:  # below `root_path`, or for another model
             added = [*added, (b":path", upstream.prefix.encode() + target.encode())]
         self._body = []
         given: list[bytes | memoryview] = [] if body is None else [body] if isinstance(body, bytes) else [*body]

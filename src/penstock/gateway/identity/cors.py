@@ -11,7 +11,6 @@ import re
 
 from penstock.config.model import Settings
 from penstock.config.sections.clients import ANY_ORIGIN
-from penstock.gateway.openai.routes import route
 from penstock.http.server.exchange import Exchange, Header
 
 PREFLIGHT_KEPT_S = 600  # by the browser; a reload that takes an origin out is felt so late at most
@@ -27,7 +26,7 @@ EXPOSED = (
     *("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
     *("x-ratelimit-limit-tokens-day", "x-ratelimit-remaining-tokens-day", "x-ratelimit-reset-tokens-day"),
 )
-_METHODS = b"GET, POST, DELETE"
+_METHODS = b"GET, POST, PUT, PATCH, DELETE"
 _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+(\s*,\s*[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 
 
@@ -39,10 +38,13 @@ class Cors:
         self._any = ANY_ORIGIN in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 
-    def allows(self, exchange: Exchange) -> bool:
-        """Whether the page that asks may use the path. Then every answer carries the headers."""
+    def allows(self, exchange: Exchange, *, passes: bool) -> bool:
+        """Whether the page that asks may use the path. Then every answer carries the headers.
+
+        `passes`: the path is an engine's.
+        """
         origin = exchange.header(b"origin")
-        if origin is None or not _is_callers(exchange.target_path):
+        if origin is None or not (passes or _is_callers(exchange.target_path)):
             return False
         if not self._any and origin.lower() not in self._origins:
             return False
@@ -69,5 +71,5 @@ class Cors:
 
 
 def _is_callers(path: str) -> bool:
-    """Whether a path is for clients; the others are for operators and probes, never for pages."""
-    return route(path) is not None or path.startswith(("/v1/", "/api/")) or path == "/queue"
+    """Whether a path of the gateway is for clients; the others are for operators and probes, never for pages."""
+    return path.startswith(("/v1/", "/api/")) or path == "/queue"

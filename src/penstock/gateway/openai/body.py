@@ -16,8 +16,8 @@ import msgspec
 from penstock.core.values.request import Contents
 from penstock.gateway.openai import scan
 from penstock.gateway.openai.contents import contents, weigh
-from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Fields, Own, Plain, Text
-from penstock.gateway.openai.splice import Body, Spliced, add_first, set_field, set_in_bytes
+from penstock.gateway.openai.fields import NOTHING, OF_CHATS, SEVERAL, Fields, Own, Plain, Text
+from penstock.gateway.openai.splice import Body, Spliced, add_first, set_field, set_in_bytes, values_of
 
 VALUE_BYTES_MAX: Final = 4096  # of a decoded field: names, numbers, a few options
 OWN_BYTES_MAX: Final = 64 * 1024  # of an engine's own parameters, which may have limits
@@ -63,7 +63,7 @@ class Peek:
         text: Text | None = None,
         background: bool = False,
     ) -> None:
-        self.model: Final = model
+        self.model = model  #: a path may have another field for it
         self.stream: Final = stream
         self.whole: Final = whole  #: streaming is explicitly off
         self.output_tokens_max = output_tokens_max  #: its key may allow less
@@ -159,7 +159,7 @@ def read_large(body: bytes, *, pooled: bool) -> Generator[None, None, Read]:
     spliced = Spliced(body, fields)
     found = _peek(spliced.fields(Fields))
     assert found.text is not None
-    names = SEVERAL if found.text.messages is NOTHING else TOKEN_IDS
+    names = SEVERAL if found.text.messages is NOTHING else OF_CHATS
     spans = [span for name in names if (span := fields.last(name)) is not None]
     weighed = yield from weigh(body, found.text, spans, 0 if pooled else found.answers)
     return Read(found, spliced, weighed)
@@ -269,13 +269,27 @@ def _own(raw: msgspec.Raw) -> list[Own]:
     return own if isinstance(own, list) else [own]
 
 
-def replace_model(body: Body, model: str) -> Body:
-    """Returns the same body with another name in the field `model`."""
-    return (
-        body.with_model(model)
-        if isinstance(body, Spliced)
-        else set_in_bytes(body, {"model": msgspec.json.encode(model)})
-    )
+def replace_model(body: Body, model: str, field: str = "model") -> Body:
+    """Returns the same body with another name in the field that names its model."""
+    if isinstance(body, Spliced):
+        return body.with_model(model, field)
+    return set_in_bytes(body, {field: msgspec.json.encode(model)})
+
+
+def named_in(body: Body, field: str) -> str | None:
+    """Returns the model that a field of JSON names; None: it is absent. Raises `BadBody`."""
+    given = list(values_of(body, (field,)))
+    if len(given) > 1:  # parsers differ in which of them counts
+        raise BadBody(f"`{field[:40]}` is given more than once.", field)
+    model = _built(field, msgspec.Raw(given[0][1])) if given else None
+    if given and not (isinstance(model, str) and model):
+        raise BadBody(f"`{field[:40]}` must be a non-empty string.", field)
+    return model if isinstance(model, str) else None
+
+
+def without_body(model: str | None, *, pooled: bool) -> Read:
+    """Returns what is known of a request without a body, for `model`."""
+    return Read(Peek(model, stream=False), b"", Contents(0, answers=0 if pooled else 1))
 
 
 def asks_usage(peek: Peek) -> AskUsage | None:

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.values.request import Contents
-from penstock.gateway.openai.fields import NOTHING, SEVERAL, TOKEN_IDS, Text
+from penstock.gateway.openai.fields import NOTHING, OF_CHATS, SEVERAL, Text
 from penstock.gateway.openai.scan import STRING, Span, at_once, string_end
 
 PIECES_MAX: Final = 10_000  # counted in one go; engines take some hundreds
@@ -63,7 +63,9 @@ _BESIDE_BYTES: Final = (
     1024  # beside token ids: a model's name and options, which are no prompt; more of it counts as text
 )
 _HEAD_BYTES: Final = 256  # as much as `_SEVERAL` may match: lists come indented, too
-_SEVERAL: Final = re.compile(rb'\s{0,80}\[\s{0,80}(?:\[\s{0,80})?["\d]')
+_SEVERAL: Final = re.compile(  # the last one: conversations
+    rb'\s{0,80}\[\s{0,80}(?:["\d]|\[\s{0,80}["\d{])'
+)
 _UNPARTED: Final = re.compile(rb'(?:[^"]++|' + STRING + rb")*+", re.DOTALL)  # as far as no string is cut
 _STRINGS: Final = re.compile(STRING, re.DOTALL)
 _BRACKET: Final = re.compile(rb"[\[\]]")
@@ -82,7 +84,7 @@ _NO_PIECES: Pieces = (0, 0, 0, 0)
 
 def contents(body: bytes, text: Text, answers: int) -> Contents:
     """Returns the contents of a small body; `answers` are wanted of each input."""
-    chat = text.messages is not NOTHING  # no other field is a list of inputs
+    chat = text.messages is not NOTHING  # then no field of text is a list of inputs
     if chat and body.find(b"[", body.find(b"[") + 1) < 0:  # that of its messages is the only list
         return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
     found: list[Found] = []
@@ -96,12 +98,12 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
         at = _first_part(body)
         pieces = _NO_PIECES if at < 0 else _typed(body, at, len(body))
     inputs = (1, 0, 0)
-    for name in TOKEN_IDS if chat else SEVERAL:
+    for name in OF_CHATS if chat else SEVERAL:
         raw: msgspec.Raw = getattr(text, name)
         if raw is not NOTHING and _SEVERAL.match(bytes(memoryview(raw)[:_HEAD_BYTES])) is not None:
             given = bytes(raw)
             inputs = _larger(inputs, at_once(_inputs(given, 0, len(given))))
-    if chat and not found and pieces == _NO_PIECES and not inputs[1]:
+    if chat and not found and pieces == _NO_PIECES and inputs[0] == 1 and not inputs[1]:
         return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
     return _whole(body, found, pieces, inputs, text=text, answers=answers)
 

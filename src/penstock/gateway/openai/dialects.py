@@ -4,7 +4,7 @@ Three tables, a row per API: every place in a body counts for any engine, becaus
 value may be one, or a list of one per prompt. If a body has no length, the bound is inserted if the field is a
 top-level one; a deeper one has to be given by the client. The bound is one for all answers of a request, to each of its
 prompts: so each may be as long as the bound divided by their number. Paths whose answers have no such field (audio,
-vectors) are not bounded.
+vectors) are not bounded. On a path that a setting adds, one of these fields has to be given.
 
 Parsers differ in which of two equal fields counts (Go's merges objects, and takes `Model` for `model`), so for a key
 with bounds these fields must be given once and in lower case.
@@ -70,9 +70,11 @@ _LLAMACPP: tuple[Place, ...] = (("n_predict",), ("max_tokens",))
 #: Places of the length behind a path. The first is inserted if it is a top-level field.
 _OF_PATH: dict[str, tuple[Place, ...]] = {
     "/v1/chat/completions": _CHAT,
+    "/v1/chat/completions/batch": _CHAT,
     "/v1/completions": (("max_tokens",),),
     "/v1/messages": (("max_tokens",),),
     "/v1/responses": (("max_output_tokens",),),
+    "/v1/responses/compact": (("max_output_tokens",),),
     "/chat/completions": _CHAT,
     "/invocations": _CHAT,
     "/completion": _LLAMACPP,
@@ -124,10 +126,11 @@ class Asked:
                 elif value is not None:
                     raise BadBody(f"`{'.'.join(place)}` has to be a name, as this key's models are bounded.", place[0])
 
-    def bound(self, body: Body, path: str, most: int, prompts: int) -> tuple[Body, bool]:
+    def bound(self, body: Body, path: str, most: int, prompts: int, *, is_known: bool) -> tuple[Body, bool]:
         """Returns the body with at most `most` tokens in all answers to its `prompts`, and whether that was inserted.
 
-        Raises `BadBody` if the request asks for more, or has to give the number that it wants.
+        `is_known`: the path's API is one of the tables; otherwise the request has to give the number. Raises `BadBody`
+        if it asks for more, or has to give the number that it wants.
         """
         answers = prompts
         for place, values in self._given(_COUNTS):
@@ -144,6 +147,8 @@ class Asked:
                     _check(".".join(place), value, most, answers)
             if values and None not in values:
                 told.add(place)
+        if not is_known and not told:
+            raise BadBody(f"This key's answers have {each:,} tokens at most: set `max_tokens`.", "max_tokens")
         put_in = False
         for places in self._wanted(path):
             if told.isdisjoint(places):

@@ -36,6 +36,8 @@ class Text(msgspec.Struct, gc=False):
 
 #: Lists of token ids only.
 TOKEN_IDS = ("input_ids", "prompt_token_ids", "token_ids", "tokens")
+#: Those of a chat that may hold several inputs: a list of conversations is one, too.
+OF_CHATS = (*TOKEN_IDS, "messages")
 #: Those that may hold several inputs.
 SEVERAL = ("prompt", "input", "inputs", "text", "documents", "text_2", *TOKEN_IDS)
 

@@ -22,8 +22,10 @@ _STEP_BYTES = 256 * 1024
 _SOUNDS = "/v1/audio/"
 
 
-def read_form(body: bytes, content_type: bytes, path: str, *, pooled: bool) -> Generator[None, None, Read]:
-    """Read a form, in steps. `pooled`: its answer is no text. Raises `BadBody`."""
+def read_form(
+    body: bytes, content_type: bytes, path: str, *, pooled: bool, field: str = "model"
+) -> Generator[None, None, Read]:
+    """Read a form, in steps. `pooled`: its answer is no text. `field`: names the model. Raises `BadBody`."""
     try:
         boundary = boundary_of(content_type)
     except BadForm as problem:
@@ -49,10 +51,10 @@ def read_form(body: bytes, content_type: bytes, path: str, *, pooled: bool) -> G
             files += 1
         else:
             text_bytes += value[1] - value[0]
-            if parameters.get(b"name") == "model":
+            if parameters.get(b"name") == field:
                 if where is not None:
-                    raise BadBody("The form names its `model` more than once.", "model")
-                model, where = _text(body, value), value
+                    raise BadBody(f"The form names its `{field[:40]}` more than once.", field)
+                model, where = _text(body, value, field), value
         at = end + 2
     else:
         raise BadBody(f"The multipart body has more than {PARTS_MAX} parts.")
@@ -61,15 +63,16 @@ def read_form(body: bytes, content_type: bytes, path: str, *, pooled: bool) -> G
     return Read(Peek(model=model, stream=False), Spliced(body, None, where), held)
 
 
-def _text(body: bytes, where: Span) -> str:
+def _text(body: bytes, where: Span, field: str) -> str:
+    name = f"The form field `{field[:40]}`"
     if where[0] >= where[1]:
-        raise BadBody("The form field `model` is empty.", "model")
+        raise BadBody(f"{name} is empty.", field)
     if where[1] - where[0] > FIELD_BYTES_MAX:
-        raise BadBody("The form field `model` is too long.", "model")
+        raise BadBody(f"{name} is too long.", field)
     try:
         return str(body[where[0] : where[1]], "utf-8")
     except UnicodeDecodeError:
-        raise BadBody("The form field `model` is not valid UTF-8.", "model") from None
+        raise BadBody(f"{name} is not valid UTF-8.", field) from None
 
 
 def _find(body: bytes, wanted: bytes, at: int) -> Generator[None, None, int]:

@@ -45,10 +45,10 @@ class Spliced:
     def __len__(self) -> int:
         return self._size
 
-    def with_model(self, model: str) -> Spliced:
-        """Returns the same body for another model."""
+    def with_model(self, model: str, field: str = "model") -> Spliced:
+        """Returns the same body for another model, which JSON names in `field`."""
         if self._fields is not None:
-            return self.with_fields({"model": msgspec.json.encode(model)})
+            return self.with_fields({field: msgspec.json.encode(model)})
         assert self._model is not None, "a form that names none has no other name"
         return Spliced(self.data, None, self._model, {self._model: model.encode()})
 

@@ -16,7 +16,7 @@ from penstock.gateway.identity.caller import Caller, Key, Sender, Unauthorized
 from penstock.gateway.identity.callers import KNOWN_S, Callers
 from penstock.gateway.identity.clients import Clients
 from penstock.gateway.identity.origins import Origins
-from penstock.gateway.openai.routes import ROUTES, Route, route
+from penstock.gateway.openai.routes import Paths, Ways
 from penstock.gateway.proxy.arrival import Means
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.heartbeat import Heartbeats
@@ -92,6 +92,7 @@ class App:
         self._answers_pages = answers_pages  # False: the process that passes requests on does
         self._cors: Cors | None = None  # None: no page of another site may ask
         self._origins = origins
+        self.routes = Paths()
         self.refusals = refusals = Refusals(driver, metrics)
         self._targets = endpoints.targets
         self._means = means = Means(
@@ -133,6 +134,7 @@ class App:
         """Serve new requests by `settings`."""
         self._means.attempts_max = settings.retry.max_attempts
         self._means.background_s = settings.timeouts.background
+        self.routes.follow(settings)
         self._intake.follow(settings)
         self._clients.follow(settings)
         self._cors = None
@@ -159,12 +161,11 @@ class App:
         if self._origins.looks and (foreign := self._origins.foreign(exchange)) is not None and self._bars(exchange):
             self.refusals.refuse(exchange, Reason.FORBIDDEN, foreign)
             return None
-        cors = self._cors
-        if cors is not None and cors.allows(exchange) and cors.is_preflight(exchange):
+        path, cors = exchange.target_path, self._cors
+        found = self.routes.exact.get(path) or self.routes.get(path)
+        if cors is not None and cors.allows(exchange, passes=found is not None) and cors.is_preflight(exchange):
             cors.answer(exchange)
             return None
-        path = exchange.target_path
-        found = ROUTES.get(path) or route(path)
         if found is None:
             part = self._part(path)
             if part is not None:
@@ -181,13 +182,15 @@ class App:
         if self._clients.looks:
             exchange.client = self._clients.address(exchange)
 
-    def _begin(self, exchange: Exchange, found: Route) -> None:
+    def _begin(self, exchange: Exchange, ways: Ways) -> None:
         """Refuse a request to engines' paths by its method, its key or a path that no engine has, or note its sender.
 
         A connection brings the same head again and again: its sender stays known with it.
         """
-        if exchange.method != "POST":
-            self.refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", b"POST")])
+        found = ways.get(exchange.method)
+        if found is None:
+            allow = ", ".join(ways).encode()
+            self.refusals.refuse(exchange, Reason.METHOD_NOT_ALLOWED, extra=[(b"allow", allow)])
             return
         lookup = exchange.lookup  # usually no header is given twice, so none is searched for
         key = self._callers.key(lookup.get, None if len(lookup) == len(exchange.headers) else exchange.repeats)
@@ -208,7 +211,7 @@ class App:
         from penstock.gateway.openai.wrong_paths import meant_instead, without_v1  # noqa: PLC0415
 
         path = exchange.target_path
-        meant = meant_instead(path, self._serves) if route(path) is None else without_v1(path)
+        meant = meant_instead(path, self._serves) if self.routes.get(path) is None else without_v1(path)
         self.refusals.refuse(exchange, Reason.PATH_NOT_FOUND, meant)
 
     # --- a proxy's hooks (`gateway/epp`): it carries the bytes --------------------------------------------------
@@ -220,7 +223,7 @@ class App:
         """
         self._place(exchange)
         path = exchange.target_path
-        found = route(path)
+        found = self.routes.get(path)
         if found is not None:
             self._begin(exchange, found)
         elif closed(path):
@@ -261,12 +264,12 @@ class App:
 
     def submit(self, exchange: Exchange, caller: Caller, journey: type[QueuedJourney]) -> None:
         """Take a request made inside (of a batch), as `caller`, by the way of all others."""
-        found = route(exchange.target_path)
+        found = self.routes.get(exchange.target_path)
         assert found is not None
-        self._intake.submit(exchange, found, caller, journey)
+        self._intake.submit(exchange, found[exchange.method], caller, journey)
 
     def _serves(self, path: str) -> bool:
-        return route(path) is not None or self._part(path) is not None
+        return self.routes.get(path) is not None or self._part(path) is not None
 
     def _served_bare(self) -> bool:
         """Whether any engine here may serve OpenAI's paths without `/v1`; true without engines."""

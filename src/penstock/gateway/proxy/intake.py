@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, parse_qsl, urlencode
 
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
@@ -25,7 +25,7 @@ from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import BadBody, Read
 from penstock.gateway.openai.errors import Api
-from penstock.gateway.openai.routes import PathKind, Route
+from penstock.gateway.openai.routes import MODEL, Route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.openai.slices import Slices
 from penstock.gateway.openai.splice import Body, Spliced
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GROWS: Final = True  # keys of prompts stand for several chunks each
+QUERY_FIELDS_MAX: Final = 100
 NO_TOOLS_BYTES: Final = len("null")  # or an empty list
 
 
@@ -128,12 +129,24 @@ class Intake:
     def _parse(self, arrival: Arrival, body: bytes, journey: type[QueuedJourney]) -> None:
         """Read what scheduling needs from a body: a small one at once, a large one in slices."""
         exchange = arrival.exchange
+        if not body and arrival.route.added:
+            self._without_body(arrival, journey)
+            return
         kind = exchange.lookup.get(b"content-type")
         if len(body) > ONE_STEP_BYTES or (kind != b"application/json" and bodies.is_multipart(kind)):
             self._in_steps(arrival, self._reading(arrival, body), journey)
             return
         try:
             read = bodies.read(body, pooled=arrival.route.pooled)
+        except BadBody as problem:
+            self._refuse_body(exchange, problem)
+        else:
+            self._parsed(arrival, read, journey)
+
+    def _without_body(self, arrival: Arrival, journey: type[QueuedJourney]) -> None:
+        exchange, route = arrival.exchange, arrival.route
+        try:
+            read = bodies.without_body(_one_of(exchange.query, route.field, "models"), pooled=route.pooled)
         except BadBody as problem:
             self._refuse_body(exchange, problem)
         else:
@@ -155,12 +168,12 @@ class Intake:
 
     def _reading(self, arrival: Arrival, body: bytes) -> Generator[None, None, Read]:
         """Read a body of any size, or a form."""
-        exchange, pooled = arrival.exchange, arrival.route.pooled
+        exchange, pooled, field = arrival.exchange, arrival.route.pooled, arrival.route.field
         content_type = exchange.lookup.get(b"content-type")
         if bodies.is_multipart(content_type):
             from penstock.gateway.openai.forms import read_form  # noqa: PLC0415 - few clients send files
 
-            return (yield from read_form(body, content_type or b"", exchange.target_path, pooled=pooled))
+            return (yield from read_form(body, content_type or b"", exchange.target_path, pooled=pooled, field=field))
         if len(body) <= ONE_STEP_BYTES:
             return bodies.read(body, pooled=pooled)
         return (yield from bodies.read_large(bodies.unmarked(body), pooled=pooled))
@@ -193,6 +206,8 @@ class Intake:
         """Identify, address, then tie and admit, or send at once, a request whose body was read."""
         arrival.peek, arrival.body, arrival.contents = read.peek, read.body, read.contents
         try:
+            if arrival.route.field != MODEL and read.peek.text is not None:
+                read.peek.model = bodies.named_in(read.body, arrival.route.field)
             if (read.peek.model is None or "id=" in arrival.exchange.query) and self._is_early(arrival, read, journey):
                 return
             arrival.named = read.peek.model or self._sole_model()
@@ -213,7 +228,7 @@ class Intake:
         except _Refused as refused:
             self._refusals.refuse(arrival.exchange, refused.reason, str(refused))
             return
-        if arrival.route.kind is PathKind.QUEUED:
+        if not arrival.route.free:
             self._admit(arrival, journey)
         elif self._driver.draining:
             self._refusals.refuse(arrival.exchange, Reason.DRAINING)
@@ -228,8 +243,7 @@ class Intake:
         """Let a request wait that can't be addressed before engines have listed their models. Raises BadBody."""
         exchange, go_on = arrival.exchange, self._going_on(arrival, read, journey)
         arrival.pinned = pinned = _pinned(exchange.query) if "id=" in exchange.query else None
-        queued = arrival.route.kind is PathKind.QUEUED
-        if pinned is not None and queued and self._early.waits_for_endpoint(pinned, exchange, go_on):
+        if pinned is not None and not arrival.route.free and self._early.waits_for_endpoint(pinned, exchange, go_on):
             return True
         return read.peek.model is None and self._early.waits(self._knows_models, exchange, go_on)
 
@@ -289,7 +303,7 @@ class Intake:
         if split is not None:
             model = split.main if len(split.weights) == 1 else self._chosen(split, arrival)
             if model != arrival.named:
-                arrival.body = bodies.replace_model(arrival.body, model)
+                _rename(arrival, model)
         arrival.model = self._served(model) if arrival.route.api is Api.OLLAMA and ":" not in model else model
 
     def _chosen(self, split: Split, arrival: Arrival) -> str:
@@ -331,7 +345,7 @@ class Intake:
         assert fallback is not None
         before = arrival.model
         arrival.named = name
-        arrival.body = bodies.replace_model(arrival.body, name)
+        _rename(arrival, name)
         arrival.profile = self._profiles.get(name, PLAIN)
         self._address(arrival)
         if arrival.caller is not None and arrival.caller.rights is not None:
@@ -441,15 +455,17 @@ def _keep_to(rights: Rights, arrival: Arrival) -> None:
         return
     from penstock.gateway.openai.dialects import Asked  # noqa: PLC0415 - few keys have such rights
 
-    asked = Asked(arrival.body)
+    asked = Asked(arrival.body if len(arrival.body) else b"{}")
     if rights.models:
         for name in asked.names():
             if not rights.allows(name):
                 raise _Refused(Reason.FORBIDDEN, errors.model_not_allowed(name))
     most, peek = rights.max_output_tokens, arrival.peek
-    if most is None or peek.text is None or arrival.route.pooled or arrival.route.kind is not PathKind.QUEUED:
+    is_known = not arrival.route.added
+    if most is None or arrival.route.pooled or arrival.route.free or (peek.text is None and is_known):
         return
-    arrival.body, put_in = asked.bound(arrival.body, arrival.exchange.target_path, most, arrival.contents.inputs)
+    path, inputs = arrival.exchange.target_path, arrival.contents.inputs
+    arrival.body, put_in = asked.bound(arrival.body, path, most, inputs, is_known=is_known)
     if put_in:
         peek.output_tokens_max = most // max(1, arrival.contents.answers)
 
@@ -470,15 +486,30 @@ class _Refused(Exception):  # noqa: N818
 
 def _pinned(query: str) -> str | None:
     """The endpoint that a query names; None: none."""
+    return _one_of(query, "id", "endpoints")
+
+
+def _one_of(query: str, field: str, what: str) -> str | None:
+    """The value of a field of a query, which may name one of `what`; None: it is absent."""
     try:
-        named = parse_qs(query, keep_blank_values=True, max_num_fields=100).get("id")
+        named = parse_qs(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX).get(field)
     except ValueError:
         raise BadBody("The query has too many fields.") from None
     if named is None:
         return None
     if len(named) != 1:
-        raise BadBody("The query names several endpoints (`id`); one is allowed.", "id")
+        raise BadBody(f"The query names several {what} (`{field[:40]}`); one is allowed.", field)
     return named[0]
+
+
+def _rename(arrival: Arrival, model: str) -> None:
+    """Put another model's name where the request has its own."""
+    exchange, field = arrival.exchange, arrival.route.field
+    if len(arrival.body):
+        arrival.body = bodies.replace_model(arrival.body, model, field)
+    else:
+        given = parse_qsl(exchange.query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
+        exchange.query = urlencode([(name, model if name == field else value) for name, value in given])
 
 
 def _broken(exchange: Exchange, failure: Exception) -> None:

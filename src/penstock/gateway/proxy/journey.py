@@ -232,7 +232,7 @@ class QueuedJourney(Relay):
         added = NOTHING_ADDED
         if counts and self._asks_usage is not None and USAGE not in left_out:
             body, added = self._asks_usage(body), USAGE_ADDED
-        if rank is not None and not is_multipart(exchange.lookup.get(b"content-type")):
+        if rank is not None and len(body) and not is_multipart(exchange.lookup.get(b"content-type")):
             body = set_field(body, PRIORITY, b"%d" % rank)
             added |= PRIORITY_ADDED
         elif self._ranks_itself:

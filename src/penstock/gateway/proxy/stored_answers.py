@@ -10,7 +10,7 @@ from __future__ import annotations
 from penstock.core.values.catalogue import Failure, Reason
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
-from penstock.gateway.openai.routes import DIRECT
+from penstock.gateway.openai.routes import STORED
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.refusals import Refusals
@@ -68,7 +68,7 @@ class StoredAnswers:
             self._refuse(exchange, Reason.PATH_NOT_FOUND, _unknown(name))
             return
         home = made.endpoint if made is not None and made.endpoint in self._targets else None
-        arrival = Arrival(exchange, DIRECT, self._refusals.request_id(exchange), caller)
+        arrival = Arrival(exchange, STORED, self._refusals.request_id(exchange), caller)
         arrival.body = exchange.body
         StoredJourney(
             arrival,
