@@ -141,6 +141,24 @@ def test_the_commands(store: SqliteStore, tmp_path: Path, capsys: pytest.Capture
     store.close()
     assert commands.run(["store", "restore", str(copy), "-c", str(settings)]) == 0
     assert "the store before: " in capsys.readouterr().out
-    settings.write_text("listen: 127.0.0.1:0\n")
+    settings.write_text("store: off\n")
     assert commands.run(["store", "check", "-c", str(settings)]) == 1
     assert "there is no store" in capsys.readouterr().err
+
+
+def test_without_settings_the_commands_find_the_store_of_the_state_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    assert commands.run(["store", "check"]) == 1
+    assert f"{tmp_path}/store/batch.sqlite3: no such file" in capsys.readouterr().err
+    SqliteStore(tmp_path / "store").close()
+    assert commands.run(["store", "check"]) == 0
+    monkeypatch.delenv("STATE_DIRECTORY")
+    for name in ("XDG_STATE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(copies, "SYSTEM_FOLDER", str(tmp_path))
+    assert commands.run(["store", "check"]) == 0, "that of the service"
+    monkeypatch.setattr(copies, "SYSTEM_FOLDER", str(tmp_path / "nothing"))
+    assert commands.run(["store", "check"]) == 1
+    assert "there is no state folder" in capsys.readouterr().err

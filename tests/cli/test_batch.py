@@ -69,7 +69,7 @@ async def test_without_batches_it_names_the_missing_setting(
 ) -> None:
     await world.gateway(endpoints=[{"url": "http://127.0.0.1:9"}])
     assert await run(world, "ls") == 1
-    assert "files and batches are switched off here (the setting `batch.data`" in capsys.readouterr().err
+    assert "files and batches are switched off here (the setting is `batch.serve: true`" in capsys.readouterr().err
 
 
 class Broken(io.BytesIO):

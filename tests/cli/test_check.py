@@ -90,6 +90,14 @@ ALONE: dict[str, dict[str, Any]] = {
     "a policy that nobody brings": {"routing": {"policy": POLICY}},
     "an address that is none": {"listen": "127.0.0.1:99999"},
     "a database without an address": {"batch": {"store": "postgres"}},
+    "two stores": {"store": {"data": "/x", "url": "postgresql://a@b/c"}},
+    "one store under two names": {"store": "/x", "batch": {"data": "/x"}},
+    "a store of another kind": {"batch": {"store": "mysql"}},
+    "an address of no database": {"store": {"url": "mysql://a@b/c"}},
+    "a ledger without a store": {"store": False, "usage": {"keep": "30d"}},
+    "prices without a store": {"store": "off", "usage": {"prices": {"*": {"prompt": 1}}}},
+    "issued keys without a store": {"store": {"enabled": False}, "identity": {"made_keys": True}},
+    "batches without a store": {"store": "off", "batch": {"serve": True}},
     "the same discovery twice": {"discovery": [{"dns": "engines:8000"}, {"dns": "engines:8000"}]},
     "discovery in a cluster, outside of one": {"discovery": [{"kubernetes": {"service": "engines"}}]},
 }
@@ -214,7 +222,7 @@ def test_a_wrong_private_key_is_refused_by_both_without_a_passphrase_prompt(
 def test_all_problems_of_this_machine_are_reported_at_once(both: Both) -> None:
     wrong = not_a_certificate(both.folder) | {"listen": "nowhere.invalid:0", "batch": {"data": f"{__file__}/x"}}
     checked, served = both.say(**GOOD | wrong)
-    assert [line.partition(":")[0] for line in checked] == ["tls", "batch.data", "listen"]
+    assert [line.partition(":")[0] for line in checked] == ["tls", "store", "listen"]
     assert len(served) == 1
 
 

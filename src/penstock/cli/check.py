@@ -14,7 +14,7 @@ from penstock.cli.diagnosis import Doctor
 from penstock.config.effect import open_warnings, warnings
 from penstock.config.load import ConfigError, Problem, load, summary
 from penstock.config.model import Settings
-from penstock.gateway.fitness import start_problems
+from penstock.gateway.fitness import start_problems, start_warnings
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
 LIVE_TIMEOUT_S = 5.0  # for each answer
@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     file = "/dev/stdin" if args.file == "-" else args.file
     try:
         settings = load(file, os.environ)
-        message, warned = summary(settings), [*warnings(settings, os.environ), *open_warnings(settings)]
+        message = summary(settings)
+        warned = [*warnings(settings, os.environ), *open_warnings(settings), *start_warnings(settings, os.environ)]
         problems = tuple(start_problems(settings, os.environ))
         code = EXIT_WRONG if problems else EXIT_OK
     except ConfigError as error:

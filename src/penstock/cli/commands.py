@@ -266,13 +266,13 @@ _COMMANDS = {
     "batch": _Command(
         "run files of requests on idle engines",
         "cli.batch",
-        "List, show, cancel or run batches at a running gateway (enabled by `batch.data`).",
+        "List, show, cancel or run batches at a running gateway (enabled by `batch.serve`).",
         examples="batch run requests.jsonl; batch ls",
     ),
     "store": _Command(
         "check, back up or restore the store",
         "batch.store.copies",
-        "The SQLite file with batches, issued keys and the ledger of use (`batch.data`): check it and back it up while "
+        "The SQLite file with the ledger of use, issued keys and batches (`store`): check it and back it up while "
         "the gateway runs, or put a backup in its place.",
         examples="store backup /backup/penstock-2026-11-26.sqlite3 -c penstock.yaml; store check -c penstock.yaml",
     ),

@@ -332,7 +332,8 @@ async def _penstock(*arguments: str, settings: Mapping[str, str] = MappingProxyT
 
     `settings`: as variables of its environment.
     """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")} | dict(settings)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PENSTOCK_")}
+    environment |= {"PENSTOCK__STORE": "off", **settings}  # its use belongs in nobody's ledger
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from penstock import logs
+from penstock.config.address import cannot_listen
 from penstock.config.effect import warnings
 from penstock.config.load import ConfigError, Flags, Settings, load, require_endpoints
 from penstock.config.sections.clients import EppSection, epp_problem
 from penstock.config.source import FILE_BYTES_MAX
-from penstock.gateway.fitness import cannot_listen
 from penstock.gateway.process import event_loop
 from penstock.gateway.serve import Gateway, StartError
 

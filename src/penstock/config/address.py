@@ -221,3 +221,8 @@ def _is_host(host: str) -> bool:
     except ValueError:
         return False
     return host.startswith("[") or bool(_HOST.fullmatch(host))
+
+
+def cannot_listen(where: str, error: OSError) -> str:
+    """Returns the error text for an address that can't be listened on."""
+    return f"cannot listen on {where}: {error.strerror or error}"

@@ -206,11 +206,10 @@ def _rest(settings: Settings) -> Iterator[str]:
         yield "identity.anonymous does nothing with `identity.require_key`"
     if settings.identity.require_key and "distinguish" in settings.identity.model_fields_set:
         yield "identity.distinguish does nothing with `identity.require_key`"
-    batch = settings.batch
-    if batch.has_store and not batch.serve and not settings.identity.made_keys:
-        yield "batch.data and batch.url do nothing with `batch.serve: false` and without `identity.made_keys`"
-    if batch.data is None and batch.url is None and (unused := _written(batch, "keep", "claim_timeout", "limits")):
+    if settings.usage.keep == 0 and settings.usage.prices:
+        yield "usage.prices do nothing with `usage.keep: 0`"
+    if not settings.batch.serve and (unused := _written(settings.batch, "keep", "claim_timeout", "limits")):
         named = ", ".join(f"batch.{key}" for key in unused)
-        yield f"without `batch.data` there are no batches, so these do nothing: {named}"
-    elif batch.store == "sqlite" and "claim_timeout" in batch.model_fields_set:
-        yield "batch.claim_timeout does nothing with `store: sqlite`, which one gateway has to itself"
+        yield f"without `batch.serve: true` there are no batches, so these do nothing: {named}"
+    elif settings.store.url is None and "claim_timeout" in settings.batch.model_fields_set:
+        yield "batch.claim_timeout does nothing without `store.url`: one gateway has SQLite to itself"

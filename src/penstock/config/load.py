@@ -34,6 +34,7 @@ __all__ = [
     "summary",
 ]
 
+FORMERLY = frozenset({"data", "url", "store"})  # names in `batch` that `other_words.py` moves
 HASH_CHARACTERS = 12  # enough to distinguish configurations, short enough for a label
 
 
@@ -126,6 +127,10 @@ def _hashed_secret(value: object) -> str:
 
 def built(merged: Merged) -> Settings:
     """Returns the settings of these layers. Raises `ConfigError` with all problems."""
+    if isinstance(batch := merged.document.get("batch"), Mapping) and FORMERLY & batch.keys():
+        from penstock.config.other_words import moved  # noqa: PLC0415 - few settings need it
+
+        merged = moved(merged)
     found: list[tuple[Location, Problem]] = []
     settings = None
     try:

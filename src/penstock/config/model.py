@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_
 from penstock.config import values
 from penstock.config.address import host_and_port, root_path, split_listen
 from penstock.config.paths import PATHS_MAX, PathSection
-from penstock.config.sections.batch import BatchSection
+from penstock.config.sections.batch import BatchSection, StoreSection, store_form
 from penstock.config.sections.clients import ClientAddress, CorsSection, EppSection
 from penstock.config.sections.discovery import SOURCES_MAX, SourceSection
 from penstock.config.sections.endpoint_tls import EndpointTls
@@ -400,9 +400,10 @@ class Settings(Section):
     admin: Admin = Admin()
     state_dir: values.OptionalFile = setting(
         None,
-        "The folder of the generated admin token. Default: `$STATE_DIRECTORY` (systemd), `$XDG_STATE_HOME/penstock`, "
-        "or `~/.local/state/penstock`.",
+        "The state folder: the generated admin token, and the store if `store` names none. Default: "
+        "`$STATE_DIRECTORY` (systemd), `$XDG_STATE_HOME/penstock`, or `~/.local/state/penstock`.",
     )
+    store: Annotated[StoreSection, BeforeValidator(store_form)] = StoreSection()
     batch: BatchSection = BatchSection()
     usage: UsageSection = UsageSection()
     log: Log = Log()
@@ -433,7 +434,18 @@ class Settings(Section):
     @property
     def keeps_usage(self) -> bool:
         """True if there is a ledger of use: it needs a store."""
-        return self.batch.has_store and self.usage.keep > 0
+        return self.store.enabled and self.usage.keep > 0
+
+    @property
+    def needs_store(self) -> str | None:
+        """The setting that asks for a store, so the gateway can't do without; None: there is one by default only."""
+        asked = {
+            "store": self.store.data is not None or self.store.url is not None,
+            "identity.made_keys": self.identity.made_keys,
+            "batch.serve": self.batch.serve,
+            "usage": "usage" in self.model_fields_set and self.usage.keep > 0,
+        }
+        return next((name for name, is_so in asked.items() if is_so), None)
 
     @property
     def listen_address(self) -> tuple[str, int]:
@@ -444,3 +456,8 @@ class Settings(Section):
     def admin_address(self) -> tuple[str, int] | None:
         """Host and port of `/admin` and `/metrics`; None if they are served at `listen`."""
         return None if self.admin.listen is None else split_listen(self.admin.listen)
+
+    @property
+    def at_operators(self) -> str:
+        """The operators' address, as it is named in messages."""
+        return f"{self.admin.listen} (admin.listen)"

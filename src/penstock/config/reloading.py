@@ -76,7 +76,8 @@ RULES: dict[str, Rule] = {
     "admin.listen": Rule("the socket is bound once", restarts=True),
     "state_dir": Rule("its files are written at start", restarts=True),
     "usage": Rule("at once: rows older than `keep` are erased, and costs are those of the present prices"),
-    "batch": Rule("the store is opened once, and batches under way keep to its limits", restarts=True),
+    "store": Rule("it is opened once", restarts=True),
+    "batch": Rule("batches under way keep to its limits", restarts=True),
 }
 
 

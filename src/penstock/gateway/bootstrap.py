@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 import penstock
 from penstock import clock
 from penstock.config.model import Settings
+from penstock.config.sections.batch import folder_of
 from penstock.core.scheduler import Scheduler
 from penstock.gateway import settings_map
 from penstock.gateway.admin.auth import AdminAuth
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.admin.own_token import OwnToken, folder_of
+from penstock.gateway.admin.own_token import OwnToken
 from penstock.gateway.admin.picture.facts import GatewayFacts
 from penstock.gateway.admin.tenant_orders import TenantOrders
 from penstock.gateway.admin.watch import Watch
@@ -56,6 +57,7 @@ if TYPE_CHECKING:  # parts that few gateways have, or few callers ask: each is i
     from penstock.gateway.epp.server import PickerServer  # needs an extra
     from penstock.gateway.keys.book import KeyBook
     from penstock.gateway.usage.book import UsageBook
+    from penstock.gateway.usage.own import OwnUse
 
 
 class Parts:
@@ -64,8 +66,9 @@ class Parts:
     cluster: GatewayCluster | None = None  #: None: this one process carries all requests
     batch: BatchService | None = None  #: None: no files and batches
     book: KeyBook | None = None  #: None: no keys are issued
-    usage: UsageBook | None = None  #: None: no ledger of use
-    store: StoreThread | None = None  #: of batches, issued keys and the ledger
+    usage: UsageBook | None = None  #: None: nobody has asked for the ledger of use yet (`ledger`)
+    store: StoreThread | None  #: of batches, issued keys and the ledger; None: likewise
+    _uses: OwnUse | None = None
     picker: PickerServer | None = None  #: None: no proxy asks here; workers have their own
     requests: RequestVerbs | None = None  #: None: no operator has asked anything
 
@@ -90,13 +93,7 @@ class Parts:
         rules = RuleBook(callers.objectives.know, catalog.know)
         self.affinities = affinities = Affinities(_prefix_seed(settings))
         heartbeats = Heartbeats(driver)
-        if settings.batch.has_store:
-            from penstock.batch.api.wiring import store_thread  # noqa: PLC0415 - many gateways store nothing
-            from penstock.gateway.usage.book import UsageBook  # noqa: PLC0415
-
-            self.store = store_thread(settings.batch)
-            self.usage = UsageBook(self.store, metrics.usage, clock.wall)
-            metrics.add_sources([self.usage])
+        self.store = self._store(settings) if settings.needs_store else None
         if self.store is not None and settings.identity.made_keys:
             from penstock.gateway.keys.book import KeyBook  # noqa: PLC0415
 
@@ -116,7 +113,7 @@ class Parts:
             elsewhere=None if own_address is None else is_operators,
             answers_pages=not several,
         )
-        if self.store is not None and settings.batch.enabled:
+        if self.store is not None and settings.batch.serve:
             from penstock.batch.api.dispatch import GatewayPort  # noqa: PLC0415
             from penstock.batch.api.wiring import batch_service  # noqa: PLC0415
 
@@ -138,7 +135,7 @@ class Parts:
             refusals=app.refusals,
             queueing=lambda: queueing(self.reload.settings),
             operators_here=own_address is None,
-            used_today=None if self.usage is None else self.usage.today,
+            own_use=self._own_use,
         )
         self.autoscale = Autoscale(driver, catalog, app.refusals)
         metrics.add_sources([self.autoscale])
@@ -188,7 +185,7 @@ class Parts:
         self.reload = Reload(
             settings,
             read or (lambda: settings),
-            (*reads_requests, *reports, *decides, *(it for it in (self.cluster, self.usage, self.picker) if it)),
+            (*reads_requests, *reports, *decides, *(it for it in (self.cluster, self.picker) if it)),
             certificate=self.certificate,
             discovery=SettingsSources(self.discovery, os.environ, rules),
             metrics=metrics,
@@ -224,15 +221,39 @@ class Parts:
         steering = (EndpointVerbs(self.endpoints, driver), TenantVerbs(driver, self.callers, self.orders), keys)
         for verbs in (Pages(), Looks(self.watch), requests, *steering, ReloadVerb(self.reload)):
             verbs.add_to(routes)
-        if self.usage is None:
+        if (book := self.ledger()) is None:
             routes.absent("GET", "/admin/usage", NO_LEDGER)
         else:
             from penstock.gateway.usage.report import UsageReport  # noqa: PLC0415
 
-            UsageReport(self.usage, lambda: self.reload.settings, clock.wall).add_to(routes)
+            UsageReport(book, lambda: self.reload.settings, clock.wall).add_to(routes)
         if self.cluster is not None and self.cluster.group is not None:
             routes.add("POST", "/admin/decider/step-down", self.cluster.group.steps_down)
         return routes
+
+    def ledger(self) -> UsageBook | None:
+        """Return the ledger of use, made when it is first asked for, because no start needs it; None: there is none."""
+        settings = self.reload.settings
+        if self.usage is None and settings.store.enabled:
+            from penstock.gateway.usage.book import UsageBook  # noqa: PLC0415
+
+            self.store = self.store or self._store(settings)
+            self.usage = UsageBook(self.store, self.metrics.usage, lambda: self.reload.settings, clock.wall)
+            self.metrics.add_sources([self.usage])
+        return self.usage
+
+    def _own_use(self) -> OwnUse | None:
+        if self._uses is None and (book := self.ledger()) is not None:
+            from penstock.gateway.usage.own import OwnUse  # noqa: PLC0415
+
+            self._uses = OwnUse(book, lambda: self.reload.settings, clock.wall)
+        return self._uses
+
+    @staticmethod
+    def _store(settings: Settings) -> StoreThread:
+        from penstock.batch.store.opening import store_thread  # noqa: PLC0415
+
+        return store_thread(settings, os.environ)
 
     def _keys_made(self, keys: Sequence[MadeKey]) -> None:
         """These keys are issued now: know them, and hold them to their limits."""
@@ -262,7 +283,7 @@ class Parts:
             proxies=str if self.picker is None else self.picker.problems,
             failures=self.metrics.failures,
             times=self.metrics.times,
-            keeps_usage=lambda: self.usage is not None and self.reload.settings.keeps_usage,
+            keeps_usage=lambda: self.reload.settings.keeps_usage,
             stops=lambda: {} if self.requests is None else self.requests.stops(),
             tenants=self._tenants,
         )

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from penstock.config.address import UNIX
+from penstock.config.address import UNIX, cannot_listen
 from penstock.config.load import ConfigError, Problem, require_endpoints
 from penstock.config.model import Settings
+from penstock.config.sections.batch import NO_FOLDER, store_folder
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.discovery.sources import sources
 from penstock.gateway.endpoints.pool_rules import RuleBook
@@ -27,9 +27,9 @@ def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
         lambda: require_endpoints(settings),
         lambda: Certificate().check(settings),
         lambda: sources(settings.discovery, env, RuleBook()),
-        lambda: _data_folder(settings),
+        lambda: _store(settings, env),
         lambda: _address("listen", settings.listen, settings.listen_address),
-        lambda: _address("admin.listen", at_operators(settings), settings.admin_address),
+        lambda: _address("admin.listen", settings.at_operators, settings.admin_address),
         lambda: _share(settings),
     )
     found: list[Problem] = []
@@ -41,23 +41,27 @@ def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
     return found
 
 
-def cannot_listen(where: str, error: OSError) -> str:
-    """Returns the error text for an address that can't be listened on."""
-    return f"cannot listen on {where}: {error.strerror or error}"
+def start_warnings(settings: Settings, env: Mapping[str, str]) -> list[str]:
+    """Returns what `serve` would go without here, a sentence each."""
+    why = None if settings.needs_store or not settings.keeps_usage else _no_store(settings, env)
+    return [] if why is None else [f"the ledger of use would be lost at the end: {why}"]
 
 
-def at_operators(settings: Settings) -> str:
-    """Returns the operators' address, as it is named in messages."""
-    return f"{settings.admin.listen} (admin.listen)"
+def _store(settings: Settings, env: Mapping[str, str]) -> None:
+    if settings.needs_store and (why := _no_store(settings, env)) is not None:
+        from penstock.batch.store.opening import missing  # noqa: PLC0415 - some gateways store nothing
+
+        raise missing(settings, why)
 
 
-def _data_folder(settings: Settings) -> None:
-    if settings.batch.data is None or settings.batch.store != "sqlite":
-        return
-    from penstock.batch.store.sqlite import unusable  # noqa: PLC0415 - many gateways store nothing
+def _no_store(settings: Settings, env: Mapping[str, str]) -> str | None:
+    """Returns why there can be no store here; None: nothing is in the way, as far as can be seen."""
+    if not settings.store.enabled or settings.store.url is not None:
+        return None
+    from penstock.batch.store.sqlite import unusable  # noqa: PLC0415 - a start tries, instead of asking
 
-    if (why := unusable(Path(settings.batch.data))) is not None:
-        raise ConfigError([Problem("batch.data", why)])
+    folder = store_folder(settings, env)
+    return NO_FOLDER if folder is None else unusable(folder)
 
 
 def _share(settings: Settings) -> None:

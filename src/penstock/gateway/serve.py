@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 
 import penstock
 from penstock.build import kind
-from penstock.config.address import UNIX
+from penstock.config.address import UNIX, cannot_listen
 from penstock.config.effect import open_warnings
 from penstock.config.model import LimitsSection, Settings
 from penstock.gateway import early_signals
 from penstock.gateway.bootstrap import Parts
-from penstock.gateway.fitness import at_operators, cannot_listen
 from penstock.gateway.identity.unnamed import told_apart
 from penstock.gateway.process import give_large_blocks_back, tell_ready
 from penstock.http.server.server import BACKLOG, HttpServer
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LAG_INTERVAL_S = 0.5
+LEDGER_AFTER_S = 0.5  # from the start on: until then requests are counted, and nothing is opened to write them down
 FIRST_LOOK_S = 1.0  # for the first probe of engines at the start: those that run answer within milliseconds
 FEW_FILES = 4_096  # fewer are met by a thousand streams; a bound that is only a default asks nobody for more
 OTHER_FILES = 256  # open beside connections: probes, stores, libraries, the log
@@ -87,9 +87,7 @@ class Gateway(Parts):
             self.book.start()
         if self.batch is not None:
             self.batch.start()
-        if self.usage is not None:
-            self.usage.start()
-        forever = (self._measure_lag(), self.watch.run(), self.autoscale.run())
+        forever = (self._measure_lag(), self._keep_ledger(), self.watch.run(), self.autoscale.run())
         self._tasks = [loop.create_task(work) for work in forever]
         await asyncio.gather(self.callers.tokens.start(), self.endpoints.looked_at(FIRST_LOOK_S))
         if self.cluster is not None:
@@ -126,7 +124,7 @@ class Gateway(Parts):
             await server.bind(*address, ssl=context)
         except OSError as error:
             await self.close()
-            raise StartError(cannot_listen(at_operators(self.reload.settings), error)) from None
+            raise StartError(cannot_listen(self.reload.settings.at_operators, error)) from None
         logger.info("/admin and /metrics are at %s", _url(address[0], server.port, secure=context is not None))
 
     async def _start_cluster(self, cluster: GatewayCluster) -> None:
@@ -229,12 +227,17 @@ class Gateway(Parts):
         self.endpoints.disconnect()
         self.driver.close()
         await self.reporting.close()
-        if self.usage is not None:
-            await self.usage.close()
+        if (book := self.ledger()) is not None:
+            await book.close()
         if self.store is not None:
             await self.store.close()
         self.own_token.remove()
         logger.info("stopped")
+
+    async def _keep_ledger(self) -> None:
+        await asyncio.sleep(LEDGER_AFTER_S)
+        if (book := self.ledger()) is not None:
+            book.start()
 
     async def _measure_lag(self) -> None:
         while True:

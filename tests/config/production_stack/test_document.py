@@ -363,7 +363,7 @@ def test_more_of_them() -> None:
         "--static-backend-health-check-interval 30 --enable-batch-api --file-storage-path /srv/files"
     )
     assert (found.root_path, found.log.format, found.retry.max_attempts) == ("/vllm", "json", 2)
-    assert (found.listen, found.health.probe_interval, found.batch.data) == ("[::1]:8001", 30.0, "/srv/files")
+    assert (found.listen, found.health.probe_interval, found.store.data) == ("[::1]:8001", 30.0, "/srv/files")
 
 
 def test_a_dollar_sign_is_one() -> None:

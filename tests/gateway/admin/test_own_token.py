@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.config.load import ConfigError, from_mapping
+from penstock.config.sections.batch import folder_of
 from penstock.config.values import TOKENS_KNOWN
-from penstock.gateway.admin.own_token import OwnToken, find, folder_of
+from penstock.gateway.admin.own_token import OwnToken, find
 
 URL = "http://127.0.0.1:8080"
 

@@ -76,12 +76,12 @@ async def test_where_batches_are_off_the_setting_is_named(world: World, path: st
     await world.gateway(endpoints=[{"url": "http://127.0.0.1:9"}])
     text = message(await world.ask("GET", path))
     assert "switched off" in text
-    assert "`batch.data`" in text
+    assert "`batch.serve: true`" in text
 
 
 def test_with_batches_off_a_wrong_base_url_gets_that_hint_first() -> None:
     for path in ("/v1/v1/files", "/batches", "/v1/batches/"):
-        assert "`batch.data`" in (meant_instead(path, lambda _: False) or "")
+        assert "`batch.serve: true`" in (meant_instead(path, lambda _: False) or "")
 
 
 async def test_the_root_names_the_gateway_and_its_main_paths(world: World) -> None:

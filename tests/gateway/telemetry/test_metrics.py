@@ -61,6 +61,7 @@ NOT_ZERO = {
     "penstock_endpoint_state",
     "penstock_config_info",
     "penstock_observation_age_seconds",
+    "penstock_usage_store_up",
 }
 
 

@@ -11,7 +11,7 @@ from penstock.batch.store.port import Store, StoreError
 from penstock.batch.store.sqlite import SqliteStore
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import UsageAsked, UsageRow
-from penstock.config.load import ConfigError, from_mapping
+from penstock.config.load import ConfigError, Settings, from_mapping
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.usage.book import UsageBook
 from penstock.gateway.usage.ledger import UseCounts
@@ -74,7 +74,7 @@ def flaky() -> tuple[Flaky, UseCounts, StoreThread, UsageBook]:
         return store
 
     thread = StoreThread(opening)
-    return store, ledger, thread, UsageBook(thread, ledger, lambda: T)
+    return store, ledger, thread, UsageBook(thread, ledger, Settings, lambda: T)
 
 
 @pytest.mark.parametrize("fails", ["before", "after"])
@@ -113,8 +113,7 @@ async def test_rows_are_kept_as_long_as_the_settings_say() -> None:
         return store
 
     thread = StoreThread(opening)
-    book = UsageBook(thread, ledger, lambda: at_s[0])
-    book.follow(from_mapping({"usage": {"keep": "2h"}}))
+    book = UsageBook(thread, ledger, lambda: from_mapping({"usage": {"keep": "2h"}}), lambda: at_s[0])
     refuse(ledger)
     book.start()
     await book.close()
@@ -129,9 +128,9 @@ async def test_rows_are_kept_as_long_as_the_settings_say() -> None:
 async def test_without_a_store_or_with_nothing_kept_nothing_is_counted() -> None:
     ledger = a_ledger()
     for settings, on in (
-        ({}, False),
-        ({"batch": {"data": "/var/lib/penstock"}}, True),
-        ({"batch": {"data": "/var/lib/penstock"}, "usage": {"keep": 0}}, False),
+        ({}, True),
+        ({"store": False}, False),
+        ({"usage": {"keep": 0}}, False),
     ):
         ledger.follow(from_mapping(settings))
         assert ledger.on is on

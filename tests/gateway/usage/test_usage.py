@@ -26,7 +26,7 @@ def by_key(name: str, **more: str) -> dict[str, str]:
 
 
 async def gateway(world: World, folder: Path, **settings: Any) -> None:
-    await world.gateway(**{"batch": {"data": str(folder)}, "tenants": TENANTS, **settings})
+    await world.gateway(**{"store": str(folder), "tenants": TENANTS, **settings})
 
 
 async def used(world: World, query: str = "") -> dict[str, Any]:
@@ -325,14 +325,6 @@ async def test_a_question_may_go_back_further_than_time(world: World, tmp_path: 
     assert (told["from"], told["rows"]) == ("1970-01-01T00:00:00Z", [{**told["total"]}])
 
 
-async def test_without_a_store_there_is_no_ledger_and_the_answer_names_what_is_missing(world: World) -> None:
-    await world.engine()
-    await world.gateway()
-    answer = await world.ask("GET", "/admin/usage")
-    assert answer.status == 409
-    assert "batch.data" in answer.error()["message"]
-
-
 @pytest.mark.parametrize(
     ("query", "says"),
     [
@@ -359,11 +351,11 @@ async def test_in_postgresql_two_gateways_add_to_one_ledger(world: World) -> Non
         postgres.fresh(url)
         await world.engine()
         for _ in range(2):
-            await world.gateway(batch={"store": "postgres", "url": url}, tenants=TENANTS)
+            await world.gateway(store=url, tenants=TENANTS)
             await world.chat_with(by_key("alpha"), tokens=4)
             await until_used(world, 1, "by=day,tenant,model,reason")
             await world.end_gateway()
-        await world.gateway(batch={"store": "postgres", "url": url}, tenants=TENANTS)
+        await world.gateway(store=url, tenants=TENANTS)
         assert (await used(world))["total"]["completion_tokens"] == 8
 
 

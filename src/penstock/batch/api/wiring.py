@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable
-from pathlib import Path
 
 from penstock import clock
 from penstock.batch.api.batches import Batches
@@ -18,17 +15,12 @@ from penstock.batch.api.metrics import BatchMetrics
 from penstock.batch.api.routes import BatchRoutes
 from penstock.batch.manager import Manager
 from penstock.batch.runner import Runner
-from penstock.batch.store.port import StorageFullError, Store, StoreBrokenError, StoreError
-from penstock.batch.store.sqlite import SqliteStore
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Quota
-from penstock.config.problems import ConfigError, Problem
 from penstock.config.sections.batch import BatchSection
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.telemetry.metrics import Metrics
-
-logger = logging.getLogger(__name__)
 
 
 class BatchService:
@@ -56,11 +48,6 @@ class BatchService:
         await self.manager.close()
 
 
-def store_thread(settings: BatchSection) -> StoreThread:
-    """Returns the store of a gateway. Raises ConfigError if the data folder can't be used."""
-    return StoreThread(_opening(settings))
-
-
 def batch_service(
     settings: BatchSection, store: StoreThread, *, port: GatewayPort, driver: Driver, callers: Callers, metrics: Metrics
 ) -> BatchService:
@@ -75,27 +62,3 @@ def batch_service(
     calls = Calls(metrics.refused)
     metrics.add_sources([BatchMetrics(manager, runner, store)])
     return BatchService(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, manager)
-
-
-def _opening(settings: BatchSection) -> Callable[[], Store]:
-    """Returns a function that opens the store. Raises ConfigError if the data folder can't be used.
-
-    The folder is tried at once, because one that can't be used is a mistake in the settings. A database that is down, a
-    file that is damaged and a disk that is full may come right later; the gateway serves meanwhile.
-    """
-    if settings.store == "postgres":
-        from penstock.batch.store.postgres import PostgresStore  # noqa: PLC0415 - an extra, which may be missing
-
-        assert settings.url is not None
-        url = settings.url.get_secret_value()
-        return lambda: PostgresStore(url)
-    assert settings.data is not None
-    folder = Path(settings.data)
-    opened: list[Store] = []
-    try:
-        opened.append(SqliteStore(folder))
-    except (StoreBrokenError, StorageFullError) as error:
-        logger.warning("the store is down: %s", error)
-    except StoreError as error:
-        raise ConfigError([Problem("batch.data", str(error))]) from None
-    return lambda: opened.pop() if opened else SqliteStore(folder)

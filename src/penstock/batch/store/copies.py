@@ -22,6 +22,7 @@ from penstock.batch.store.database import migrations
 from penstock.batch.store.port import StoreError
 from penstock.batch.store.sqlite import FILE, lock
 from penstock.config.load import ConfigError, load
+from penstock.config.sections.batch import NO_FOLDER, STORE, SYSTEM_FOLDER, store_folder
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
 _STEP_PAGES = 2_560  # 10 MiB
@@ -168,7 +169,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verb.add_argument(
             "-c", "--config", metavar="SETTINGS", default=os.environ.get("PENSTOCK_CONFIG"), help="settings (YAML)"
         )
-        verb.add_argument("--data", metavar="FOLDER", type=Path, help="the folder, instead of `batch.data`")
+        verb.add_argument("--data", metavar="FOLDER", type=Path, help="the folder, instead of `store.data`")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -187,12 +188,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _folder(config: str | None) -> Path:
-    batch = load(config, os.environ).batch
-    if batch.store == "postgres":
+    """Returns the folder of the store that these settings name; that of the service, if only it has one."""
+    settings = load(config, os.environ)
+    if settings.store.url is not None:
         raise StoreError("the store is PostgreSQL; its own tools copy it (pg_dump, pg_restore)")
-    if batch.data is None:
-        raise StoreError("there is no store: name one with -c SETTINGS (`batch.data`) or --data FOLDER")
-    return Path(batch.data)
+    if not settings.store.enabled:
+        raise StoreError("there is no store: `store` is off")
+    folder, system = store_folder(settings, os.environ), Path(SYSTEM_FOLDER) / STORE
+    if settings.store.data is None and (folder is None or not folder.exists()) and (system / FILE).exists():
+        return system
+    if folder is None:
+        raise StoreError(NO_FOLDER)
+    return folder
 
 
 def _check(folder: Path, _: None) -> None:

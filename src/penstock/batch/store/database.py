@@ -105,7 +105,7 @@ class Database(ABC):
             found = self.execute("SELECT MAX(version) FROM schema_version").fetchall()[0][0] or 0
             steps = migrations()
             if found > len(steps):
-                raise StoreError(f"the batch store's schema is version {found}, and this Penstock knows {len(steps)}")
+                raise StoreError(f"the store's schema is version {found}, and this Penstock knows {len(steps)}")
             for version, text in enumerate(steps[found:], start=found + 1):
                 for statement in _statements(text):
                     self.execute(self.dialect(statement))

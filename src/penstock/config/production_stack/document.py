@@ -397,7 +397,8 @@ class _Making:
         elif path is None:
             self._wrong("--enable-batch-api", "needs --file-storage-path: a folder that only Penstock can write to")
         else:
-            self._put(("batch", "data"), "--file-storage-path", value=path)
+            self._put(("store", "data"), "--file-storage-path", value=path)
+            self._put(("batch", "serve"), "--enable-batch-api", value=True)
 
     def _told(self) -> None:
         collector = self._said("--otel-endpoint")

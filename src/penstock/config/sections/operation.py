@@ -70,7 +70,7 @@ class TokenPrices(Section):
 
 
 class UsageSection(Section):
-    """The ledger of use (docs/usage.md), kept in the store of `batch`."""
+    """The ledger of use (docs/usage.md), kept in `store`."""
 
     keep: values.Duration = setting(
         90 * 86_400.0, "How long its rows are kept, by the hour. 0: no ledger; earlier rows stay.", ge=0

@@ -24,6 +24,7 @@ from penstock.config.problems import (
     show,
     unreadable,
 )
+from penstock.config.sections.batch import BatchSection, StoreSection, store_form
 from penstock.config.sections.elect import (
     KubernetesElection,
     PostgresElection,
@@ -184,10 +185,12 @@ def _elected(raw: object, document: Document) -> Found:
 
 
 def _beside(document: Document) -> Found:
-    batch = document.get("batch")
-    if isinstance(batch, Mapping) and batch.get("data") and batch.get("store", "sqlite") == "sqlite":
-        message = "is `sqlite`, which is for one gateway; gateways that share need one store"
-        yield problem(("batch", "store"), message, "write `store: postgres`, or serve batches elsewhere")
+    store, batch = StoreSection.valid(store_form(document.get("store"))), BatchSection.valid(document.get("batch"))
+    if store is None or batch is None or store.url is not None or not store.enabled:
+        return
+    if store.data is not None or batch.serve or mapping_of(document.get("identity")).get("made_keys") is True:
+        message = "is SQLite, which is for one gateway; gateways that share need one store"
+        yield problem(("store",), message, "write `store: postgresql://…`, or serve batches elsewhere")
 
 
 def _problem(location: Location, message: str, suggestion: str | None = None) -> tuple[Location, Problem]:

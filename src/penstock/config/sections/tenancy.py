@@ -155,7 +155,7 @@ class Identity(Section):
     made_keys: values.Bool = setting(
         default=False,
         meaning=(
-            "Let operators issue and revoke keys at runtime (`penstock keys`), stored at `batch.data` or `batch.url`. "
+            "Let operators issue and revoke keys at runtime (`penstock keys`), kept in `store`. "
             "Then every listed tenant requires a key."
         ),
     )

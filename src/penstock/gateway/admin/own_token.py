@@ -14,12 +14,13 @@ import ipaddress
 import logging
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock.config.address import UNIX
+from penstock.config.sections.batch import SYSTEM_FOLDER, state_folders
 
 if TYPE_CHECKING:
     from penstock.config.model import Settings
@@ -29,7 +30,6 @@ logger = logging.getLogger(__name__)
 TOKEN_BYTES = 32
 READ_BYTES_MAX = 512
 FILE = "admin-token"
-SYSTEM_FOLDER = "/var/lib/penstock"  # `StateDirectory=penstock` in the unit that is shipped
 _SET = "PENSTOCK__STATE_DIR"  # the setting, as the commands can see it
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -90,11 +90,6 @@ class OwnToken:
                 file.parent.rmdir()
 
 
-def folder_of(state_dir: str | None, env: Mapping[str, str]) -> Path | None:
-    """The state folder of a gateway; None if nothing sets one."""
-    return next(_folders(state_dir, env), None)
-
-
 def find(url: str, env: Mapping[str, str]) -> str | None:
     """The token of the gateway at a URL, if it is on this machine and its file can be read."""
     place: int | str | None
@@ -108,7 +103,7 @@ def find(url: str, env: Mapping[str, str]) -> str | None:
             return None
         if place is None or not is_here(parts.hostname):
             return None
-    for folder in (*_folders(env.get(_SET), env), Path(SYSTEM_FOLDER)):
+    for folder in (*state_folders(env.get(_SET), env), Path(SYSTEM_FOLDER)):
         with contextlib.suppress(OSError):
             return _read(folder / _named(place) / FILE)
     return None
@@ -136,17 +131,6 @@ def _named(place: int | str) -> str:
     if isinstance(place, int):
         return str(place)
     return UNIX + os.path.realpath(place.removeprefix(UNIX))[1:].replace("/", ":")
-
-
-def _folders(state_dir: str | None, env: Mapping[str, str]) -> Iterator[Path]:
-    if state_dir:
-        yield Path(state_dir)
-    if env.get("STATE_DIRECTORY"):
-        yield Path(env["STATE_DIRECTORY"].partition(":")[0])
-    if env.get("XDG_STATE_HOME", "").startswith("/"):  # a relative one is invalid by the specification
-        yield Path(env["XDG_STATE_HOME"]) / "penstock"
-    elif env.get("HOME", "").startswith("/"):
-        yield Path(env["HOME"]) / ".local" / "state" / "penstock"
 
 
 def _private_folder(folder: Path) -> None:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import msgspec
@@ -27,6 +28,9 @@ from penstock.gateway.telemetry.exposition import Page
 from penstock.gateway.telemetry.metrics import CONTENT_TYPE, Metrics
 from penstock.http.server.server import Exchange, Header
 
+if TYPE_CHECKING:
+    from penstock.gateway.usage.own import OwnUse
+
 MODEL = "/v1/models/"  # and its name
 SHOW = "/api/show"
 #: Paths about models. With `identity.require_key` they take a key, and they show a key its models only.
@@ -44,9 +48,6 @@ METHODS = {**dict.fromkeys(PROBED, ("GET", "HEAD", "OPTIONS")), SHOW: ("POST",)}
 BODY_BYTES_MAX = 4096  # of a query: ignored, but some clients send `{}`
 
 
-UsedToday = Callable[[Caller], Awaitable[dict[str, object] | None]]
-
-
 class OwnPaths:
     """Answers them."""
 
@@ -60,7 +61,7 @@ class OwnPaths:
         refusals: Refusals,
         queueing: Callable[[], Queueing],
         operators_here: bool = True,
-        used_today: UsedToday | None = None,
+        own_use: Callable[[], OwnUse | None] = lambda: None,
     ) -> None:
         self._driver = driver
         self._callers = callers
@@ -69,7 +70,7 @@ class OwnPaths:
         self._refuse = refusals.refuse
         self._request_id = refusals.request_id
         self._queueing = queueing
-        self._used_today = used_today
+        self._own_use = own_use
         self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
         self._root_page = _ROOT + (_ROOT_OPERATORS if operators_here else b"")
         self._answers: dict[str, Callable[[Exchange], None]] = {
@@ -156,7 +157,8 @@ class OwnPaths:
             task.add_done_callback(self._tasks.discard)
 
     async def _queue_and_use(self, exchange: Exchange, caller: Caller) -> None:
-        use = None if self._used_today is None else await self._used_today(caller)
+        uses = self._own_use()
+        use = None if uses is None else await uses.today(caller)
         self._json(exchange, 200, {**self._own_queue(caller), "usage": use}, no_store=True)
 
     def _own_queue(self, caller: Caller) -> dict[str, object]:

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Final
 
 from penstock.config.model import Settings
+from penstock.config.sections.batch import folder_of
 from penstock.gateway.admin.events import EventLog
-from penstock.gateway.admin.own_token import folder_of
 from penstock.gateway.cluster.member import Member
 from penstock.gateway.cluster.table import READY_S, Table
 from penstock.http.server.listener import bound, port_of

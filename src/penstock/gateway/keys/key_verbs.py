@@ -34,7 +34,7 @@ LIST = "/admin/keys"
 SHOWN_MAX = 1_000
 HASH_SHOWN = 12  # characters: enough to distinguish keys
 _RIGHTS = ("models", "max_prompt_tokens", "max_output_tokens", "expires", "limits")
-_OFF = "Keys are not issued here: set `identity.made_keys: true`, and `batch.data` or `batch.url` as their store."
+_OFF = "Keys are not issued here: set `identity.made_keys: true`; they are kept in `store`."
 
 
 class KeyVerbs:

@@ -50,7 +50,7 @@ def _candidates(path: str) -> Iterator[str]:
 
 
 def _off(path: str) -> str:
-    return f"There is no path `{path}`: files and batches are switched off here (the setting `batch.data` is a folder)."
+    return f"There is no path `{path}`: files and batches are switched off here (the setting is `batch.serve: true`)."
 
 
 def _base_url(meant: str) -> str:

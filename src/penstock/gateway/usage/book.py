@@ -10,15 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator
 
 from penstock.batch.store.port import StoreError
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import UsageAsked, UsageRow
 from penstock.config.model import Settings
-from penstock.core.util.bounded_map import BoundedMap
-from penstock.gateway.identity.caller import Caller
 from penstock.gateway.telemetry.exposition import level
 from penstock.gateway.usage.ledger import HOUR_S, UseCounts
 
@@ -26,30 +23,26 @@ logger = logging.getLogger(__name__)
 
 ADD_S = 0.5  # half of the promised second: the other half is for workers' reports and a busy store
 PURGE_S = 600.0
-TODAY_S = 2.0  # a page looks so often
-TODAY_MAX = 1_000  # callers whose use is remembered for that
-DAY_HOURS, LAST_HOUR = 24, 1 << 40
 
 
 class UsageBook:
     """The ledger in the store."""
 
-    def __init__(self, store: StoreThread, ledger: UseCounts, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, store: StoreThread, ledger: UseCounts, settings: Callable[[], Settings], wall: Callable[[], float]
+    ) -> None:
         self._store = store
         self._ledger = ledger
+        self._settings = settings
         self._wall = wall
         self._writer = secrets.token_hex(8)
         self._number = 0
         self._unconfirmed: list[UsageRow] = []  # of the addition with that number
-        self._keep_s = 0.0
+        self._keep_s = 0.0  # as of the last look for old rows
         self._adding = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
-        self._today: BoundedMap[UsageAsked, tuple[float, list[UsageRow]]] = BoundedMap(TODAY_MAX)
         self._purge_s = 0.0  # Unix time of the next look for old rows
         self.trouble: str | None = None  #: why the store can't be written, in words for operators
-
-    def follow(self, settings: Settings) -> None:
-        self._keep_s, self._purge_s = settings.usage.keep, 0.0
 
     def start(self) -> None:
         """Add from now on. Returns at once, also if the store can't be reached yet."""
@@ -60,8 +53,8 @@ class UsageBook:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            for _ in range(2):  # an addition that was interrupted, and the rows since
-                await self._try()
+        for _ in range(2):  # an addition that was interrupted, and the rows since
+            await self._try()
 
     def lines(self) -> Iterator[str]:
         text = "Whether the ledger of use was written lately; otherwise it is counted in memory."
@@ -73,25 +66,6 @@ class UsageBook:
         """Returns what the ledger has, this moment's requests included. Raises StoreError."""
         await self._add()
         return await self._store.do(lambda store: store.usage(asked))
-
-    async def today(self, caller: Caller) -> dict[str, object] | None:
-        """Returns the use of the caller's key since midnight (UTC), some seconds old at most; None: it is not known.
-
-        With a token it is that of its user; a tenant of the settings without keys has one use, others have none.
-        """
-        if not self._ledger.on or (not caller.has_key and caller.tenant_label != caller.tenant):
-            return None
-        only = {"key": caller.key} if caller.key else {"user": caller.user} if caller.has_key else {}
-        asked = UsageAsked(_day(self._wall()), LAST_HOUR, frozenset(), tenant=caller.tenant, **only)
-        found = self._today.get(asked)
-        if found is None or self._wall() - found[0] > TODAY_S:
-            try:
-                rows = await self.asked(asked)
-            except StoreError:
-                return None
-            found = (self._wall(), rows)
-            self._today.set(asked, found)
-        return _summed(found[1], asked, " ".join(["the", *only]) if only else "the tenant")
 
     async def _run(self) -> None:
         while True:
@@ -105,7 +79,7 @@ class UsageBook:
             self.trouble = None
         except StoreError as error:
             if self.trouble is None:
-                logger.warning("the ledger of use can't be written; it is counted in memory meanwhile: %s", error)
+                logger.warning("the ledger of use is counted in memory: `store` can't be written: %s", error)
             self.trouble = str(error)
         except Exception:
             logger.exception("unexpected error while writing the ledger of use")
@@ -121,22 +95,10 @@ class UsageBook:
                 self._unconfirmed = []
 
     async def _purge(self) -> None:
-        now = self._wall()
-        if now < self._purge_s or not self._keep_s:  # without a ledger, rows of earlier times stay
+        now, keep_s = self._wall(), self._settings().usage.keep
+        if not keep_s or (now < self._purge_s and keep_s == self._keep_s):  # without a ledger, earlier rows stay
             return
+        self._keep_s = keep_s
         before = int((now - self._keep_s) // HOUR_S)
         if not await self._store.do(lambda store: store.purge_usage(before, now)):
             self._purge_s = now + PURGE_S
-
-
-def _day(now: float) -> int:
-    """Returns the hour at which the day began, in UTC."""
-    return int(now // HOUR_S) // DAY_HOURS * DAY_HOURS
-
-
-def _summed(rows: Sequence[UsageRow], asked: UsageAsked, whose: str) -> dict[str, object]:
-    since = datetime.fromtimestamp(asked.since * HOUR_S, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    names = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "estimated_tokens")
-    sums = {name: sum([getattr(row, name) for row in rows]) for name in names}
-    answered = sum([row.requests for row in rows if not row.reason])
-    return {"of": whose, "since": since, "answered": answered, **sums}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.gateway.telemetry.ends import End
 
 HOUR_S = 3600
-NO_LEDGER = "There is no ledger of use: it needs a store (`batch.data`, or `batch.url`) and `usage.keep` above 0."
+NO_LEDGER = "There is no ledger of use: it needs `store`, and `usage.keep` above 0."
 ROWS_MAX = 10_000  # between two looks; a row takes some 500 bytes
 OTHER = "other"
 
