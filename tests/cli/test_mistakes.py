@@ -25,7 +25,7 @@ ON_THE_COMMAND_LINE = {
     "endpoint lst": "penstock endpoint: there is no `lst`: did you mean `penstock endpoint list`?",
     "keys create team-a": "penstock keys: there is no `create`: did you mean `penstock keys new`?",
     "endpoint rm gpu-0:8000": "penstock endpoint: there is no `rm`: did you mean `penstock endpoint remove`?",
-    "tenant nightly": "there is no `nightly`: expected ls, show, pause, resume, limit, cancel",
+    "tenant nightly": "there is no `nightly`: expected ls, show, pause, resume, limit, weigh, cancel",
     "serve --endpont http://a": "penstock serve: unknown flag `--endpont`: did you mean `penstock serve --endpoint http://a`?",
     "serve --log-level verbose": "`verbose`: expected debug, info, warning, error",
     # no command, or no flag

@@ -116,10 +116,10 @@ async def test_a_tenant_is_shown_paused_limited_and_cleared(world: World, capsys
     assert await run(world, "tenant", "resume", "nightly") == 0
     assert await run(world, "tenant", "limit", "nightly", "--reset") == 0
     capsys.readouterr()
-    assert await run(world, "tenant", "weight", "nightly", "2.5") == 0
+    assert await run(world, "tenant", "weigh", "nightly", "2.5") == 0
     weighs = "weight 2.5 (by an operator, until resumed or reset; in the settings: 1)"
     assert weighs in capsys.readouterr().out
-    assert await run(world, "tenant", "weight", "nightly", "--reset") == 0
+    assert await run(world, "tenant", "weigh", "nightly", "--reset") == 0
     capsys.readouterr()
     assert await run(world, "tenant", "ls") == 0
     assert "nightly: 0 waiting, 0 running, weight 1, running 8\n" in capsys.readouterr().out
@@ -129,8 +129,26 @@ async def test_a_tenant_is_shown_paused_limited_and_cleared(world: World, capsys
     assert capsys.readouterr().out == "nightly: 0 requests cancelled\n"
 
 
+async def test_a_test_request_is_sent_and_found_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = await world.engine()
+    await world.gateway(tenants=[{"name": "nightly"}])
+    assert await run(world, "try", "nightly", "sim", "--prompt", "Hello", "--max-tokens", "2") == 0
+    out = capsys.readouterr().out
+    assert f" to {engine.url.removeprefix('http://')}, one of 1 open" in out.replace("\n", " ")
+    assert out.splitlines()[-1].startswith("200: ")
+    assert await run(world, "explain", "--find", "nightly completed") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("try-")
+    assert ": nightly, sim, completed " in lines[0]
+    assert lines[-1] == "1 found, of 1 requests"
+    assert await run(world, "explain", lines[0].partition(":")[0]) == 0
+    assert "Ended completed" in capsys.readouterr().out
+    assert await run(world, "try", "nightly", "nothing") == 1
+    assert "\n404: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
-    "words", [("show",), ("pause",), ("resume",), ("limit", "--running", "2"), ("weight", "2"), ("cancel",)]
+    "words", [("show",), ("pause",), ("resume",), ("limit", "--running", "2"), ("weigh", "2"), ("cancel",)]
 )
 async def test_a_verb_for_a_tenant_that_is_not_there_fails(
     world: World, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]

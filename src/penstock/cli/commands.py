@@ -238,7 +238,16 @@ _COMMANDS = {
         "cli.operator",
         examples="queue; queue bump ID; queue cancel ID",
     ),
-    "explain": _Command("explain why a request waits or waited", "cli.operator", examples="explain ID"),
+    "explain": _Command(
+        "explain why a request waits or waited", "cli.operator", examples="explain ID; explain --find 'team-a failed'"
+    ),
+    "try": _Command(
+        "send a test request as a tenant; see where it goes",
+        "cli.operator",
+        "Send a short chat request as a tenant, by its limits, weight and default band, and tell where it went and "
+        "why. Its use is the tenant's.",
+        examples="try team-a qwen-32b",
+    ),
     "usage": _Command(
         "show who used what",
         "cli.usage",

@@ -1,4 +1,4 @@
-"""`penstock status`, `edges`, `queue`, `explain`, `pause`, `resume`, `drain`, `reload`, `top`."""
+"""`penstock status`, `edges`, `queue`, `explain`, `try`, `pause`, `resume`, `drain`, `reload`, `top`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +22,7 @@ from penstock.cli.top.live import live
 from penstock.config.reloading import Change
 from penstock.core.explain.snapshot import ALL
 
+TRY_TIMEOUT_S = 30.0  # the gateway answers after ten at the latest
 RELOAD_TIMEOUT_S = 60.0  # ten thousand tenants take some seconds to read
 BATCHES_MAX = 8  # shown by `status`
 FAILURES_MAX = 6
@@ -37,7 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("verb", nargs="?", choices=["list", "bump", "cancel"], default="list", help="default: list")
         parser.add_argument("ids", nargs="*", metavar="ID", help="requests to bump or cancel")
     elif command == "explain":
-        parser.add_argument("id", metavar="ID", help="a request's id (x-request-id)")
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument("id", metavar="ID", nargs="?", help="a request's id (x-request-id)")
+        words = "search the last 1,000 requests: words of an id, tenant, model, endpoint, state or reason"
+        which.add_argument("--find", metavar="WORDS", help=words)
+    elif command == "try":
+        parser.add_argument("tenant", metavar="TENANT", help="whose request it is: its limits, weight and use")
+        parser.add_argument("model", metavar="MODEL", help="the model to ask")
+        parser.add_argument("--prompt", metavar="TEXT", help="default: a greeting")
+        parser.add_argument("--max-tokens", type=int, metavar="N", help="of the answer (default: 16)")
     elif command in ("pause", "drain", "resume"):
         parser.add_argument("model", metavar="MODEL", nargs="?", help="one model (default: all)")
     elif command == "status":
@@ -126,6 +135,8 @@ def _queue(client: AdminClient, args: argparse.Namespace) -> int:
 
 
 def _explain(client: AdminClient, args: argparse.Namespace) -> int:
+    if args.find is not None:
+        return _find(client, args)
     told = client.call("GET", f"/admin/requests/{quote(args.id, safe='')}")
     if args.json:
         print(json.dumps(told))
@@ -144,6 +155,38 @@ def _explain(client: AdminClient, args: argparse.Namespace) -> int:
             table.add_row(Text(views.plain(one["endpoint"])), *figures)
         console.print(table)
     return 0
+
+
+def _find(client: AdminClient, args: argparse.Namespace) -> int:
+    told = client.call("GET", f"/admin/requests?{urlencode({'find': args.find})}")
+    if args.json:
+        print(json.dumps(told))
+        return 0
+    console = _console(args)
+    for row in told["requests"]:
+        where = row["endpoint"] or row["reason"] or row["cause"] or ""
+        said = f"{row['state']} {views.plain(where)}".rstrip()
+        line = f"{views.plain(row['id'], 60)}: {views.plain(row['tenant'])}, {views.plain(row['model'])}, {said}"
+        console.print(Text(f"{line}, waited {row['waited_s']:.1f} s"))
+    console.print(f"{told['found']:,} found, of {told['searched']:,} requests")
+    return 0
+
+
+def _try(client: AdminClient, args: argparse.Namespace) -> int:
+    given = {"prompt": args.prompt, "max_tokens": args.max_tokens}
+    body = {"tenant": args.tenant, "model": args.model, **{key: its for key, its in given.items() if its is not None}}
+    told = client.call("POST", "/admin/try", body, timeout_s=TRY_TIMEOUT_S)
+    if args.json:
+        print(json.dumps(told))
+        return 0
+    console = _console(args)
+    for line in told["story"]:
+        console.print(Text(views.plain(line, 2_000)))
+    if told["status"] is None:
+        console.print(Text(f"It is not answered yet: `penstock explain {told['id']}` tells the rest."))
+        return 0
+    console.print(Text(f"{told['status']}: {views.plain(told['text'], 2_000)}"))
+    return 0 if told["status"] < 400 else 1
 
 
 def _stop(client: AdminClient, args: argparse.Namespace) -> int:
@@ -193,6 +236,7 @@ _RUN = {
     "status": _status,
     "queue": _queue,
     "explain": _explain,
+    "try": _try,
     "pause": _stop,
     "drain": _stop,
     "resume": _stop,

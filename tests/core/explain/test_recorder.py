@@ -409,3 +409,14 @@ def test_predicted_costs_are_seconds() -> None:
     assert (sent.endpoint, sent.scored_by) == ("b", "predicted cost, s")
     chosen, other = (one.score or 0.0 for one in sent.candidates)
     assert 0.0 < chosen < other
+
+
+def test_the_last_thousand_that_ended_are_searched_the_newest_first() -> None:
+    made = scheduler(a=1)
+    for at in range(1_002):
+        made.finished(the_lease(made.arrived(request(f"r{at}"), now=float(at))), None, now=float(at))
+    made.arrived(request("runs"), now=2_000.0)
+    made.arrived(request("waits"), now=2_001.0)
+    rows = list(made.requests(now=2_002.0))
+    assert [row.id for row in rows][:4] == ["waits", "runs", "r1001", "r1000"]
+    assert (len(rows), rows[-1].id) == (1_002, "r2")

@@ -240,6 +240,8 @@ async def test_a_made_key_works_at_every_worker_until_it_is_withdrawn(world: Wor
         made = await world.ask("POST", "/admin/keys", {"tenant": "team", "name": "ci"}, operator)
         key = made.json()["key"]
         await all_answer(key, 200)
+        tried = await world.ask("POST", "/admin/try", {"tenant": "team", "model": "sim"}, operator)
+        assert (tried.json()["status"], tried.json()["explanation"]["tenant"]) == (200, "team")
         victim = next(iter(_workers(process)))
         os.kill(victim, signal.SIGKILL)
         await _until_started_again(world, operator)

@@ -19,7 +19,7 @@ _CHANGES = {
     "pause": "stop dispatching its requests; new ones queue, running ones finish",
     "resume": "end a pause",
     "limit": "override the limits of the settings",
-    "weight": "override the weight of the settings",
+    "weigh": "override the weight of the settings",
     "cancel": "cancel its queued requests",
 }
 
@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for verb, meaning in _CHANGES.items():
         sub = admin_client.add_verb(verbs, verb, meaning, names=_NAME, tenant=_CALLS[verb])
-        if verb in ("pause", "limit", "weight"):
+        if verb in ("pause", "limit", "weigh"):
             sub.add_argument("--until-reload", action="store_true", help="only until the next reload")
         if verb == "limit":
             _add_limits(sub)
-        if verb == "weight":
+        if verb == "weigh":
             weights = sub.add_mutually_exclusive_group(required=True)
             weights.add_argument("weight", metavar="N", nargs="?", help="its relative share of the service")
             weights.add_argument("--reset", action="store_true", help="restore the weight of the settings")
@@ -157,4 +157,4 @@ def _who(change: dict[str, Any]) -> str:
     return f"by an operator, {until}"
 
 
-_CALLS = {"pause": _pause, "resume": _resume, "limit": _limit, "weight": _weigh, "cancel": _cancel}
+_CALLS = {"pause": _pause, "resume": _resume, "limit": _limit, "weigh": _weigh, "cancel": _cancel}

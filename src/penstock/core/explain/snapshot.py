@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Literal
 
 import msgspec
@@ -442,6 +442,12 @@ def requests_now(bands: Sequence[Band], leases: Mapping[int, Entry], recorder: R
         running=[_row(entry, recorder, now) for entry in islice(leases.values(), REQUESTS_SHOWN)],
         ended=[_row(entry, recorder, now) for entry in islice(recorder.latest(), REQUESTS_SHOWN)],
     )
+
+
+def rows_of(entries: Iterable[Entry], recorder: Recorder, now: float) -> Iterator[RequestRow]:
+    """Yields the given requests, which are here, and then those that ended and are kept, the last one first."""
+    for entry in chain(entries, recorder.latest()):
+        yield _row(entry, recorder, now)
 
 
 def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:

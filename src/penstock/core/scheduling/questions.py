@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.explain.endpoints_wanted import ModelLoad, loads_now
 from penstock.core.explain.explanation import Explanation
+from penstock.core.explain.recorder import KEPT
 from penstock.core.explain.snapshot import (
     NO_ROWS,
+    RequestRow,
     Snapshot,
     band_now,
     bounds_now,
@@ -19,6 +22,7 @@ from penstock.core.explain.snapshot import (
     models_now,
     queues_of,
     requests_now,
+    rows_of,
     stopped_models,
 )
 from penstock.core.queueing.entry import Entry
@@ -218,6 +222,11 @@ class Questions:
             return None
         wait_s = state.estimated_wait_s(entry, now) if entry.state is State.WAITING else None
         return state.recorder.explain(entry, estimated_wait_s=wait_s, now=now)
+
+    def requests(self, *, now: float) -> Iterator[RequestRow]:
+        """Yields the newest `KEPT` requests that are here, and the last `KEPT` that ended, newest first."""
+        state = self._state
+        return rows_of(islice(reversed(state.entries.values()), KEPT), state.recorder, now)
 
     def loads(self) -> dict[str, ModelLoad]:
         """Returns the load and capacity of each model, for an autoscaler's rule."""

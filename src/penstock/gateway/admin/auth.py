@@ -87,7 +87,7 @@ class AdminAuth:
         if is_full or (is_reader and not writes):
             return None
         if is_reader:
-            return Denied(Reason.FORBIDDEN, "This token may look, but change nothing.")
+            return Denied(Reason.FORBIDDEN, "This token may look, but neither search requests nor change anything.")
         if not self.is_set:
             refused = self._without_token(head, writes=writes, public=public)
             if refused is None or given is None:

@@ -1,9 +1,10 @@
-"""An operator's verbs for requests: explain, bump or cancel one; pause, drain or resume all or a model."""
+"""An operator's verbs for requests: find, explain, bump or cancel one; pause, drain or resume all or a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -15,6 +16,8 @@ from penstock.gateway.proxy.driver import Driver
 from penstock.http.server.server import Exchange
 
 REQUEST = "/admin/requests/{id}"
+FOUND_MAX = 100  # that are shown: with more, people add a word
+WORDS_MAX = 10
 PAUSE, DRAIN = "pause", "drain"
 
 
@@ -35,6 +38,7 @@ class RequestVerbs:
         self._stops: dict[tuple[str, str], tuple[str, float]] = {}  # by verb and model: the first operator, and when
 
     def add_to(self, routes: AdminRoutes) -> None:
+        routes.add("GET", "/admin/requests", self._find, full=True)
         routes.add("GET", REQUEST, self._explain)
         routes.add("POST", REQUEST + "/bump", self._bump)
         routes.add("POST", REQUEST + "/cancel", self._cancel)
@@ -43,6 +47,21 @@ class RequestVerbs:
         routes.add("POST", "/admin/resume", self._resume)
 
     # --- one request ----------------------------------------------------------------------------------------------
+
+    def _find(self, exchange: Exchange, _: Mapping[str, str]) -> None:
+        """Search the present requests and the last that ended, newest first. Each word has to stand in some field."""
+        try:
+            text = parse_qs(exchange.query, max_num_fields=100).get("find", [""])[-1]
+        except ValueError:
+            raise AdminError(400, "bad_request", "The query has too many fields.") from None
+        words, searched, found = text.lower().split()[:WORDS_MAX], 0, []
+        for row in self._scheduler.requests(now=self._driver.now()):
+            searched += 1
+            fields = (row.id, row.tenant, row.band, row.model, row.state, row.endpoint, row.cause, row.reason)
+            line = "\n".join([field for field in fields if field]).lower()
+            if all(word in line for word in words):
+                found.append(row)
+        answer(exchange, {"requests": found[:FOUND_MAX], "found": len(found), "searched": searched})
 
     def _explain(self, exchange: Exchange, names: Mapping[str, str]) -> None:
         name = names["id"]

@@ -52,6 +52,7 @@ class _Route(msgspec.Struct, frozen=True):
     handler: Handler
     writes: bool
     public: bool
+    full: bool  #: needs the token for everything
 
 
 class AdminRoutes:
@@ -65,13 +66,21 @@ class AdminRoutes:
         self._tasks: set[asyncio.Task[None]] = set()  # as many as have connections
 
     def add(
-        self, method: str, path: str, handler: Handler, *, writes: bool | None = None, public: bool = False
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        writes: bool | None = None,
+        public: bool = False,
+        full: bool = False,
     ) -> None:
         """Serve a path. All but GET change something, unless `writes` is given.
 
-        `public`: it shows nothing of the gateway, so it needs no token.
+        `public`: it shows nothing of the gateway, so it needs no token. `full`: a token that only reads is not enough.
         """
-        route = _Route(_split(path), handler, method != "GET" if writes is None else writes, public)
+        changes = method != "GET" if writes is None else writes
+        route = _Route(_split(path), handler, changes, public, full or changes)
         self._routes.setdefault(method, []).append(route)
 
     def absent(self, method: str, path: str, why: str) -> None:
@@ -107,7 +116,7 @@ class AdminRoutes:
             else:
                 _deny(exchange, Reason.PATH_NOT_FOUND)
             return 0
-        denied = self.auth.denied(exchange, writes=found[0].writes, public=found[0].public)
+        denied = self.auth.denied(exchange, writes=found[0].full, public=found[0].public)
         if denied is not None:
             self._refuse(exchange, denied)
             return 0

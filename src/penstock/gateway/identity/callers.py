@@ -310,18 +310,23 @@ class Callers:
         known = self._tenants.get(name)
         return name if known is None or not known.has_keys or self._trusted(peer) else ANONYMOUS
 
-    def inside(self, tenant: str, user: str, now: float, rights: Rights | None = None) -> Caller:
-        """Returns the absent caller of a batch. It has the lowest band, and the `rights` it had."""
+    def inside(
+        self, tenant: str, user: str, now: float, rights: Rights | None = None, *, is_batch: bool = True
+    ) -> Caller:
+        """Returns an absent caller of a tenant. That of a batch has the lowest band, and the `rights` it had; otherwise
+        it has the tenant's default band.
+        """
         known = self._tenants.get(tenant) or self._unlisted(tenant, now, trusted=False)
+        band = len(self._ranks) - 1 if is_batch else self._granted(known, known.band_max, None)
         return Caller(
             tenant=known.name,
             user=user,
             has_key=True,  # nothing of its head goes upstream
             weight=known.weight,
-            band=len(self._ranks) - 1,
+            band=band,
             band_lowered=False,
             tenant_label=known.label,
-            deadline_s=None,
+            deadline_s=None if is_batch else self._deadlines_s[band],
             priority=0,
             part=known.part,
             rights=rights,
