@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from penstock.core.endpoints.roles import Role
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import SERVING
-from penstock.gateway.admin.failing.slow import inside
 from penstock.gateway.telemetry.failures import Failures, Kind
 
 SAMPLES_MAX = 3_600
@@ -26,6 +25,12 @@ RATES = ("sent_per_s", "tokens_per_s", *(f"{kind}_per_s" for kind in Kind))
 # NaN, null in JSON, if no stream began; so is `inside` if no engine reports its queue.
 TIMES = ("first_token_p50_s", "first_token_p99_s")
 CURVES = ("waiting", "inside", "running", "slots", "oldest_s", "kv_max", *RATES, *TIMES)
+
+
+def inside(snapshot: Snapshot) -> int | None:
+    """Return the number of requests queued inside engines; None: no engine reports it."""
+    known = [endpoint.engine_waiting for endpoint in snapshot.endpoints if endpoint.engine_waiting is not None]
+    return round(sum(known)) if known else None
 
 
 class History:

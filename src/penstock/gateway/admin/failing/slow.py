@@ -8,17 +8,12 @@ from __future__ import annotations
 
 from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway.admin.failing.lately import Lately
+from penstock.gateway.admin.history import inside
 from penstock.gateway.admin.phrases import count, seconds, short_name
 
 LATE_S = 10.0  # p99 of the time to the first token; a person has gone by then
 QUEUED_PER_ENGINE = 4  # more wait inside engines than keep them busy
 MOST = 0.5  # of the running requests are one tenant's
-
-
-def inside(snapshot: Snapshot) -> int | None:
-    """Return the number of requests queued inside engines; None: no engine reports it."""
-    known = [endpoint.engine_waiting for endpoint in snapshot.endpoints if endpoint.engine_waiting is not None]
-    return round(sum(known)) if known else None
 
 
 def is_slow(snapshot: Snapshot, lately: Lately | None) -> bool:

@@ -20,9 +20,8 @@ from penstock.core.values.rows import TenantSnapshot
 from penstock.gateway.admin.events import EventLog
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.lately import FailureWindow
-from penstock.gateway.admin.failing.slow import inside
 from penstock.gateway.admin.headline import Around, is_by_operators, sentences, tone, verdict
-from penstock.gateway.admin.history import History, answering
+from penstock.gateway.admin.history import History, answering, inside
 from penstock.gateway.admin.phrases import printable, short_name
 from penstock.gateway.admin.picture.drawn import by_tenant
 from penstock.gateway.admin.picture.facts import GatewayFacts
