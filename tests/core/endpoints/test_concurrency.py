@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from penstock.core.endpoints.concurrency import ConcurrencyLimit
+from penstock.core.endpoints.concurrency import ConcurrencyLimit, FoundLimit
+from penstock.core.endpoints.lease import Lease
 from penstock.core.endpoints.ledger import Ledger
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.actions import Action, Dispatch, Requeue
@@ -139,3 +140,29 @@ def test_slots_that_were_told_stay() -> None:
         own.add(lease(serial, at=0.0))
     own.limit.look(own, 100.0, wanted=True)
     assert own.limit.slots == 4
+
+
+def there(own: Ledger, serials: range, *, at: float) -> list[Lease]:
+    leases = [lease(serial, at=at, streamed=True) for serial in serials]
+    for each in leases:
+        own.add(each)
+    return leases
+
+
+@pytest.mark.parametrize(("left", "way_s"), [(8, 0.0), (4, 0.1)])
+def test_a_request_that_begins_while_a_server_is_idle_was_on_its_way(left: int, way_s: float) -> None:
+    """Eight ran at once. Of twenty more that begin after a second, none waited for a server if only four are left."""
+    limit = FoundLimit(64)
+    own = Ledger(limit, stale_after_s=5.0)
+    own.speed.step_s = 0.02
+    first = there(own, range(8), at=0.0)
+    for each in first:
+        own.first_token(each, 0.04)
+    limit.look(own, 0.1, wanted=True)
+    for each in first[left:]:
+        own.remove(each, 1.0)
+    limit.look(own, 1.1, wanted=True)
+    limit.look(own, 1.2, wanted=True)
+    late = there(own, range(10, 30), at=1.2)
+    own.first_token(late[0], 2.2)
+    assert own.speed.path_s == pytest.approx(way_s, abs=0.02)

@@ -57,6 +57,10 @@ class ConcurrencyLimit:
         """Returns how many at once are known to wait for no slot."""
         return math.inf
 
+    def idles(self) -> bool:
+        """Whether a server is idle, so that what begins now waited for none."""
+        return False
+
     def on_ended(self, begun: int, now: float) -> None:
         """Note that a request is over that ran, while `begun` others run."""
 
@@ -185,6 +189,9 @@ class FoundLimit(ConcurrencyLimit):
     def proven(self) -> float:
         """Returns the most that ran at once lately: nobody among so many waits for a server."""
         return max(FEW, self.work.best)
+
+    def idles(self) -> bool:
+        return not self.work.busy
 
     def on_ended(self, begun: int, now: float) -> None:
         self.work.ended(begun, now)

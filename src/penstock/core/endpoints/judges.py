@@ -72,6 +72,11 @@ class OwnWork:
         """The most that ran at once lately."""
         return max(self._best, self._before)
 
+    @property
+    def busy(self) -> bool:
+        """Whether as many run as lately. With fewer, a server is idle, and what has not begun waits for none."""
+        return self.ran >= STANDS * self.best
+
     def ended(self, begun: int, now: float) -> None:
         """Note that a request ended that ran, while `begun` others run: all that end within a step ran at once."""
         self._counted += 1
@@ -195,6 +200,7 @@ class StreamsJudge(Judge):
 
     __slots__ = ("_streamed_s",)
     name = "streams"
+    tries = 1 / 32  # fewer than are reserved for light callers would not be used (`flood/other-model/200x100ms/20`)
 
     def __init__(self) -> None:
         self._streamed_s = -math.inf
@@ -211,9 +217,7 @@ class StreamsJudge(Judge):
             return None  # they take the places of those that seem to wait
         others = ledger.page.others_running(now)
         inside, room = ledger.sent_there, slots - others
-        # With fewer running than lately not all servers are busy, and a late stream waits for another reason.
-        busy = work.ran >= STANDS * work.best
-        queue = float(len(late_streams(ledger, now, LATE))) if busy else 0.0
+        queue = float(len(late_streams(ledger, now, LATE))) if work.busy else 0.0
         engaged = min(work.ran + min(work.on_the_way, ledger.reserved), inside)
         return Evidence(
             inside=inside + others,

@@ -166,7 +166,7 @@ class Ledger:
         if lease.epoch != self.epoch:
             return
         self.reserved -= 1
-        teaches = lease.within_proven
+        teaches = lease.within_proven or self.limit.idles()
         if lease.streamed:
             took_s = now - lease.dispatched_s
             in_time = took_s <= max(IN_TIME_TIMES * self.speed.first_token_s(lease.queued_tokens), 1.0)

@@ -117,8 +117,9 @@ class Speed:
         took_s = now - lease.dispatched_s
         if teaches or took_s < self._least_s:
             self._least_s = min(self._least_s or took_s, took_s)
-        if lease.queued_tokens <= SAMPLE_TOKENS:  # behind more, waiting and slow computing are indistinguishable
-            sample_s = max(0.0, took_s - lease.queued_tokens / self.rate - 2.0 * self.step_at_least_s)
+        # Behind more, waiting and slow computing are indistinguishable; before a step is known, it and the way are.
+        if self.step_s and lease.queued_tokens <= SAMPLE_TOKENS:
+            sample_s = max(0.0, took_s - lease.queued_tokens / self.rate - 2.0 * self.step_s)
             if self.path_s is None:
                 self.path_s = sample_s if teaches else None
             elif teaches or 2.0 * sample_s < self.path_s:
