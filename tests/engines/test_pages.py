@@ -175,6 +175,18 @@ def test_no_page_breaks_a_reader(name: str, raw: bytes) -> None:
 # --- more than numbers -----------------------------------------------------------------------------------------
 
 
+def test_a_page_reports_refusals_of_the_engines_own_queue() -> None:
+    _, page = golden("vllm-0.32.real")
+    two = page.replace(b'reason="max_num_queued_reqs"} 0.0', b'reason="max_num_queued_reqs"} 3.0').replace(
+        b'reason="max_num_queued_tokens"} 0.0', b'reason="max_num_queued_tokens"} 4.0'
+    )
+    for shown, refused in ((page, 0.0), (two, 7.0), (golden("sglang-0.5.23-tp2-dp2-priority.facts")[1], None)):
+        name = "vllm-0.32.real" if refused is not None else "sglang-0.5.23-tp2-dp2-priority.facts"
+        reading = read(name, shown)
+        assert reading is not None
+        assert reading.refused == refused
+
+
 def test_a_page_reports_sleep_and_slots() -> None:
     facts = {name: READERS[golden(name)[0].name].facts(golden(name)[1]) for name in EXPECTED}
     assert facts["vllm-0.32.real"].sleeping is False

@@ -162,6 +162,8 @@ class Doctor:
         page_flag = await _page_flag(ask, engine, probe) if reading is None and not reader.trouble else ""
         if facts.sleeping:
             problems.append("it is asleep: requests for it would fail until it is woken up")
+        if facts.paused:
+            problems.append("it is paused: requests for it would wait inside it until it is resumed")
         moves: bool | None = None
         counts: bool | None = None
         if self._tries and models:

@@ -51,6 +51,12 @@ class Facts(msgspec.Struct, frozen=True):
     kv_events_endpoint: str | None = None
     tells_load: bool | None = None  #: False: impossible with any flags
     sleeping: bool | None = None
+    paused: bool | None = None  #: it takes requests, and starts none
+
+    @property
+    def may_rest(self) -> bool:
+        """True if the engine tells whether it sleeps or is paused, which may change at any time."""
+        return self.sleeping is not None or self.paused is not None
 
     def over(self, other: Facts) -> Facts:
         """Returns both merged; these facts win over the `other` ones."""
@@ -91,6 +97,7 @@ class Series(msgspec.Struct, frozen=True):
     adapters_held: Names = ()  #: how many LoRA adapters are in memory at most
     slots: Names = ()
     awake: str = ""  #: a gauge that is 0 while the engine sleeps
+    refused: Names = ()  #: counters of requests refused for the bounds of its own queue
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -98,7 +105,7 @@ class Document(msgspec.Struct, frozen=True):
 
     path: str
     facts: Callable[[Json], Facts]
-    changes: bool = False  #: its content changes while the engine runs (whether the engine sleeps)
+    changes: bool = False  #: its content changes while the engine runs (whether the engine sleeps or is paused)
 
 
 class Engine(msgspec.Struct, frozen=True):
@@ -223,6 +230,7 @@ class PageReader:
             adapters_held=held,
             adapters_running=adapters,
             prefix_hit_ratio=self._prefix_hits(page),
+            refused=self._total(page, series.refused) if series.refused else None,
         )
 
     def facts(self, page: bytes) -> Facts:
@@ -337,6 +345,10 @@ def flag(value: object) -> bool | None:
 
 def version_at(path: str) -> Document:
     return Document(path, lambda page: Facts(version=text(page.get("version"))))
+
+
+def paused_at(path: str) -> Document:
+    return Document(path, lambda page: Facts(paused=flag(page.get("is_paused"))), changes=True)
 
 
 def sleeping_at(path: str) -> Document:

@@ -10,6 +10,7 @@ from penstock.engines.base import (
     Priority,
     Series,
     count,
+    paused_at,
     sleeping_at,
     text,
     version_at,
@@ -53,6 +54,7 @@ VLLM = Engine(
         Document("/server_info?config_format=json", _server_info),
         Document("/kv_event_sources", _kv_event_sources),
         sleeping_at("/is_sleeping"),
+        paused_at("/is_paused"),
     ),
     series=Series(
         running=("vllm:num_requests_running",),
@@ -69,6 +71,7 @@ VLLM = Engine(
         prefix_queries=("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
         prefix_ratio=("vllm:gpu_prefix_cache_hit_rate",),
         adapters="vllm:lora_requests_info",
+        refused=("vllm:admission_rejections_total",),  # `--max-num-queued-reqs`, `--max-num-queued-tokens`
         awake='vllm:engine_sleep_state{sleep_state="awake"}',
     ),
     priority=Priority.LOWER_FIRST,

@@ -80,10 +80,11 @@ def test_a_restart_ends_an_ejection() -> None:
 def test_a_probe_reports_how_the_engine_is_away() -> None:
     made = scheduler(a=4)
     told = []
-    for presence in (Presence.LOADING, Presence.SLEEPING, Presence.STOPPING, Presence.HUNG, Presence.DOWN):
+    away = [presence for presence in Presence if presence is not Presence.UP]
+    for presence in away:
         made.endpoint_down("a", presence=presence, now=1.0)
         told.append(state(made, 1.0))
-    assert told == ["loading", "sleeping", "stopping", "hung", "down"]
+    assert told == ["down", "loading", "sleeping", "paused", "scaling", "stopping", "hung"]
 
 
 def test_an_engine_without_new_connections_that_still_streams_is_stopping() -> None:

@@ -54,7 +54,7 @@ def test_the_codes_on_the_wire_are_these() -> None:
         " modality no_path no_tools no_feature broken"
     )
     assert " ".join(EndpointState) == (
-        "up down loading sleeping stopping hung draining refused_key unproven stuck silent ejected held"
+        "up down loading sleeping paused scaling stopping hung draining refused_key unproven stuck silent ejected held"
     )
 
 

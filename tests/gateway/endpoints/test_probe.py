@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from typing import Any
 
 import pytest
 
@@ -132,8 +133,8 @@ async def test_a_kept_connection_does_not_hide_that_nobody_takes_new_ones(world:
         await gate.close()
 
 
-async def test_sleeping_and_loading_engines_are_sent_nothing_until_they_are_up(world: World) -> None:
-    condition = {"sleeping": True, "status": 200}
+async def test_engines_that_rest_are_sent_nothing_until_they_are_up(world: World) -> None:
+    condition: dict[str, Any] = {"sleeping": True, "paused": False, "status": 200, "said": b""}
 
     async def script(peer: Peer) -> None:
         while True:
@@ -142,7 +143,9 @@ async def test_sleeping_and_loading_engines_are_sent_nothing_until_they_are_up(w
             if data.startswith(b"POST"):
                 body, status = b'{"choices":[]}', 200
             elif path == b"/health":
-                body, status = b"", condition["status"]
+                body, status = condition["said"], condition["status"]
+            elif path == b"/is_paused":
+                body, status = json.dumps({"is_paused": condition["paused"]}).encode(), 200
             elif path == b"/is_sleeping":
                 body, status = json.dumps({"is_sleeping": condition["sleeping"]}).encode(), 200
             else:
@@ -162,7 +165,16 @@ async def test_sleeping_and_loading_engines_are_sent_nothing_until_they_are_up(w
         assert (await waiting).status == 200
         condition["sleeping"] = True
         await world.until(lambda: state() == "sleeping")
-        condition.update(sleeping=False, status=503)
+        condition.update(sleeping=False, paused=True)
+        await world.until(lambda: state() == "paused")
+        waiting = world.soon(world.chat())
+        await world.until(lambda: world.picture().waiting == 1)
+        assert await world.metric("penstock_endpoint_state", state="paused") == 1
+        condition["paused"] = False
+        assert (await waiting).status == 200
+        condition.update(status=503, said=b'{"error":"The model is currently scaling. Please try again later."}')
+        await world.until(lambda: state() == "scaling")
+        condition["said"] = b""
         await world.until(lambda: state() == "stopping")
         condition["status"] = 200
         await world.until(lambda: state() == "up")

@@ -122,6 +122,7 @@ async def test_a_trial_shows_an_engine_that_refuses_the_field_which_asks_for_usa
         ({"/v1/models": faces.models("vllm")}, {}, "it serves no model now"),
         ({"/health": faces.doc({}, 503)}, {}, "its health probe /health says: status 503"),
         ({"/is_sleeping": faces.doc({"is_sleeping": True})}, {}, "it is asleep"),
+        ({"/is_paused": faces.doc({"is_paused": True})}, {}, "it is paused"),
         ({}, {"models": ["m", "n"]}, "`models` names `n`, which it does not serve"),
         ({}, {"engine": "sglang"}, "the settings say `engine: sglang`, but it answers as vLLM"),
     ],

@@ -36,6 +36,32 @@ def at(engine: EngineServer) -> str:
 
 
 @STREAMED
+@pytest.mark.parametrize("slots", ["auto", 16])
+async def test_an_engine_that_bounds_its_own_queue_is_full_and_not_broken(
+    world: World, slots: int | str, stream: bool
+) -> None:
+    """vLLM's `--max-num-queued-reqs` below what is sent: each 503 goes back to the queue, and nobody sees one."""
+    engines = [await world.engine(max_num_seqs=2, max_num_queued_reqs=3) for _ in range(2)]
+    await world.gateway(slots=slots, retry={"max_attempts": 1, "budget": 0}, queue={"max_wait": "60s"})
+    states: set[str] = set()
+
+    def note() -> bool:
+        states.update(endpoint.state for endpoint in world.picture().endpoints)
+        return len(answers) == sum(task.done() for task in answers)
+
+    answers = [world.soon(world.chat(f"number {n}", tokens=3, stream=stream)) for n in range(40)]
+    await world.until(note)
+    assert [(await answer).status for answer in answers] == [200] * 40
+    assert states <= {"up", "held"}
+    assert max(engine.log.in_engine_max for engine in engines) <= 3
+    assert await world.metric("penstock_requests_total", outcome="completed") == 40
+    refused = sum(engine.service.refused for engine in engines)
+    assert refused > 0 or slots == "auto", "slots that are found are soon as few as fit"
+    assert await world.metric("penstock_requeues_total", reason="busy") == refused
+    await world.until_metric(refused, "penstock_endpoint_refusals")
+
+
+@STREAMED
 @pytest.mark.parametrize("kind", ["refuse", "busy", "error"])
 async def test_what_one_engine_fails_another_serves(world: World, kind: str, stream: bool) -> None:
     bad, good = await pair(world)

@@ -34,6 +34,7 @@ SERIES = {
     "penstock_endpoint_waiting": ("gauge", {"endpoint"}),
     "penstock_endpoint_running": ("gauge", {"endpoint"}),
     "penstock_endpoint_kv_usage_ratio": ("gauge", {"endpoint"}),
+    "penstock_endpoint_refusals": ("gauge", {"endpoint"}),
     "penstock_observation_age_seconds": ("gauge", {"endpoint"}),
     "penstock_ttft_seconds_count": ("histogram", {"model", "band"}),
     "penstock_request_seconds_count": ("histogram", {"model", "band"}),

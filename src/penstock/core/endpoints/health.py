@@ -1,9 +1,10 @@
 """May an endpoint be used: by its probes, and by the ends of its requests (docs/design.md#failure).
 
-*Presence*: a probe or a refused connection found no engine, or one that cannot serve now (loading, sleeping, stopping,
-hung); only a probe brings it back. *Ejected*: several requests in a row failed; the endpoint is left out for a time
-that doubles with each ejection, and one good answer clears that. *Held*: it refused several requests in a row as busy
-(429, 503), or sent Retry-After, and gets nothing for a moment. A single refusal concerns only its own request.
+*Presence*: a probe or a refused connection found no engine, or one that cannot serve now (loading, sleeping, paused,
+scaling, stopping, hung); only a probe brings it back. *Ejected*: several requests in a row failed; the endpoint is left
+out for a time that doubles with each ejection, and one good answer clears that. *Held*: it refused several requests in
+a row as busy (429, 503), or sent Retry-After, and gets nothing for a moment. A single refusal concerns only its own
+request.
 
 An endpoint that returns is *on trial*: it gets a few requests, and two more for each answer that begins, until it runs
 as many as it has slots or some seconds have passed. A restarted engine begins with a quarter of its slots, because its
@@ -35,6 +36,8 @@ class Presence(StrEnum):
     DOWN = "down"  #: no connection
     LOADING = "loading"  #: it reports that it is not ready
     SLEEPING = "sleeping"  #: it was put to sleep and has freed its memory
+    PAUSED = "paused"  #: it takes requests and starts none, as while its weights are changed
+    SCALING = "scaling"  #: it starts or ends engines of its own, and refuses requests meanwhile
     STOPPING = "stopping"  #: it finishes its requests and accepts no new ones
     HUNG = "hung"  #: it accepts connections and does not answer
 

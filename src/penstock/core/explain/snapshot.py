@@ -60,6 +60,7 @@ class EndpointSnapshot(msgspec.Struct, frozen=True):
     kv_usage_believed: float | None  #: including requests sent since the reading
     kv_tokens_free: int | None  #: below the ceiling, by the same belief
     prefix_hit_ratio: float | None  #: share of prompt tokens its cache held, as the engine counts
+    engine_refused: float | None  #: requests refused for the bounds of its own queue, as the engine counts
     observed_s_ago: float | None
     gauges: Standing  #: how far they are believed
     gauges_why: str  #: a sentence; empty if they are believed
@@ -298,6 +299,7 @@ def endpoint_now(
         engine_running=base.running if base is not None else None,
         kv_usage=base.kv_usage if base is not None else None,
         prefix_hit_ratio=base.prefix_hit_ratio if base is not None else None,
+        engine_refused=base.refused if base is not None else None,
         kv_usage_believed=ledger.kv_usage(now),
         kv_tokens_free=_whole(kv_tokens_free(endpoint, settings, now=now)),
         observed_s_ago=now - ledger.page.asked_s if ledger.page.asked_s > -math.inf else None,

@@ -300,6 +300,8 @@ class EndpointState(StrEnum):
     DOWN = "down", "bad", "down", "See whether {} runs, and what its log says"
     LOADING = "loading", "busy", "loading", "Wait: {} loads its model"
     SLEEPING = "sleeping", "busy", "sleeping", "Wake {}, or start an engine that serves the model"
+    PAUSED = "paused", "busy", "paused", "Resume {}: whoever runs the engine has paused it"
+    SCALING = "scaling", "busy", "changing its size", "Wait: {} starts or ends engines of its own"
     STOPPING = "stopping", "busy", "stopping"
     HUNG = "hung", "bad", "hung", "Restart {}: it takes connections and answers none"
     DRAINING = "draining", "hand", "drained by an operator"
@@ -327,6 +329,8 @@ AWAY = (  # as a probe finds it
     EndpointState.DOWN,
     EndpointState.LOADING,
     EndpointState.SLEEPING,
+    EndpointState.PAUSED,
+    EndpointState.SCALING,
     EndpointState.STOPPING,
     EndpointState.HUNG,
 )

@@ -29,6 +29,7 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     adapters_running: tuple[str, ...] = ()  #: those that its requests use now
     queued: float | None = None  #: of those waiting, how many a finished step left without room; None: not told apart
     prefix_hit_ratio: float | None = None  #: its own count of cached prompt tokens; only for display
+    refused: float | None = None  #: requests that it refused for the bounds of its own queue, in all; only for display
 
     def sane(self) -> bool:
         """True if these can be an engine's numbers at all."""

@@ -226,15 +226,15 @@ class Observer:
         scheduler, prober = self._driver.scheduler, self._prober
         before, asked_s = prober.presence, self._driver.now()
         answer = await self._probe_ask((self.engine or OPENAI).probe_path)
-        if answer.ok and (self.facts.sleeping is not None or self._facts_tries):
-            await self._learn_facts()  # the engine can be put to sleep at any time
+        if answer.ok and (self.facts.may_rest or self._facts_tries):
+            await self._learn_facts()
         presence = prober.judged(answer, asked_s=asked_s, now=self._driver.now(), moved_s=scheduler.moved_s(self._name))
         if before is not Presence.UP and presence is Presence.UP:
             self._is_new = True
         if presence is Presence.UP and (self._is_new or self._asks_models or self._told is None):
             await self._learn(returns=before in GONE)
-        if presence is Presence.UP and self._sleeps():
-            presence = prober.presence = Presence.SLEEPING
+        if presence is Presence.UP:
+            presence = prober.presence = self._at_rest()
         if presence is not before:
             why = "" if answer.failure is None else f": {answer.failure.error.detail}"
             logger.info("endpoint %s is %s%s", self._name, presence, why)
@@ -269,9 +269,12 @@ class Observer:
         if self._target.changed is not None:
             self._target.changed()
 
-    def _sleeps(self) -> bool:
+    def _at_rest(self) -> Presence:
+        """How a healthy engine is there: up, unless somebody has put it to sleep or paused it."""
         page = self._reader.facts.sleeping
-        return bool(self.facts.sleeping if page is None else page)
+        if self.facts.sleeping if page is None else page:
+            return Presence.SLEEPING
+        return Presence.PAUSED if self.facts.paused else Presence.UP
 
     # --- its kind and models ----------------------------------------------------------------------------------
 

@@ -2,10 +2,10 @@
 
 A redirect to another path of the same endpoint is followed, and a compressed answer is unpacked.
 
-Presence is *loading* (503 before any good answer), *stopping* (503 after one), *sleeping*, *down* (connection refused)
-or *hung* (connection accepted, no answer). An engine in a long step answers late and is not hung. It is hung if several
-probes in a row, each on its own connection, got nothing for longer than any step takes, and neither an answer under way
-nor the page moved.
+Presence is *loading* (503 before any good answer), *scaling* (503 that says so), *stopping* (another 503), *sleeping*,
+*paused*, *down* (connection refused) or *hung* (connection accepted, no answer). An engine in a long step answers late
+and is not hung. It is hung if several probes in a row, each on its own connection, got nothing for longer than any step
+takes, and neither an answer under way nor the page moved.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ HUNG_PROBES_MIN = 3
 LATE_S = 1.0  # a time-out that fires later than that was our own loop's fault
 NO_ANSWER = (UpstreamErrorKind.FIRST_BYTE_TIMEOUT, UpstreamErrorKind.IDLE_TIMEOUT)
 _LOADING = b"loading"  # llama.cpp's 503
+_SCALING = b"currently scaling"  # vLLM's, at every path, while the number of its data-parallel engines changes
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True):
@@ -177,10 +178,10 @@ class Prober:
         elif answer.status < 500:  # a 404 is an answer too
             self._was_well = True
             self.presence = Presence.UP
-        elif _LOADING in answer.body[:1000].lower() or not self._was_well:
-            self.presence = Presence.LOADING
         else:
-            self.presence = Presence.STOPPING
+            said = answer.body[:1000].lower()
+            unwell = Presence.STOPPING if self._was_well and _LOADING not in said else Presence.LOADING
+            self.presence = Presence.SCALING if _SCALING in said else unwell
         return self.presence
 
     def _unanswered(self, asked_s: float, now: float, moved_s: float) -> Presence:

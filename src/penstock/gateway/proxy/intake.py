@@ -27,7 +27,6 @@ from penstock.gateway.openai.body import BadBody, Read
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.routes import MODEL, Route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
-from penstock.gateway.openai.slices import Slices
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.proxy.arrival import Arrival, Fallback, Means
 from penstock.gateway.proxy.journey import QueuedJourney
@@ -39,6 +38,7 @@ from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
     from penstock.gateway.kv_cache.locator import Locator
+    from penstock.gateway.openai.slices import Slices
     from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
     from penstock.http.inflate import Unpacking
 
@@ -79,7 +79,7 @@ class Intake:
         self._catalog = catalog
         self._callers = callers
         self._affinities = affinities
-        self._slices = Slices()
+        self._slices: Slices | None = None  # until a large body comes
         self._unpacking: Unpacking | None = None  # once a client packed a body
         self._early = EarlyRequests(means.driver, endpoints.targets)
 
@@ -198,6 +198,10 @@ class Intake:
             else:
                 _broken(exchange, failure)
 
+        if self._slices is None:
+            from penstock.gateway.openai.slices import Slices  # noqa: PLC0415 - most bodies are read at once
+
+            self._slices = Slices()
         self._slices.do(
             steps, done=lambda read: self._parsed(arrival, read, journey), failed=failed, gone=lambda: exchange.over
         )

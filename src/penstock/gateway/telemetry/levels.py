@@ -78,6 +78,11 @@ _OF_ENDPOINTS: list[tuple[str, str, Callable[[EndpointSnapshot], float]]] = [
     ("endpoint_running", f"Requests running inside the engine; {_SILENT}", lambda e: _gauge(e, e.engine_running)),
     ("endpoint_kv_usage_ratio", f"KV memory in use; {_SILENT}", lambda e: _gauge(e, e.kv_usage)),
     (
+        "endpoint_refusals",
+        f"Requests refused for the bounds of the engine's own queue, as it counts; {_SILENT}",
+        lambda e: _gauge(e, e.engine_refused),
+    ),
+    (
         "observation_age_seconds",
         "Age of the last reading; NaN if there is none.",
         lambda e: math.nan if e.observed_s_ago is None else e.observed_s_ago,

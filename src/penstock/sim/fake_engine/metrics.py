@@ -22,6 +22,7 @@ def render(
     successes: Mapping[str, int],
     started_unix_s: float,
     counters: bool = True,
+    refused: int = 0,
     adapters_held: int = 0,
     adapters_running: Sequence[str] = (),
 ) -> bytes:
@@ -43,6 +44,8 @@ def render(
     queries, hits = gauges.prefix_cache_queries_total, gauges.prefix_cache_hits_total
     tell("vllm:prefix_cache_queries_total", "counter", "Prefix cache queries, in tokens.", queries)
     tell("vllm:prefix_cache_hits_total", "counter", "Prefix cache hits, in tokens.", hits)
+    name = "vllm:admission_rejections_total"
+    tell(name, "counter", "Refused by a queue limit.", refused, f'model_name="{model}",reason="max_num_queued_reqs"')
     tell("vllm:num_preemptions_total", "counter", "Preemptions so far.", gauges.preemptions_total)
     tell("vllm:prompt_tokens_total", "counter", "Prefill tokens processed.", gauges.prompt_tokens_total)
     tell("vllm:generation_tokens_total", "counter", "Tokens generated.", gauges.generation_tokens_total)

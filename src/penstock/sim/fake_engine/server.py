@@ -202,6 +202,7 @@ class EngineServer:
             model="another" if fault and self._page.of_another else self.model,
             config=self.engine.config,
             successes=self.service.successes,
+            refused=self.service.refused,
             started_unix_s=self._started_unix_s,
             adapters_held=self.service.adapters.most if self.service.adapters else 0,
             adapters_running=self.service.adapters_running,

@@ -70,6 +70,7 @@ class ServedEngine:
         self.faults = Faults()
         self.kv: KvPublisher | None = None
         self.successes = {"stop": 0, "length": 0, "abort": 0, "error": 0}
+        self.refused = 0  #: for its own bound, `--max-num-queued-reqs`
         self._tag = os.urandom(4).hex()  # so that no two engines give their answers the same id
         self._transfers = None if kv_transfer_s is None else Transfers(self._tag, held_s=kv_transfer_s)
         self._rooms = rooms  # for other engines that fetch prompts computed here
@@ -312,6 +313,7 @@ class ServedEngine:
         except PromptTooLongError as error:
             raise bad_request(str(error), "input_tokens") from error
         except EngineFullError as error:
+            self.refused += 1
             raise busy() from error
         if self.kv is not None:
             self.kv.joined(engine_id, text.tokenize(call.prompt), call.cache_salt)
