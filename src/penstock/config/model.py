@@ -310,7 +310,7 @@ class LimitsSection(Section):
 class Observe(Section):
     """How often the engines' gauges are read."""
 
-    interval: values.Duration = setting(1.0, "Normally.", gt=0)
+    interval: values.Duration = setting(1.0, "Normally; every second one if nothing runs or waits at an engine.", gt=0)
     fast_interval: values.Duration = setting(
         0.5, "While requests wait for an endpoint near its limit, or its page misses our requests.", gt=0
     )

@@ -20,6 +20,7 @@ from penstock.engines.page import Sample, Selector, is_indented, mean, plain, to
 Json = Mapping[str, object]  #: an answer that is a JSON object
 Names = tuple[str, ...]  #: aliases of one series, today's first; the first one found counts
 
+KEPT_BYTES = 1 << 16  # of an engine's last page; a larger one is compared by its checksum, at ten times the time
 NO_MODEL_CODE = "model_not_found"  # OpenAI's `code`, which another Penstock as endpoint sends, too
 
 
@@ -176,7 +177,8 @@ class PageReader:
         self._selectors = {name: Selector.of(name) for name in names}
         #: How all lines that count begin, except the start time's, which stands among those of the process.
         self._prefix = _common([it.line for name, it in self._selectors.items() if name != series.started])
-        self._known: tuple[int, float | None] | None = None  # of the last page: checksum, start time
+        #: Of the last page: its own lines, or their checksum, and those of the start time before and after them.
+        self._known: tuple[bytes | int, list[bytes], list[bytes]] | None = None
         self._last: Observation | None = None
 
     def again(self, page: bytes, *, asked_s: float) -> Observation | None:
@@ -185,8 +187,10 @@ class PageReader:
         end = page.find(b"\n", page.rfind(self._prefix) + 1)
         end = end if end >= 0 else len(page)
         before, after = page[:begin], page[end:]
-        own = crc32(memoryview(page)[begin:end])
-        known = None if plain(before) != before or is_indented(after) else (own, self._started_s(before + after))
+        lines = page[begin:end]
+        own = lines if len(lines) <= KEPT_BYTES else crc32(lines)
+        is_plain = plain(before) == before and not is_indented(after)
+        known = (own, self._started(before), self._started(after)) if is_plain else None
         last = self._last if known is not None and known == self._known else None
         self._known = known
         return None if last is None else msgspec.structs.replace(last, asked_s=asked_s)
@@ -195,6 +199,18 @@ class PageReader:
         """Returns the reading on a `plain` page, asked for at `asked_s`; None if it holds none that makes sense."""
         self._last = self._read(page, asked_s)
         return self._last
+
+    def _started(self, page: bytes) -> list[bytes]:
+        """Return the lines of the start time, as they are."""
+        if not self._series.started:
+            return []
+        line, page = self._selectors[self._series.started].line, b"\n" + page
+        found, at = [], page.find(line)
+        while at >= 0:
+            end = page.find(b"\n", at + 1)
+            found.append(page[at:end] if end >= 0 else page[at:])
+            at = page.find(line, at + 1)
+        return found
 
     def _started_s(self, page: bytes) -> float | None:
         return total(self._samples(page, self._series.started)) if self._series.started else None

@@ -19,7 +19,6 @@ from penstock.core.dispatch.admission import kv_tokens_free
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.health import Presence
 from penstock.core.endpoints.page import Standing, why
-from penstock.core.endpoints.pool import Pool
 from penstock.core.endpoints.roles import Role
 from penstock.core.explain.recorder import Recorder
 from penstock.core.explain.shares import ModelMeter, Shares, oldest_s
@@ -276,14 +275,15 @@ def head_of(line: Line) -> Entry:
 
 
 def endpoint_now(
-    endpoint: Endpoint, misfit: Misfit | None, settings: AdmissionSettings, now: float
+    endpoint: Endpoint, state: EndpointState, misfit: Misfit | None, settings: AdmissionSettings, now: float
 ) -> EndpointSnapshot:
     """`misfit`: why the highest band with work cannot send there."""
     ledger = endpoint.ledger
+    standing = ledger.page.standing(now)
     base = ledger.page.base if ledger.page.credible(now) else None
     return EndpointSnapshot(
         name=endpoint.name,
-        state=_state(endpoint, now),
+        state=state,
         role=endpoint.role,
         models=sorted(endpoint.models) if endpoint.models is not None else None,
         slots=endpoint.slots,
@@ -303,8 +303,8 @@ def endpoint_now(
         kv_usage_believed=ledger.kv_usage(now),
         kv_tokens_free=_whole(kv_tokens_free(endpoint, settings, now=now)),
         observed_s_ago=now - ledger.page.asked_s if ledger.page.asked_s > -math.inf else None,
-        gauges=ledger.page.standing(now),
-        gauges_why=why(ledger.page.standing(now), ledger.page.base, now),
+        gauges=standing,
+        gauges_why=why(standing, ledger.page.base, now),
         time_per_output_token_s=ledger.speed.time_per_output_token_s(now),
         dispatches_total=endpoint.dispatches_total,
         price=endpoint.price,
@@ -318,14 +318,20 @@ def endpoint_now(
 
 
 def models_now(
-    bands: Sequence[Band], pool: Pool, shares: Shares, waits: Waits, *, settings: AdmissionSettings, now: float
+    bands: Sequence[Band],
+    states: Mapping[Endpoint, EndpointState],
+    shares: Shares,
+    waits: Waits,
+    *,
+    settings: AdmissionSettings,
+    now: float,
 ) -> tuple[list[ModelSnapshot], int]:
     """Returns the models with most waiting, those that endpoints name first, and how many more there are."""
     backlog: Counter[str] = Counter()
     for band in bands:
         backlog.update(band.tree.root.backlog)
     meters = shares.models()
-    served = {name for endpoint in pool for name in endpoint.models or ()}
+    served = {name for endpoint in states for name in endpoint.models or ()}
     # A name that only callers used has no row, unless a request waits or runs.
     names = dict.fromkeys([*backlog, *[name for name, meter in meters.items() if meter.running or meter.real]])
     names.update(dict.fromkeys(sorted(served)))
@@ -335,15 +341,15 @@ def models_now(
         key=lambda name: (name in served, backlog[name], meters[name].running if name in meters else 0),
     )
     serving: dict[str, list[Endpoint]] = {name: [] for name in shown}
-    any_model = [endpoint for endpoint in pool if not endpoint.tells_models]
-    for endpoint in pool:
+    any_model = [endpoint for endpoint in states if not endpoint.tells_models]
+    for endpoint in states:
         if endpoint.tells_models and endpoint.models is not None:
             for name in endpoint.models & serving.keys():
                 serving[name].append(endpoint)
     lines: dict[str, list[Line]] = {}
     for line in waits.lines():
         lines.setdefault(line.model, []).append(line)
-    serves_now = {endpoint for endpoint in pool if _state(endpoint, now) in SERVING}
+    serves_now = {endpoint for endpoint, state in states.items() if state in SERVING}
     rows = [
         _model_now(
             shares.model(name),
@@ -475,7 +481,8 @@ def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
     )
 
 
-def _state(endpoint: Endpoint, now: float) -> EndpointState:
+def state_now(endpoint: Endpoint, now: float) -> EndpointState:
+    """Returns the one state that an endpoint is shown in, the gravest that holds."""
     health, ledger = endpoint.health, endpoint.ledger
     if not health.up:
         is_working = ledger.leases and now < ledger.life_s + STOPPING_S

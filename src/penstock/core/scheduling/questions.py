@@ -23,6 +23,7 @@ from penstock.core.explain.snapshot import (
     queues_of,
     requests_now,
     rows_of,
+    state_now,
     stopped_models,
 )
 from penstock.core.queueing.entry import Entry
@@ -128,6 +129,10 @@ class Questions:
         return endpoint.near_limit(now) and any(
             endpoint.serves(model) for band in state.queues.bands for model in band.tree.models()
         )
+
+    def uses(self, name: str) -> bool:
+        """True if requests of ours are at an endpoint, or wait in the queue."""
+        return self._state.queues.waiting > 0 or bool(self._state.pool[name].ledger.leases)
 
     def proven(self, name: str) -> bool:
         """True if an endpoint is known to be an engine; False if it is gone."""
@@ -242,8 +247,9 @@ class Questions:
         away = kept_away(busy, causes, now)
         flows, flows_more = state.shares.flows(names, now)
         limits = state.settings.admission
+        states = {endpoint: state_now(endpoint, now) for endpoint in state.pool}
         models, models_more = models_now(
-            queues.bands, state.pool, state.shares, state.wait_causes, settings=limits, now=now
+            queues.bands, states, state.shares, state.wait_causes, settings=limits, now=now
         )
         tenants = state.quotas.snapshot(now)
         return Snapshot(
@@ -255,7 +261,7 @@ class Questions:
             waiting_tokens=queues.tokens,
             running=len(state.leases),
             kv_usage_ceiling=limits.kv_usage_max,
-            endpoints=[endpoint_now(endpoint, away.get(endpoint), limits, now) for endpoint in state.pool],
+            endpoints=[endpoint_now(it, its_state, away.get(it), limits, now) for it, its_state in states.items()],
             bands=[band_now(band, state.shares.share_of_band(band.rank), now) for band in queues.bands],
             queues=queues_of(queues.bands),
             tenants=tenants,

@@ -3,7 +3,8 @@
 There are two loops per endpoint, so that a hanging metrics page never delays the health probe. The queries and parsers
 are values in `engines/`; `identify.py` finds the engine's kind and models, again after every restart; `load_reader.py`
 reads its load. Gauges are read every `interval`, and every `fast_interval` while requests wait for an endpoint near its
-limit, or it is in doubt whether it works.
+limit, or it is in doubt whether it works. An endpoint at rest, without work of ours or others', is read at every second
+`interval`, and its silence is noticed earlier, so a frozen one is shown as soon as any other.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ from penstock.http.client.pool import Upstream, UpstreamException, UpstreamTimeo
 logger = logging.getLogger(__name__)
 
 FACTS_TRIES_MAX = 5  # vLLM's first `/server_info` takes seconds on a busy machine, the second one milliseconds
-PAGE_LATE_S = 0.5  # then the engine is probed: a page may be slow or missing on a healthy engine
+PAGE_LATE_S, REST_LATE_S = 0.5, 0.25  # then the engine is probed: a page may be slow or missing on a healthy engine
 LOADING_S = 60.0  # some engines list no model while they load one; an empty list that lasts longer is the answer
-SILENT_S = 1.2  # of a probe; after the page's interval of 1 s a frozen engine is shown within 3 s
+SILENT_S, REST_SILENT_S = 1.2, 0.6  # of a probe; behind a pause of 1 or 2 s a frozen engine is shown within 3 s
+REST_PAUSES = 2  # intervals between readings of an endpoint at rest; the core takes a reading for old after three
 DOWN_PROBE_S = 0.5  # a dead endpoint is probed more often than a live one: to see its return is worth a cheap connect
 UNPROVEN = (
     "it lists no models and gives no sign of an engine, so it is tried with one request at a time until it answers one"
@@ -104,6 +106,7 @@ class Observer:
         self._poked = asyncio.Event()
         self._look = asyncio.Event()  # set when the engine became known, or requests begin to wait: read gauges again
         self._met = False  # the engine became known since the gauges were last read
+        self._idle = False  # the last reading showed no request at all
         self._told: list[str] | None = None  # the models last reported by the endpoint
         self._empty_s: float | None = None  # since when its list is empty
         self._adapters: frozenset[str] = frozenset()  # of the models last reported to the scheduler
@@ -187,8 +190,8 @@ class Observer:
         """
 
         async def watched(path: str) -> ProbeAnswer:
-            asked_s = self._driver.now()
-            timer = asyncio.get_running_loop().call_later(SILENT_S, self._unanswered, asked_s)
+            asked_s, silent_s = self._driver.now(), REST_SILENT_S if self._rests else SILENT_S
+            timer = asyncio.get_running_loop().call_later(silent_s, self._unanswered, asked_s, asked_s + silent_s)
             try:
                 answer = await ask(path)
             finally:
@@ -199,10 +202,9 @@ class Observer:
 
         return watched
 
-    def _unanswered(self, asked_s: float) -> None:
+    def _unanswered(self, asked_s: float, due_s: float) -> None:
         """Report the endpoint as silent, unless this process was late itself, or an answer has progressed meanwhile."""
-        now = self._driver.now()
-        if now - asked_s < SILENT_S + LATE_S and self._driver.scheduler.moved_s(self._name) < asked_s:
+        if self._driver.now() < due_s + LATE_S and self._driver.scheduler.moved_s(self._name) < asked_s:
             self._tell_silent(silent=True)
 
     def _tell_silent(self, *, silent: bool) -> None:
@@ -398,12 +400,21 @@ class Observer:
     # --- how loaded -------------------------------------------------------------------------------------------
 
     async def _gauges_pause(self) -> None:
-        """Wait until the next reading: `interval`, or `fast_interval` while requests wait and this endpoint matters."""
+        """Wait until the next reading: `interval`, or `fast_interval` while requests wait and this endpoint matters.
+
+        At rest two intervals, but one as soon as it gets a request. An engine without load to read is soon known again.
+        """
         settings, driver, ended_s = self._settings, self._driver, self._driver.now()
+        if not self._reads:
+            await self._pause(self._look, settings.probe_interval_s)
         fast_s = min(settings.fast_interval_s, settings.interval_s)
-        while not self._met and (left_s := ended_s + settings.interval_s - driver.now()) > 0:
+        while self._reads and not self._met:
+            pause_s = settings.interval_s * (REST_PAUSES if self._rests else 1)
+            left_s = ended_s + pause_s - driver.now()
+            if left_s <= 0:
+                break
             if not driver.scheduler.watches:
-                await self._pause(self._look, left_s)
+                await self._pause(self._look, min(settings.interval_s, left_s))
             elif (soon_s := ended_s + fast_s - driver.now()) > 0:
                 await self._pause(self._look, min(soon_s, left_s))
             elif driver.scheduler.wanted(self._name, now=driver.now()):
@@ -412,14 +423,24 @@ class Observer:
                 await self._pause(self._look, min(fast_s, left_s))
         self._met = False
 
+    @property
+    def _reads(self) -> bool:
+        return self._reader.reads and self.facts.tells_load is not False
+
+    @property
+    def _rests(self) -> bool:
+        """Whether the endpoint has nothing to do, by its last reading and by our own requests."""
+        return self._idle and not self._driver.scheduler.uses(self._name)
+
     async def _read_gauges(self) -> None:
-        reader = self._reader
-        if not reader.reads or self.facts.tells_load is False:
+        if not self._reads:
             return
+        reader, rests, self._idle = self._reader, self._rests, False
         now = self._driver.now()
         if now >= self._full_due_s:
             self._full_due_s = now + self._settings.interval_s
-            late = asyncio.get_running_loop().call_later(PAGE_LATE_S, self._poked.set)
+            late_s = REST_LATE_S if rests else PAGE_LATE_S
+            late = asyncio.get_running_loop().call_later(late_s, self._poked.set)
             try:
                 reading = await reader.full()
             finally:
@@ -431,6 +452,7 @@ class Observer:
                 self.poke()
         else:
             reading = await reader.fast()
+        self._idle = reading is not None and reading.running + reading.waiting == 0
         if reading is not None or not reader.unsaid:
             answered, now = reader.answered, self._driver.now()
             self._driver.tell(self._driver.scheduler.observed(self._name, reading, answered=answered, now=now))
