@@ -15,7 +15,11 @@ DECISION = 0.0005
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """A page counts for more or less; its text is left as it is."""
     sections = [section.title for section in page.ancestors]
-    boost = DECISION if page.file.src_uri.startswith("decisions/0") else BOOSTS.get(sections[-1] if sections else "")
+    boost = (
+        DECISION
+        if page.file.src_uri.startswith(("decisions/0", "decisions/short"))
+        else BOOSTS.get(sections[-1] if sections else "")
+    )
     if boost is not None:
         page.meta["search"] = {"boost": boost}
     return markdown

@@ -37,9 +37,11 @@ def name_of(path: Path) -> str:
 def headings(page: Path) -> frozenset[str]:
     """The anchors of a page, as the site makes them of its headings."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    found = re.findall(r"^#+ +(.+)$", text, flags=re.MULTILINE)
-    plain = (re.sub(r"[^\w\s-]", "", title.replace("`", "")).strip().lower() for title in found)
-    return frozenset(re.sub(r"[\s-]+", "-", title) for title in plain)
+    return frozenset(map(anchor_of, re.findall(r"^#+ +(.+)$", text, flags=re.MULTILINE)))
+
+
+def anchor_of(title: str) -> str:
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", title.replace("`", "")).strip().lower())
 
 
 def test_no_reference_leads_out_of_the_repository() -> None:
@@ -66,10 +68,9 @@ def test_a_page_or_heading_that_is_cited_is_there() -> None:
 
 
 def test_a_decision_that_is_cited_by_its_number_is_there() -> None:
-    there = {page.name[:4] for page in DECISIONS}
     cited = {(name_of(path), number) for path in CITING for number in _DECISION.findall(path.read_text())}
     assert cited
-    assert [each for each in sorted(cited) if each[1] not in there] == []
+    assert [each for each in sorted(cited) if each[1] not in DECISIONS] == []
 
 
 def test_a_file_that_a_source_names_is_there() -> None:
@@ -103,33 +104,38 @@ def test_a_citation_is_seen() -> None:
 
 # -- decisions ---------------------------------------------------------------------------------------------------------
 
-DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+SHORT = DOCS / "decisions/short.md"  # a section per decision of a few lines
+DECISION_FILES = [SHORT, *sorted((DOCS / "decisions").glob("[0-9]*.md"))]
+#: The texts of all by number, each with its place, which the index links to.
+DECISIONS = {page.name[:4]: (page.name, page.read_text()) for page in DECISION_FILES[1:]} | {
+    title[:4]: (f"short.md#{anchor_of(title)}", f"# {title}{text}")
+    for title, text in re.findall(r"^## (\d{4}: .*)$((?:\n(?!## ).*)*)", SHORT.read_text(), flags=re.MULTILINE)
+}
 _STATE = re.compile(r"State: accepted · Date: \d{4}-\d\d-\d\d( · \S.*)?")
 PARTS = ("Context", "Decision", "Figures", "Consequence", "Not taken")
 NEEDED = ("Context", "Decision", "Consequence")
 
 
-@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
-def test_a_decision_has_the_form_of_all(page: Path) -> None:
-    lines = page.read_text().splitlines()
-    number = page.name[:4]
-    assert re.fullmatch(rf"# {number}: \S.*", lines[0]), f"{page.name} begins with `# {number}: title`"
-    assert _STATE.fullmatch(lines[2]), f"{page.name}: line 3 is `State: accepted · Date: YYYY-MM-DD`"
+@pytest.mark.parametrize("number", DECISIONS)
+def test_a_decision_has_the_form_of_all(number: str) -> None:
+    lines = DECISIONS[number][1].splitlines()
+    assert re.fullmatch(rf"# {number}: \S.*", lines[0]), f"{number} begins with `# {number}: title`"
+    assert _STATE.fullmatch(lines[2]), f"{number}: line 3 is `State: accepted · Date: YYYY-MM-DD`"
     parts = [found.group(1) for line in lines if (found := re.match(r"\*\*([^*]+?)\.\*\*", line))]
-    assert set(parts) <= set(PARTS), f"{page.name}: paragraphs may open with {PARTS} in bold; others in italics"
-    assert [part for part in parts if part in NEEDED] == list(NEEDED), f"{page.name} has {NEEDED}, in this order, once"
-    assert not [line for line in lines if re.match(r"\*\*(?![^*]+?\.\*\*)", line)], f"{page.name}: `**Part.** Text`"
-    assert not [line for line in lines if line.startswith("##")], f"{page.name} has no further headings"
+    assert set(parts) <= set(PARTS), f"{number}: paragraphs may open with {PARTS} in bold; others in italics"
+    assert [part for part in parts if part in NEEDED] == list(NEEDED), f"{number} has {NEEDED}, in this order, once"
+    assert not [line for line in lines if re.match(r"\*\*(?![^*]+?\.\*\*)", line)], f"{number}: `**Part.** Text`"
+    assert not [line for line in lines if line.startswith("##")], f"{number} has no further headings"
 
 
 def test_the_index_names_each_decision_once_by_its_title() -> None:
     index = (DOCS / "decisions/README.md").read_text()
-    named = dict(re.findall(r"^- \[(.+)\]\((\d[^)]+)\)", index, flags=re.MULTILINE))
-    titles = {page.read_text().splitlines()[0].removeprefix("# "): page.name for page in DECISIONS}
+    named = dict(re.findall(r"^- \[(\d.+)\]\(([^)]+)\)", index, flags=re.MULTILINE))
+    titles = {text.splitlines()[0].removeprefix("# "): place for place, text in DECISIONS.values()}
     assert titles == named, "a decision stands in docs/decisions/README.md under its topic: `- [NNNN: title](page)`"
     superseded = re.findall(r"^\| (\d{4}): \S.* \| \[(\d{4})\]\(\2-[a-z0-9-]+\.md\) \|$", index, flags=re.MULTILINE)
     assert len(superseded) > 20
-    assert {number for number, _ in superseded}.isdisjoint(page.name[:4] for page in DECISIONS), "it has no page"
+    assert {number for number, _ in superseded}.isdisjoint(DECISIONS), "it has no page"
 
 
 # -- the site ----------------------------------------------------------------------------------------------------------
@@ -138,7 +144,7 @@ def test_the_index_names_each_decision_once_by_its_title() -> None:
 def test_each_page_is_in_the_navigation_and_decisions_come_last() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
     listed = re.findall(r"([A-Za-z0-9_/-]+\.md)$", navigation, flags=re.MULTILINE)
-    pages = {str(page.relative_to(DOCS)) for page in PAGES if page not in (*DECISIONS, *POLICY_FILES)}
+    pages = {str(page.relative_to(DOCS)) for page in PAGES if page not in (*DECISION_FILES, *POLICY_FILES)}
     assert set(listed) == pages, "each page of docs/ is in `nav` of mkdocs.yml; policies and decisions in their index"
     assert listed[-1] == "decisions/README.md"
 
