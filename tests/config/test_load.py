@@ -313,10 +313,34 @@ WRONG_VALUES = {
         "(did you mean `vllm`?)"
     ),
     "endpoints: [{url: http://a, models: m}]": (
-        "endpoints[0].models: `m`: expected `auto` or a list of names (write it as a list: [NAME])"
+        "endpoints[0].models: `m`: expected `auto`, a list of names, or `{ours: theirs}` (write it as a list: [NAME])"
     ),
     "endpoints: [{url: http://a, models: []}]": (
-        "endpoints[0].models: expected `auto` or a list of names, found an empty list"
+        "endpoints[0].models: expected `auto`, a list of names, or `{ours: theirs}`, found an empty list"
+    ),
+    "endpoints: [{url: http://a, models: {}}]": (
+        "endpoints[0].models: expected `auto`, a list of names, or `{ours: theirs}`, found an empty mapping"
+    ),
+    "endpoints: [{url: http://a, models: {m: }}]": (
+        "endpoints[0].models: the engine's name for `m`: expected text, found nothing"
+    ),
+    "endpoints: [{url: http://a, models: {m: [a, b]}}]": (
+        "endpoints[0].models: the engine's name for `m`: expected text, found a list"
+    ),
+    "endpoints: [{url: http://a, models: {m: 4}}]": (
+        "endpoints[0].models: the engine's name for `m`: expected text, found `4` (put it in quotes)"
+    ),
+    "endpoints: [{url: http://a, models: {m: ' '}}]": (
+        "endpoints[0].models: the engine's name for `m`: ` ` is not a model's name: expected 1 to 256 characters"
+    ),
+    "endpoints: [{url: http://a, models: {'': m}}]": (
+        "endpoints[0].models: an empty text is not a model's name: expected 1 to 256 characters"
+    ),
+    "endpoints: [{url: http://a, models: [{m: x}]}]": (
+        "endpoints[0].models: expected a name, found a mapping (write `models: {ours: theirs}`, without the dash)"
+    ),
+    "{models: {m: {to: b}}, endpoints: [{url: http://a, models: {m: x}}]}": (
+        "models.m: an alias cannot have the name of a model that endpoints[0] lists"
     ),
     "endpoints: [{url: http://a, models: [4]}]": ("endpoints[0].models: expected text, found `4` (put it in quotes)"),
     "endpoints: [{url: http://a, slots: 0}]": (

@@ -66,6 +66,7 @@ class Chaos:
     levels: int = 1  #: of fairness: none, tenants, or tenants and users
     reverse: bool = False  #: users above tenants
     priced: bool = False  #: some models have prices of their own
+    dear: bool = False  #: endpoints have prices, the first one none
     kv_capacity_tokens: int | None = None
     drain: bool = False
     operators: bool = False  #: they remove, drain, pause, bump and cancel, and take it back
@@ -217,7 +218,10 @@ class Chaos:
     def _spec(self, name: str) -> EndpointSpec:
         engine = self.engines[name]
         return EndpointSpec(
-            name=name, slots=engine.slots, labels={} if engine.role == "both" else {"role": engine.role}
+            name=name,
+            slots=engine.slots,
+            labels={} if engine.role == "both" else {"role": engine.role},
+            price=float(ord(name) - ord("a")) if self.dear else 1.0,
         )
 
     def _tell_models(self, name: str) -> None:

@@ -84,6 +84,9 @@ WORLDS: dict[str, Callable[[int], Chaos]] = {
     "first_come_first_served": lambda seed: Chaos(seed, replace(EVERYTHING, fairness="fcfs"), requests=400),
     "turns": lambda seed: Chaos(seed, replace(EVERYTHING, fairness="round_robin"), requests=400),
     "a_policy_per_band": lambda seed: Chaos(seed, PER_BAND, requests=400, priced=True, operators=seed % 2 > 0),
+    "prices_in_seconds": lambda seed: Chaos(
+        seed, replace(EVERYTHING, router=RoutingSettings(price_weight_s=0.4)), requests=400, trouble=0.2, dear=True
+    ),
     "operators_at_work": lambda seed: Chaos(seed, EVERYTHING, requests=400, trouble=0.2, operators=True),
     "operators_with_queueing_off": lambda seed: Chaos(
         seed, replace(ONE_BAND, queue_enabled=False), requests=200, operators=True

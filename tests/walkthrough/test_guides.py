@@ -75,6 +75,16 @@ def test_fallback(tmp_path: Path) -> None:
     assert "x-penstock-model: small" in out, out
 
 
+def test_spill(tmp_path: Path) -> None:
+    out = guide("spill.md", tmp_path)
+    assert "x-penstock-endpoint: paid" in out, out
+    assert "meta-llama" not in out.rpartition("x-penstock-endpoint")[2]
+    assert '"model":"llama-70b"' in out
+    waited = re.search(r"x-penstock-queue-ms: (\d+)", out)
+    assert waited is not None
+    assert int(waited[1]) > 3_000, out
+
+
 def test_tokens(tmp_path: Path) -> None:
     out = guide("tokens.md", tmp_path)
     assert re.findall(r'"code":"(\w+)"', out) == ["identity_unavailable", "unauthorized"], out

@@ -153,7 +153,7 @@ class Doctor:
         if (probe := await ask(engine.probe_path)).status >= 500 or not probe.status:
             problems.append(f"its health probe {engine.probe_path} says: {_said(probe)}")
         facts, _ = await identify.learn_facts(ask, engine)
-        models = identify.listed(listing, facts)
+        models = identify.listed(listing, facts, endpoint.names)
         stranger = models is None and engine.name == "openai" and (configured is None or endpoint.models == "auto")
         problems += [NO_ENGINE] if stranger else _wrong_models(endpoint, models)
         reader.use(engine)
@@ -217,7 +217,8 @@ def _wrong_models(endpoint: EndpointSection, models: list[Model] | None) -> list
     if endpoint.models == "auto":
         return [] if models else ["it serves no model now"]
     listed = {model.id for model in models}
-    return [f"`models` names `{name}`, which it does not serve" for name in endpoint.models if name not in listed]
+    missing = [endpoint.names.get(name, name) for name in endpoint.models if name not in listed]
+    return [f"`models` names `{name}`, which it does not serve" for name in missing]
 
 
 def _served(model: Model, facts: Facts) -> ServedModel:
@@ -344,7 +345,8 @@ async def _counts_streams(upstream: Upstream, headers: Headers, model: str) -> b
 
 
 def _to_try(endpoint: EndpointSection, models: list[Model]) -> str:
-    return models[0].id if endpoint.models == "auto" else endpoint.models[0]
+    first = models[0].id if endpoint.models == "auto" else next(iter(endpoint.models))
+    return endpoint.names.get(first, first)
 
 
 async def _try(upstream: Upstream, headers: Headers, model: str) -> Facts:

@@ -6,7 +6,7 @@ and fairness are in `sections/tenancy.py`, the base class in `sections/section.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
@@ -65,7 +65,11 @@ class EndpointSection(Section):
         validate_default=True,
     )
     engine: values.EngineName = setting("auto", "The engine's kind. `auto` asks it; `openai` is any other.")
-    models: values.ServedModels = setting("auto", "The models it serves; `auto` asks it.")
+    models: values.ServedModels = setting(
+        "auto",
+        "The models it serves; `auto` asks it. A mapping gives its own name for each: `theirs` stands in the body of a "
+        "request for `ours` there, and `ours` in the answer.",
+    )
     slots: values.Slots = setting("auto", "Concurrent requests; `auto` learns the number.")
     weight: values.Weight = setting(
         1.0,
@@ -103,6 +107,11 @@ class EndpointSection(Section):
     lmcache_instance: Instance = setting(
         None, "Its LMCache instance, for `routing.locality: lmcache`. Default: the only one at its IP address."
     )
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """By a model's name, the endpoint's own name for it, as far as given."""
+        return self.models if isinstance(self.models, dict) else {}
 
     @field_validator("name")
     @classmethod

@@ -38,7 +38,11 @@ _NUMBERS = {
 _SPECIAL: dict[str, list[Schema]] = {
     "true or false": [{"type": "boolean"}, {"enum": ["true", "false", "yes", "no", "on", "off"]}],
     "name, or a list of names": [_TEXT, {"type": "array", "items": _TEXT}],
-    "`auto` or a list of names": [_AUTO, {"type": "array", "items": _TEXT}],
+    "`auto`, a list of names, or `{ours: theirs}`": [
+        _AUTO,
+        {"type": "array", "items": _TEXT},
+        {"type": "object", "additionalProperties": _TEXT},
+    ],
     "`auto` or a whole number ≥ 1": [_AUTO, {"type": "integer", "minimum": 1}],
     "`auto` or a number, at least 0, less than 1": [_AUTO, {"type": "number", "minimum": 0, "exclusiveMaximum": 1}],
     "`inf` or a number, more than 0": [{"const": "inf"}, {"type": "number", "exclusiveMinimum": 0}],

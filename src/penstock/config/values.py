@@ -351,16 +351,32 @@ def _auto_or_whole(value: object, most: float, numbers: str) -> int | Literal["a
     return result
 
 
-def served_models(value: object) -> tuple[str, ...] | Literal["auto"]:
+_SERVED = "`auto`, a list of names, or `{ours: theirs}`"
+
+
+def served_models(value: object) -> tuple[str, ...] | dict[str, str] | Literal["auto"]:
+    """Returns names, or by each name the engine's own one."""
     if isinstance(value, str):
         if value == "auto":
             return "auto"
-        raise Refused(f"{show(value)}: expected `auto` or a list of names", "write it as a list: [NAME]")
-    if not isinstance(value, list | tuple) or not value:
-        raise Refused(f"expected `auto` or a list of names, found {show(value) if value else 'an empty list'}")
+        raise Refused(f"{show(value)}: expected {_SERVED}", "write it as a list: [NAME]")
+    if not isinstance(value, list | tuple | dict) or not value:
+        empty = "an empty mapping" if isinstance(value, dict) else "an empty list"
+        raise Refused(f"expected {_SERVED}, found {show(value) if value else empty}")
     if len(value) > MODELS_MAX:
         raise Refused(f"{len(value)} names are too many: expected at most {MODELS_MAX}")
+    if isinstance(value, dict):
+        return {model_name(ours): _engines_name(ours, theirs) for ours, theirs in value.items()}
+    if any(isinstance(item, dict) for item in value):
+        raise Refused("expected a name, found a mapping", "write `models: {ours: theirs}`, without the dash")
     return tuple(model_name(item) for item in value)
+
+
+def _engines_name(ours: object, theirs: object) -> str:
+    try:
+        return model_name(theirs)
+    except Refused as refused:
+        raise Refused(f"the engine's name for {show(ours)}: {refused}", refused.suggestion) from None
 
 
 def optional(read: Callable[[object], T]) -> Callable[[object], T | None]:
@@ -461,7 +477,7 @@ Workers = Annotated[
     int | Literal["auto"], PlainValidator(workers), ValueKind(f"`auto` or a whole number from 1 to {WORKERS_MAX}")
 ]
 ServedModels = Annotated[
-    tuple[str, ...] | Literal["auto"], PlainValidator(served_models), ValueKind("`auto` or a list of names")
+    tuple[str, ...] | dict[str, str] | Literal["auto"], PlainValidator(served_models), ValueKind(_SERVED)
 ]
 OptionalListen = Annotated[str | None, BeforeValidator(optional(socket_address)), ValueKind(_LISTEN)]
 OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), ValueKind("file")]

@@ -372,6 +372,7 @@ class EndpointRow(msgspec.Struct, array_like=True, frozen=True):
     block_cut: tuple[int, list[str]] | None = None
     key_refused: bool = False  #: it refuses our key
     tls: dict[str, str | bool | None] | None = None  #: how its certificate is verified, by the settings
+    names: dict[str, str] = {}  #: by a model's name, its own name for it, if that is another
 
 
 class Endpoints(_Message, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from time import process_time
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock.core.routing.last_sent import LastSent
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.located import Sought
 from penstock.core.values.request import Usage
-from penstock.core.values.settings import AdmissionSettings
+from penstock.core.values.settings import AdmissionSettings, RoutingSettings
 from tests.core.drive import request, scheduler, sent, the_lease
 
 FOUND = 0.5
@@ -107,6 +108,55 @@ def test_a_short_prompt_is_not_worth_a_wait() -> None:
     ((_, home),) = sent(made.arrived(prompt("first", 1, 2), now=0.0))
     cold = "b" if home == "a" else "a"
     assert sent(made.arrived(prompt("second", 1, 2, 3), now=1.0)) == [("second", cold)]
+
+
+def priced(weight_s: float, **slots: int) -> CheckedScheduler:
+    """Endpoints that cost 0, 1, 2 and so on, in this order."""
+    made = scheduler(settings(router=RoutingSettings(price_weight_s=weight_s)), **slots)
+    for price, name in enumerate(slots):
+        made.endpoint_changed(name, price=float(price), now=0.0)
+    return made
+
+
+@pytest.mark.parametrize(("weight_s", "waited_s"), [(5.0, 4.2), (1.0, 0.2), (0.5, 0.0), (math.inf, 0.0), (0.0, 0.0)])
+def test_a_full_endpoint_is_waited_for_as_long_as_its_price_is_worth_and_no_longer(
+    weight_s: float, waited_s: float
+) -> None:
+    """The time waited and the 0.8 s that an answer of 40 tokens is expected to take are compared with the price."""
+    made = priced(weight_s, own=1, paid=4)
+    assert sent(made.arrived(prompt("first", 1, pinned="own"), now=0.0)) == [("first", "own")]
+    gone, now = sent(made.arrived(prompt("second", 2), now=1.0)), 1.0
+    while not gone:
+        due_s = made.next_deadline()
+        assert due_s is not None
+        now = max(due_s, now + 0.001)
+        gone = sent(made.expire(now=now))
+    assert gone == [("second", "paid")]
+    assert now - 1.0 == pytest.approx(waited_s, abs=0.1)
+
+
+def test_a_slot_that_frees_in_time_spares_the_price() -> None:
+    made = priced(5.0, own=1, paid=4)
+    first = made.arrived(prompt("first", 1, pinned="own"), now=0.0)
+    assert sent(made.arrived(prompt("second", 2), now=1.0)) == []
+    assert sent(made.finished(the_lease(first), Usage(128, 40, 0), now=3.0)) == [("second", "own")]
+
+
+def test_what_would_wait_longer_than_the_price_is_worth_goes_at_once() -> None:
+    made = priced(5.0, own=1, paid=20)
+    made.arrived(prompt("first", 1, pinned="own"), now=0.0)
+    long = [made.arrived(prompt(f"w{at}", at, output_tokens_max=4_000), now=1.0) for at in range(20)]
+    went = [place for actions in long for _, place in sent(actions)]
+    assert set(went) == {"paid"}
+    assert 10 <= len(went) < 20, "the first ones wait, the others see them before them"
+
+
+def test_a_dearer_endpoint_is_not_waited_for_and_the_cheapest_of_three_is_first() -> None:
+    made = priced(5.0, own=1, paid=1, dear=1)
+    made.arrived(prompt("first", 1, pinned="paid"), now=0.0)
+    assert sent(made.arrived(prompt("second", 2), now=1.0)) == [("second", "own")]
+    assert sent(made.arrived(prompt("third", 3), now=1.0)) == [], "for either of the cheaper two"
+    assert {e.name for e in made.inspect().entries["third"].affinity.preferred} <= {"own", "paid"}
 
 
 def test_the_wait_that_is_worth_it_grows_with_the_backlog() -> None:

@@ -103,6 +103,16 @@ async def test_a_trial_shows_what_only_an_answer_tells(world: Faces, details: by
     assert [offer.state for offer in report.offers if offer.what == "stream_usage"] == [Y]
 
 
+async def test_a_trial_asks_for_the_engines_own_name_and_reports_ours(world: Faces) -> None:
+    async def serve(peer: Peer, request: bytes) -> None:
+        await peer.send(faces.answer(200, b"{}"))
+
+    face = await world.face(faces.VLLM, serve=serve)
+    report = await examine(face.url, tries=True, models={"ours": "m"})
+    assert ([model.name for model in report.models], report.problems) == (["ours"], [])
+    assert {json.loads(request.split(b"\r\n\r\n", 1)[1])["model"] for request in face.posted} == {"m"}
+
+
 async def test_a_trial_shows_an_engine_that_refuses_the_field_which_asks_for_usage(world: Faces) -> None:
     async def serve(peer: Peer, request: bytes) -> None:
         await peer.send(faces.answer(422 if b"stream_options" in request else 200, b"{}"))
@@ -124,6 +134,7 @@ async def test_a_trial_shows_an_engine_that_refuses_the_field_which_asks_for_usa
         ({"/is_sleeping": faces.doc({"is_sleeping": True})}, {}, "it is asleep"),
         ({"/is_paused": faces.doc({"is_paused": True})}, {}, "it is paused"),
         ({}, {"models": ["m", "n"]}, "`models` names `n`, which it does not serve"),
+        ({}, {"models": {"ours": "m", "n": "theirs"}}, "`models` names `theirs`, which it does not serve"),
         ({}, {"engine": "sglang"}, "the settings say `engine: sglang`, but it answers as vLLM"),
     ],
 )

@@ -162,6 +162,14 @@ async def test_the_endpoints_own_key_is_sent() -> None:
     assert b"authorization: Bearer secret\r\n" in requests[0]
 
 
+async def test_an_engine_is_asked_by_its_own_name_for_the_model() -> None:
+    async with answering(200, b'{"tokens": [1]}') as (url, requests), at(url) as tokenizer:
+        tokenizer._targets["gpu-0"].names = {"sim": "org/sim-70b"}
+        await tokenizer.ask(about("x"), "gpu-0")
+        assert tokenizer.known(about("x")) == array("I", [1]), "remembered by our name"
+    assert json.loads(requests[0].partition(b"\r\n\r\n")[2])["model"] == "org/sim-70b"
+
+
 async def test_memory_is_bounded_by_tokens_and_the_oldest_go_first() -> None:
     async with answering(200, b'{"tokens": [1, 2, 3]}') as (url, _), at(url, tokens_max=140) as tokenizer:
         for prompt in ("a", "b"):

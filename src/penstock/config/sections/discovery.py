@@ -89,7 +89,9 @@ class Template(Section):
 
     engine: values.EngineName = setting("auto", "As `endpoints[].engine`.")
     models: values.ServedModels = setting(
-        "auto", "The models they serve; `auto` asks each. Requests wait for named ones while there is no endpoint."
+        "auto",
+        "The models they serve, as `endpoints[].models`; `auto` asks each. Requests wait for named ones while there is "
+        "no endpoint.",
     )
     slots: values.Slots = setting("auto", "Concurrent requests of each; `auto` learns the number.")
     weight: values.Weight = setting(1.0, "As `endpoints[].weight`.")

@@ -121,8 +121,9 @@ class RoutingSection(Section):
     )
     price_weight: PriceWeight = setting(
         math.inf,
-        "How much later a first token may come per unit that an endpoint is cheaper (`endpoints[].price`). `inf`: the "
-        "cheapest open endpoint. `0`: ignore prices. Others: only with `policy: predicted_ttft`.",
+        "How much later a first token may come per unit that an endpoint is cheaper (`endpoints[].price`), waiting "
+        "for a slot there included (docs/spill.md). `inf`: the cheapest open endpoint. `0`: ignore prices. Others: "
+        "only with `policy: predicted_ttft`.",
         ge=0,
     )
     imbalance_threshold: Threshold = setting(

@@ -186,26 +186,30 @@ class Router:
         `ahead`: requests that wait for each endpoint; `backlog`: waiting requests that this one would delay, and all.
         Seconds of computing count for all requests that come later by them: those that wait or have their prompts
         computed, per endpoint, times what a queue adds that is busy for that share of the time (1 / (1 - share), with
-        one more endpoint idle than now; the part that others cause counts by this flow's backlog). Changes nothing.
+        one more endpoint idle than now; the part that others cause counts by this flow's backlog). Only endpoints that
+        hold a part of its prompt, or are cheaper where prices are seconds, are waited for, and there the time waited so
+        far counts. Changes nothing.
         """
+        price = min([endpoint.price for endpoint in instead]) if self._weighs_prices() else 0.0
         located = self._located(entry, now)
         sought = self._sought(entry.request, located, now)
-        if sought is None and not located.most and not self._pool.adapted:
+        if sought is None and not located.most and not self._pool.adapted and not price:
             return (), 0.0
         context = self._context(entry, located, sought, now)
         self._compared = entry, now, located, sought, context
-        if not context.matched:
+        if not context.matched and not price:
             return (), 0.0
         matched, model, under_way, busy = context.matched, entry.model, 0, 0
         open_now = {endpoint.index for endpoint in instead}
-        if matched.keys() <= open_now:
+        if matched.keys() <= open_now and not price:
             return (), 0.0  # nothing to wait for: it may go to all that hold its prompt
         live: list[Endpoint] = []
         for endpoint in self._pool:  # one loop, because it visits all of them
             if prompts := len(endpoint.ledger.prefill.leases):
                 under_way, busy = under_way + prompts, busy + 1
             index = endpoint.index
-            if index in matched and index not in open_now and self._waitable(endpoint, entry, now) and endpoint.slots:
+            worth = index in matched or endpoint.price < price
+            if worth and index not in open_now and self._waitable(endpoint, entry, now) and endpoint.slots:
                 live.append(endpoint)
         if not live:
             return (), 0.0
@@ -216,6 +220,8 @@ class Router:
         least_s = min(self._policy.seconds(instead, context, {}, pressure))
         homes: list[Endpoint] = []
         for_s = 0.0
+        if price and entry.affinity.preferred:
+            least_s -= now - entry.affinity.since_s
         for endpoint, score_s in zip(live, self._policy.seconds(live, context, ahead, pressure), strict=True):
             if score_s < least_s:
                 homes.append(endpoint)

@@ -109,6 +109,7 @@ class EndpointFeed:
                     None if cut is None else (cut.tokens, sorted(cut.adapters)),
                     self._driver.scheduler.refuses_key(spec.name),
                     None if spec.tls is None else spec.tls.model_dump(),
+                    dict(target.names),
                 )
             )
             loads.append(None if row is None or row.load is None else round(row.load, 2))

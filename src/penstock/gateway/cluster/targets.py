@@ -74,7 +74,7 @@ class WorkerTargets:
                 self.targets[row.name] = target = self._made(row)
                 self._locate(row, target)
             target = self.targets[row.name]
-            target.engine = ENGINES.get(row.engine, OPENAI)
+            target.engine, target.names = ENGINES.get(row.engine, OPENAI), row.names
             target.priority = None if row.priority is None else Priority[row.priority]
             if before is None or before.entries != row.entries:
                 self._list(row)

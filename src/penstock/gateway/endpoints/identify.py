@@ -7,6 +7,7 @@ because LoRA adapters are loaded and unloaded at run time. Each question is one 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import msgspec
 
@@ -128,10 +129,10 @@ def context_tokens(model: Model, facts: Facts) -> int | None:
     return told if type(told) is int and told > 0 else facts.context_tokens
 
 
-def listed(listing: Listing, facts: Facts) -> list[Model] | None:
+def listed(listing: Listing, facts: Facts, names: Mapping[str, str]) -> list[Model] | None:
     """Returns the models, with their context lengths if known; None if the models are not known.
 
-    An engine that has no list may name its models in `facts`.
+    An engine that has no list may name its models in `facts`. `names`: by our names, the engine's; others pass.
     """
     models = listing.models
     if models is None and listing.absent and facts.models:
@@ -139,4 +140,11 @@ def listed(listing: Listing, facts: Facts) -> list[Model] | None:
     for model in models or ():
         if (tokens := context_tokens(model, facts)) is not None and model.fields.get("max_model_len") is None:
             model.fields["max_model_len"] = tokens
-    return models
+    return models if models is None or not names else _in_our_names(models, names)
+
+
+def _in_our_names(models: list[Model], names: Mapping[str, str]) -> list[Model]:
+    listed, taken = {model.id: model for model in models}, {*names, *names.values()}
+    found = [(ours, listed[theirs]) for ours, theirs in names.items() if theirs in listed]
+    renamed = [Model(ours, {"root": model.id, **model.fields, "id": ours}) for ours, model in found]
+    return renamed + [model for model in models if model.id not in taken]

@@ -333,7 +333,7 @@ class Observer:
         self._look.set()
 
     def _tell_models(self, listing: Listing) -> None:
-        models = identify.listed(listing, self.facts)
+        models = identify.listed(listing, self.facts, self._target.names)
         if listing.trouble and listing.trouble != self._list_trouble:
             logger.warning("endpoint %s: %s", self._name, listing.trouble)
         self._list_trouble = listing.trouble

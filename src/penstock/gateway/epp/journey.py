@@ -59,7 +59,11 @@ class PickedJourney(QueuedJourney):
         if self.request.pinned is not None or not self.has_others:
             return []
         sent, targets, only = self.target, self._means.targets, self.request.only
-        but = {name for name, other in targets.items() if (only and name not in only) or not _is_like(sent, other)}
+        but = {
+            name
+            for name, other in targets.items()
+            if (only and name not in only) or not _is_like(sent, other, self.model)
+        }
         but.add(self.endpoint)
         found: list[Upstream] = []
         while len(found) < count:
@@ -173,11 +177,12 @@ def _allowed(pick: Pick, request: Request, means: Means) -> tuple[str, ...]:
     return pick.only if means.driver.scheduler.least_loaded(request.model, but=but, now=now) is None else kept
 
 
-def _is_like(sent: Target, other: Target) -> bool:
+def _is_like(sent: Target, other: Target, model: str) -> bool:
     """True if a request written for `sent` is right for `other`, too."""
     return (
         other.api_key == sent.api_key
         and other.upstream.prefix == sent.upstream.prefix
         and other.priority == sent.priority
         and other.refuses <= sent.refuses
+        and other.name_of(model) == sent.name_of(model)
     )

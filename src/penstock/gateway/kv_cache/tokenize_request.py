@@ -22,6 +22,7 @@ class Question(msgspec.Struct, frozen=True):
     body: bytes  #: for `/tokenize`; empty if the request has the tokens itself
     tokens: array[int] | None = None
     salt: str = ""
+    model: str = ""  #: that `body` names
 
 
 class _Fields(msgspec.Struct, gc=False):
@@ -79,7 +80,7 @@ def _completion(fields: _Fields, model: str, salt: str) -> Question | None:
     asked: dict[str, object] = {"model": model, "prompt": prompt}
     if bytes(fields.add_special_tokens) not in _NOTHING:
         asked["add_special_tokens"] = fields.add_special_tokens
-    return Question(msgspec.json.encode(asked), None, salt)
+    return Question(msgspec.json.encode(asked), None, salt, model)
 
 
 def _chat(fields: _Fields, model: str, salt: str) -> Question | None:
@@ -92,7 +93,7 @@ def _chat(fields: _Fields, model: str, salt: str) -> Question | None:
     arguments = _template_arguments(fields)
     if arguments:
         asked["chat_template_kwargs"] = arguments
-    return Question(msgspec.json.encode(asked), None, salt)
+    return Question(msgspec.json.encode(asked), None, salt, model)
 
 
 def _template_arguments(fields: _Fields) -> dict[str, object]:

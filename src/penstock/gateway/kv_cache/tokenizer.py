@@ -16,6 +16,7 @@ from hashlib import blake2b
 import msgspec
 
 from penstock.gateway.kv_cache.tokenize_request import LATE_S, Question
+from penstock.gateway.openai.splice import set_in_bytes
 from penstock.gateway.proxy.target import Target
 from penstock.http.client.pool import UpstreamException
 
@@ -85,6 +86,7 @@ class Tokenizer:
         target = self._targets.get(endpoint)
         if target is None:
             return None
+        body = set_in_bytes(question.body, {"model": msgspec.json.encode(target.name_of(question.model))})
         headers = [(b"content-type", b"application/json"), *target.own_headers()]
         self._open += 1
         late = asyncio.get_running_loop().call_later(LATE_S, self._rest, endpoint, "it is too slow")
@@ -94,7 +96,7 @@ class Tokenizer:
                 "POST",
                 "/tokenize",
                 headers=headers,
-                body=question.body,
+                body=body,
                 timeout_s=TIMEOUT_S,
                 bytes_max=ANSWER_BYTES_MAX,
             )

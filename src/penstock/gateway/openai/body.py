@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Final
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
@@ -26,6 +27,7 @@ _decode: Final = msgspec.json.Decoder(Fields).decode
 _decode_plain: Final = msgspec.json.Decoder(Plain).decode
 _decode_own: Callable[[msgspec.Raw], Own | list[Own]] = msgspec.json.Decoder(Own | list[Own]).decode
 _value: Final = msgspec.json.Decoder().decode
+QUERY_FIELDS_MAX: Final = 100
 FLAG_BYTES_MAX: Final = 8  # `"false"` has seven; a longer value is none
 # Engines read flags as pydantic does, which takes these, strings in any case.
 _TRUE: Final = frozenset({b"true", b"1", b"1.0", b"yes", b"on", b"t", b"y"})
@@ -274,6 +276,14 @@ def replace_model(body: Body, model: str, field: str = "model") -> Body:
     if isinstance(body, Spliced):
         return body.with_model(model, field)
     return set_in_bytes(body, {field: msgspec.json.encode(model)})
+
+
+def renamed(body: Body, query: str, model: str, field: str) -> tuple[Body, str]:
+    """Returns body and query of the same request for another model. The query names it if there is no body."""
+    if len(body):
+        return replace_model(body, model, field), query
+    given = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
+    return body, urlencode([(name, model if name == field else value) for name, value in given])
 
 
 def named_in(body: Body, field: str) -> str | None:

@@ -46,10 +46,11 @@ class Spliced:
         return self._size
 
     def with_model(self, model: str, field: str = "model") -> Spliced:
-        """Returns the same body for another model, which JSON names in `field`."""
+        """Returns the same body for another model, which JSON names in `field`; a form that names none as it is."""
         if self._fields is not None:
             return self.with_fields({field: msgspec.json.encode(model)})
-        assert self._model is not None, "a form that names none has no other name"
+        if self._model is None:
+            return self
         return Spliced(self.data, None, self._model, {self._model: model.encode()})
 
     def with_fields(self, values: Mapping[str, bytes]) -> Spliced:

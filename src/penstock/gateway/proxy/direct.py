@@ -31,7 +31,7 @@ class DirectJourney(Relay):
     )
 
     def __init__(self, arrival: Arrival, means: Means) -> None:
-        super().__init__(arrival.exchange, arrival.body, arrival.model)
+        super().__init__(arrival.exchange, arrival.body, arrival.model, arrival.route.field)
         assert arrival.caller is not None
         self._caller = arrival.caller
         self._inflated = arrival.inflated
@@ -93,9 +93,7 @@ class DirectJourney(Relay):
 
     def mended(self, status: int, body: bytearray) -> bool:
         """Ask another endpoint, if this one does not have the path."""
-        if unfit.refuses(status, body, has_media=False) is not Failure.NO_PATH or self._engine().lacks(
-            self.model, body
-        ):
+        if unfit.refuses(status, body, has_media=False) is not Failure.NO_PATH or self._lacks(body):
             return False
         others = [*self._without, self._endpoint]
         if self._driver.scheduler.least_loaded(self.model, but=others, now=self._driver.now()) is None:

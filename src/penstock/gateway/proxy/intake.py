@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
-from urllib.parse import parse_qs, parse_qsl, urlencode
+from urllib.parse import parse_qs
 
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _GROWS: Final = True  # keys of prompts stand for several chunks each
-QUERY_FIELDS_MAX: Final = 100
 NO_TOOLS_BYTES: Final = len("null")  # or an empty list
 
 
@@ -496,7 +495,7 @@ def _pinned(query: str) -> str | None:
 def _one_of(query: str, field: str, what: str) -> str | None:
     """The value of a field of a query, which may name one of `what`; None: it is absent."""
     try:
-        named = parse_qs(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX).get(field)
+        named = parse_qs(query, keep_blank_values=True, max_num_fields=bodies.QUERY_FIELDS_MAX).get(field)
     except ValueError:
         raise BadBody("The query has too many fields.") from None
     if named is None:
@@ -508,12 +507,8 @@ def _one_of(query: str, field: str, what: str) -> str | None:
 
 def _rename(arrival: Arrival, model: str) -> None:
     """Put another model's name where the request has its own."""
-    exchange, field = arrival.exchange, arrival.route.field
-    if len(arrival.body):
-        arrival.body = bodies.replace_model(arrival.body, model, field)
-    else:
-        given = parse_qsl(exchange.query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
-        exchange.query = urlencode([(name, model if name == field else value) for name, value in given])
+    exchange = arrival.exchange
+    arrival.body, exchange.query = bodies.renamed(arrival.body, exchange.query, model, arrival.route.field)
 
 
 def _broken(exchange: Exchange, failure: Exception) -> None:

@@ -83,7 +83,7 @@ class QueuedJourney(Relay):
     )
 
     def __init__(self, arrival: Arrival, request: Request, means: Means) -> None:
-        super().__init__(arrival.exchange, arrival.body, request.model)
+        super().__init__(arrival.exchange, arrival.body, request.model, arrival.route.field)
         caller, route = arrival.caller, arrival.route
         assert caller is not None
         self.request = request
@@ -219,7 +219,7 @@ class QueuedJourney(Relay):
             inflated=self._inflated,
             has_key=self.caller.has_key,
             ranked=True,
-            plain=streamed or sink is not None,  # events are added and removed
+            plain=streamed or sink is not None or bool(target.names),  # events are added and removed, names replaced
         )
         told = streamed or exchange.lookup.get(orca.ASK[0]) is not None
         self._asked_load = not told and target.asks_load(self._driver.now())

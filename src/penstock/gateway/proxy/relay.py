@@ -20,6 +20,7 @@ from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.answers.events import says_at_once
 from penstock.gateway.openai.answers.opening import Opening
 from penstock.gateway.openai.answers.stream_end import aborted, ends_itself, of_caller, tells_error, whole_error
+from penstock.gateway.openai.body import renamed
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.proxy.headers import RESPONSE_OWN, response_headers, retry_after_s, unnamed
@@ -70,6 +71,7 @@ class Relay:
         "_call",
         "_committed",
         "_error_body",
+        "_field",
         "_head",
         "_json",
         "_length",
@@ -90,9 +92,10 @@ class Relay:
         "progress_at",
     )
 
-    def __init__(self, exchange: Exchange, body: Body, model: str) -> None:
+    def __init__(self, exchange: Exchange, body: Body, model: str, field: str) -> None:
         self.exchange = exchange
-        self.model = model  # as engines know it
+        self.model = model  # as the scheduler knows it
+        self._field = field  # of the body, that names it
         self._request_target = exchange.target_path + (f"?{exchange.query}" if exchange.query else "")
         self.body: Body = body  # until an answer begins
         self.added: frozenset[str] = NOTHING_ADDED  #: fields of ours in the body sent last
@@ -173,10 +176,13 @@ class Relay:
             self._suspect = self._refuses_key = False
             self._packed = self._opening = None
         self._target = target
-        exchange = self.exchange
+        exchange, request_target = self.exchange, self._request_target
+        if target.names and (theirs := target.name_of(self.model)) != self.model:
+            body, query = renamed(body, exchange.query, theirs, self._field)
+            request_target = exchange.target_path + (f"?{query}" if query else "")
         self._call = call = exchange.forward(
             target.upstream,
-            self._request_target,
+            request_target,
             headers,
             body.pieces() if isinstance(body, Spliced) else body,
             sink or self,
@@ -209,7 +215,7 @@ class Relay:
         self._head = (status, unnamed(passing, named) if named else passing)
         if status >= 300:
             self._may_be_refused(status)
-        if coding:
+        if coding or (self._target is not None and self._target.names):
             self._is_packed(coding)
         if self._sse or self._lines:
             self._length = None  # events may be added, or taken out
@@ -279,6 +285,9 @@ class Relay:
         return False
 
     def _is_packed(self, content_encoding: bytes) -> None:
+        if not content_encoding:
+            self._is_renamed()
+            return
         from penstock.gateway.openai.answers.packed import packed  # noqa: PLC0415 - few engines pack
 
         found = packed(content_encoding, streams=self._sse or self._lines or self.asks_stream())
@@ -290,6 +299,14 @@ class Relay:
             status, headers = self._head
             self._head = (status, [line for line in headers if line[0].lower() != b"content-encoding"])
             self._length = None
+
+    def _is_renamed(self) -> None:
+        """Have the model of an answer named as it was asked for."""
+        theirs = self.model if self._target is None else self._target.name_of(self.model)
+        if theirs != self.model and (self._json or self._sse or self._lines or self.asks_stream()):
+            from penstock.gateway.openai.answers.renamed import Renamed  # noqa: PLC0415 - few endpoints have other names
+
+            self._packed, self._length = Renamed(theirs, self.model, self._field), None
 
     def _unpack(self, packed: Packed, data: bytes) -> bytes:
         """Returns what a piece of a stream unpacks to: nothing if there is nothing yet, or the stream has failed."""
@@ -379,7 +396,7 @@ class Relay:
         assert self._head is not None
         self._whole = None
         status, plain = self._head[0], self._plain(data)
-        if whole_error(plain) if status < 300 else status == 404 and self._engine().lacks(self.model, plain):
+        if whole_error(plain) if status < 300 else status == 404 and self._lacks(plain):
             self._error_body = bytearray(data)
         elif aborted(self.exchange.target_path, plain):
             self._error_body = bytearray()
@@ -397,6 +414,11 @@ class Relay:
             self.on_error(UpstreamError(UpstreamErrorKind.BROKEN, "a compressed stream that breaks off"))
             return
         status = self._head[0]
+        if self._packed is not None and self._packed.keeps:
+            self._packed.ends()
+            self.on_data(b"")
+            if self._call is None:
+                return
         self._call = None
         if self._whole is not None:  # JSON of unknown length
             self._length = len(self._whole)
@@ -493,9 +515,14 @@ class Relay:
 
     def _is_honest(self, status: int, body: bytearray) -> bool:
         """True if a suspect answer is an engine's after all, and goes to the client."""
-        if self._refuses_key or self._beating or (status == 404 and self._engine().lacks(self.model, body)):
+        if self._refuses_key or self._beating or (status == 404 and self._lacks(body)):
             return False  # reported in another way
         return is_api_error(body) and not (status == 404 and self.stranger())
+
+    def _lacks(self, body: bytes | bytearray) -> bool:
+        """True if the `body` of a 404 means that the engine lacks the model."""
+        assert self._target is not None
+        return self._target.lacks(self.model, body)
 
     def _engine(self) -> Engine:
         assert self._target is not None
@@ -624,7 +651,7 @@ class Relay:
         elif self._is_failure(status):
             busy = status in (429, 503) or any(text in body for text in self._engine().refusals)
             self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
-        elif status == 404 and self._engine().lacks(self.model, body):
+        elif status == 404 and self._lacks(body):
             assert self._target is not None
             if self._target.disowned is not None:
                 self._target.disowned()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from penstock import clock
@@ -32,6 +32,7 @@ class Target:
         "heard_load",
         "meeting_place",
         "moved",
+        "names",
         "priority",
         "refuses",
         "served",
@@ -53,6 +54,7 @@ class Target:
         self.disowned: Callable[[], None] | None = None  # it lacks a model that it was believed to have
         self.changed: Callable[[], None] | None = None  # its kind, models or health changed
         self.engine = OPENAI  # until it is known
+        self.names: Mapping[str, str] = {}  # by a model's name, the engine's own name for it, if that is another
         self.priority: Priority | None = None  # how its engine orders by the body's `priority`, if it does
         self.served: set[str] = set()  # paths on which it gave a good answer
         self.takes: frozenset[str] = frozenset()  # fields of ours in requests that it answered well
@@ -61,6 +63,14 @@ class Target:
         self.heard_load: Callable[[bytes], None] | None = None  # a load header came
         self._load_due_s = 0.0
         self.moved = False  # an answer made progress since `took_movement`
+
+    def name_of(self, model: str) -> str:
+        """Returns the engine's name for a model."""
+        return self.names.get(model, model)
+
+    def lacks(self, model: str, body: bytes | bytearray) -> bool:
+        """Returns True if the `body` of a 404 means that the engine lacks the `model`."""
+        return self.engine.lacks(self.name_of(model), body)
 
     def answered(self, path: str) -> None:
         """Note a good answer on a `path`."""

@@ -16,12 +16,13 @@ logger = logging.getLogger(__name__)
 class Packed:
     """One packed answer."""
 
-    __slots__ = ("_coding", "_inflater", "passes")
+    __slots__ = ("_coding", "_inflater", "keeps", "passes")
 
     def __init__(self, coding: str, *, passes: bool) -> None:
         self._coding = coding  # empty: unknown here, so nothing of it is read
         self._inflater = Inflater(coding)
         self.passes = passes  #: as it came, packed
+        self.keeps = False  #: bytes back, until `ends`
 
     @property
     def opaque(self) -> bool:
@@ -32,6 +33,9 @@ class Packed:
     def breaks_off(self) -> bool:
         """True if a stream that has ended is not complete."""
         return not self.passes and self._inflater.breaks_off
+
+    def ends(self) -> None:
+        """Give out what is kept back with the next `unpack`: no more bytes come."""
 
     def unpack(self, data: bytes) -> bytes:
         """Returns what the next bytes of a stream unpack to. Raises BadPacking or InflatesTooFar."""
