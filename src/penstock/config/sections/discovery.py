@@ -89,9 +89,7 @@ class Template(Section):
 
     engine: values.EngineName = setting("auto", "As `endpoints[].engine`.")
     models: values.ServedModels = setting(
-        "auto",
-        "The models they serve, as `endpoints[].models`; `auto` asks each. Requests wait for named ones while there is "
-        "no endpoint.",
+        "auto", "As `endpoints[].models`; `auto` asks each. Requests wait for named ones while there is no endpoint."
     )
     slots: values.Slots = setting("auto", "Concurrent requests of each; `auto` learns the number.")
     weight: values.Weight = setting(1.0, "As `endpoints[].weight`.")

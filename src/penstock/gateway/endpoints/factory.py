@@ -88,10 +88,7 @@ class EndpointFactory(msgspec.Struct, frozen=True):
         """Returns the connections to the endpoint."""
         key = endpoint.api_key
         secret = key.get_secret_value() if key is not None else None
-        url, labels, tls = endpoint.url, endpoint.labels, endpoint.tls
-        target = target_at(endpoint.name, url, labels, secret, tls, timeouts=self.timeouts)
-        target.names = endpoint.names
-        return target
+        return target_at(endpoint.name, endpoint.url, endpoint.labels, secret, endpoint.tls, timeouts=self.timeouts)
 
     def observer(
         self, endpoint: EndpointSection, target: Target, on_models: Callable[[str, list[Model]], None]

@@ -337,6 +337,7 @@ class EndpointRegistry:
         name = endpoint.name
         models = None if endpoint.models == "auto" else frozenset(endpoint.models)
         target = self._parts.target(endpoint)
+        target.names = endpoint.names
         if endpoint.tls is not None and not endpoint.tls.verify:
             logger.warning("endpoint %s: %s", name, UNVERIFIED)
         member = _Member(endpoint, source, target, self._parts.observer(endpoint, target, self._listed))

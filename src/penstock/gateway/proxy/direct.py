@@ -93,7 +93,9 @@ class DirectJourney(Relay):
 
     def mended(self, status: int, body: bytearray) -> bool:
         """Ask another endpoint, if this one does not have the path."""
-        if unfit.refuses(status, body, has_media=False) is not Failure.NO_PATH or self._lacks(body):
+        if unfit.refuses(status, body, has_media=False) is not Failure.NO_PATH or self._engine().lacks(
+            self.named, body
+        ):
             return False
         others = [*self._without, self._endpoint]
         if self._driver.scheduler.least_loaded(self.model, but=others, now=self._driver.now()) is None:

@@ -85,7 +85,7 @@ def _may_fit_elsewhere(journey: QueuedJourney, status: int) -> bool:
 
 def asked_elsewhere(journey: QueuedJourney, status: int, body: bytearray) -> bool:
     """Report that a request does not fit there, if that is why it was refused. Returns True if it was."""
-    if not _may_fit_elsewhere(journey, status) or journey.suspected or journey.target.lacks(journey.model, body):
+    if not _may_fit_elsewhere(journey, status) or journey.suspected or journey.target.engine.lacks(journey.named, body):
         return False
     from penstock.gateway.openai import unfit  # noqa: PLC0415 - engines refuse little
 

@@ -65,32 +65,10 @@ class Relay:
     """The way of an engine's answer to a client."""
 
     __slots__ = (
-        "_answer",
-        "_asked_load",
-        "_beating",
-        "_call",
-        "_committed",
-        "_error_body",
-        "_field",
-        "_head",
-        "_json",
-        "_length",
-        "_lines",
-        "_opaque",
-        "_opening",
-        "_packed",
-        "_refuses_key",
-        "_request_target",
-        "_sse",
-        "_suspect",
-        "_target",
-        "_whole",
-        "added",
-        "body",
-        "exchange",
-        "model",
-        "progress_at",
-    )
+        "_answer", "_asked_load", "_beating", "_call", "_committed", "_error_body", "_field", "_head", "_json",
+        "_length", "_lines", "_opaque", "_opening", "_packed", "_refuses_key", "_request_target", "_sse", "_suspect",
+        "_target", "_whole", "added", "body", "exchange", "model", "progress_at",
+    )  # fmt: skip
 
     def __init__(self, exchange: Exchange, body: Body, model: str, field: str) -> None:
         self.exchange = exchange
@@ -177,8 +155,8 @@ class Relay:
             self._packed = self._opening = None
         self._target = target
         exchange, request_target = self.exchange, self._request_target
-        if target.names and (theirs := target.name_of(self.model)) != self.model:
-            body, query = renamed(body, exchange.query, theirs, self._field)
+        if target.names and self.named != self.model:
+            body, query = renamed(body, exchange.query, self.named, self._field)
             request_target = exchange.target_path + (f"?{query}" if query else "")
         self._call = call = exchange.forward(
             target.upstream,
@@ -285,12 +263,16 @@ class Relay:
         return False
 
     def _is_packed(self, content_encoding: bytes) -> None:
-        if not content_encoding:
-            self._is_renamed()
-            return
-        from penstock.gateway.openai.answers.packed import packed  # noqa: PLC0415 - few engines pack
+        """Prepare to read an answer that is packed, or may have the engine's name for the model."""
+        streams = self._sse or self._lines or self.asks_stream()
+        if content_encoding:
+            from penstock.gateway.openai.answers.packed import packed  # noqa: PLC0415 - few engines pack
 
-        found = packed(content_encoding, streams=self._sse or self._lines or self.asks_stream())
+            found = packed(content_encoding, streams=streams)
+        else:
+            from penstock.gateway.openai.answers.renamed import renames  # noqa: PLC0415 - few have names of their own
+
+            found = renames(self.named, self.model, self._field) if streams or self._json else None
         if found is None:
             return
         self._packed, self._opaque = found, found.opaque
@@ -299,14 +281,6 @@ class Relay:
             status, headers = self._head
             self._head = (status, [line for line in headers if line[0].lower() != b"content-encoding"])
             self._length = None
-
-    def _is_renamed(self) -> None:
-        """Have the model of an answer named as it was asked for."""
-        theirs = self.model if self._target is None else self._target.name_of(self.model)
-        if theirs != self.model and (self._json or self._sse or self._lines or self.asks_stream()):
-            from penstock.gateway.openai.answers.renamed import Renamed  # noqa: PLC0415 - few endpoints have other names
-
-            self._packed, self._length = Renamed(theirs, self.model, self._field), None
 
     def _unpack(self, packed: Packed, data: bytes) -> bytes:
         """Returns what a piece of a stream unpacks to: nothing if there is nothing yet, or the stream has failed."""
@@ -396,7 +370,7 @@ class Relay:
         assert self._head is not None
         self._whole = None
         status, plain = self._head[0], self._plain(data)
-        if whole_error(plain) if status < 300 else status == 404 and self._lacks(plain):
+        if whole_error(plain) if status < 300 else status == 404 and self._engine().lacks(self.named, plain):
             self._error_body = bytearray(data)
         elif aborted(self.exchange.target_path, plain):
             self._error_body = bytearray()
@@ -410,15 +384,9 @@ class Relay:
 
     def on_end(self) -> None:
         assert self._head is not None
-        if self._packed is not None and self._packed.breaks_off:
-            self.on_error(UpstreamError(UpstreamErrorKind.BROKEN, "a compressed stream that breaks off"))
+        if self._packed is not None and (not self._packed.ends(self) or self._call is None):
             return
         status = self._head[0]
-        if self._packed is not None and self._packed.keeps:
-            self._packed.ends()
-            self.on_data(b"")
-            if self._call is None:
-                return
         self._call = None
         if self._whole is not None:  # JSON of unknown length
             self._length = len(self._whole)
@@ -515,14 +483,14 @@ class Relay:
 
     def _is_honest(self, status: int, body: bytearray) -> bool:
         """True if a suspect answer is an engine's after all, and goes to the client."""
-        if self._refuses_key or self._beating or (status == 404 and self._lacks(body)):
+        if self._refuses_key or self._beating or (status == 404 and self._engine().lacks(self.named, body)):
             return False  # reported in another way
         return is_api_error(body) and not (status == 404 and self.stranger())
 
-    def _lacks(self, body: bytes | bytearray) -> bool:
-        """True if the `body` of a 404 means that the engine lacks the model."""
-        assert self._target is not None
-        return self._target.lacks(self.model, body)
+    @property
+    def named(self) -> str:
+        """The model, as the engine that was asked last knows it."""
+        return self.model if self._target is None else self._target.name_of(self.model)
 
     def _engine(self) -> Engine:
         assert self._target is not None
@@ -651,7 +619,7 @@ class Relay:
         elif self._is_failure(status):
             busy = status in (429, 503) or any(text in body for text in self._engine().refusals)
             self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
-        elif status == 404 and self._lacks(body):
+        elif status == 404 and self._engine().lacks(self.named, body):
             assert self._target is not None
             if self._target.disowned is not None:
                 self._target.disowned()

@@ -68,10 +68,6 @@ class Target:
         """Returns the engine's name for a model."""
         return self.names.get(model, model)
 
-    def lacks(self, model: str, body: bytes | bytearray) -> bool:
-        """Returns True if the `body` of a 404 means that the engine lacks the `model`."""
-        return self.engine.lacks(self.name_of(model), body)
-
     def answered(self, path: str) -> None:
         """Note a good answer on a `path`."""
         if len(self.served) < PATHS_MAX:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 
+from penstock.http.client.call import Sink
+from penstock.http.client.values import UpstreamError, UpstreamErrorKind
 from penstock.http.inflate import BadPacking, Inflater, InflatesTooFar, UnknownPacking, coding_of
 
 logger = logging.getLogger(__name__)
@@ -16,26 +18,24 @@ logger = logging.getLogger(__name__)
 class Packed:
     """One packed answer."""
 
-    __slots__ = ("_coding", "_inflater", "keeps", "passes")
+    __slots__ = ("_coding", "_inflater", "passes")
 
     def __init__(self, coding: str, *, passes: bool) -> None:
         self._coding = coding  # empty: unknown here, so nothing of it is read
         self._inflater = Inflater(coding)
         self.passes = passes  #: as it came, packed
-        self.keeps = False  #: bytes back, until `ends`
 
     @property
     def opaque(self) -> bool:
         """True if nothing of it can be read."""
         return not self._coding
 
-    @property
-    def breaks_off(self) -> bool:
-        """True if a stream that has ended is not complete."""
-        return not self.passes and self._inflater.breaks_off
-
-    def ends(self) -> None:
-        """Give out what is kept back with the next `unpack`: no more bytes come."""
+    def ends(self, sink: Sink) -> bool:
+        """Give `sink` what was kept back, or an error if a stream has ended too early. Returns False then."""
+        if self.passes or not self._inflater.breaks_off:
+            return True
+        sink.on_error(UpstreamError(UpstreamErrorKind.BROKEN, "a compressed stream that breaks off"))
+        return False
 
     def unpack(self, data: bytes) -> bytes:
         """Returns what the next bytes of a stream unpack to. Raises BadPacking or InflatesTooFar."""
