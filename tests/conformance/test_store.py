@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -604,6 +605,36 @@ def test_the_ledger_is_asked_by_time_and_caller(store: Store) -> None:
     assert [row.requests for row in used(store, tenant="a")] == [3]
     assert [row.requests for row in used(store, tenant="b", user="v", key="k")] == [1]
     assert used(store, tenant="b", user="u") == []
+
+
+def hour_of(written: str) -> int:
+    return int(datetime.fromisoformat(f"{written}:00+00:00").timestamp()) // 3600
+
+
+def test_the_ledger_is_summed_by_months_of_the_calendar(store: Store) -> None:
+    dates = ("2028-01-31T23", "2028-02-01T00", "2028-02-29T23", "2028-03-01T00", "2028-12-31T23", "2029-01-01T00")
+    hours = [hour_of(date) for date in dates]
+    store.add_usage("w", 1, [a_use(hour=hour) for hour in hours], T)
+    assert used(store, "month", until=5) == []
+    assert [(row.hour, row.requests) for row in used(store, "month", "tenant", until=hours[-1] + 1)] == [
+        (hour_of("2028-01-01T00"), 1),
+        (hour_of("2028-02-01T00"), 2),
+        (hour_of("2028-03-01T00"), 1),
+        (hour_of("2028-12-01T00"), 1),
+        (hour_of("2029-01-01T00"), 1),
+    ]
+    part = used(store, "month", since=hours[2], until=hours[3])
+    assert [(row.hour, row.requests) for row in part] == [(hour_of("2028-02-01T00"), 1)]
+
+
+def test_interrupted_answers_of_the_ledger_add_up(store: Store) -> None:
+    use = msgspec.structs.replace(a_use(reason="client_gone"), interrupted=1, estimated_completion=2)
+    for number in (1, 2):
+        store.add_usage("w", number, [use, a_use()], T)
+    assert [(row.reason, row.interrupted, row.estimated_completion) for row in used(store)] == [
+        ("", 0, 0),
+        ("client_gone", 2, 4),
+    ]
 
 
 def test_reasons_and_models_of_the_ledger_stay_apart(store: Store) -> None:

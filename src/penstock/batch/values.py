@@ -188,10 +188,12 @@ class UsageRow(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int
     completion_tokens: int
     unreported: int  #: requests whose answer had no usage
-    estimated_tokens: int  #: completion tokens of these, as seen
+    estimated_tokens: int  #: tokens of these, prompts included
     lease_s: float  #: seconds at engines
     waits: int  #: requests that were queued
     wait_s: float  #: seconds in the queue
+    interrupted: int = 0  #: requests whose answer broke off after some of its tokens
+    estimated_completion: int = 0  #: the part of the estimated tokens that was generated
 
 
 class UsageAsked(msgspec.Struct, frozen=True):
@@ -199,7 +201,7 @@ class UsageAsked(msgspec.Struct, frozen=True):
 
     since: int
     until: int
-    by: frozenset[str]  #: names of fields that are kept apart, and `day`
+    by: frozenset[str]  #: names of fields that are kept apart, `day` and `month`
     tenant: str | None = None  #: only this one
     key: str | None = None
     user: str | None = None

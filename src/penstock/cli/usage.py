@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import sys
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,6 +14,7 @@ from rich.text import Text
 from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient
 from penstock.cli.top import views
+from penstock.gateway.usage.sheet import csv_text
 
 WIDE = 240  # columns of a table that goes to a file or a pipe
 _ALWAYS = ("requests", "answered", "prompt_tokens", "completion_tokens")
@@ -29,19 +28,27 @@ _AMOUNTS = {  # columns of the table, and their heads
     "lease_s": "lease s",
     "waits": "waits",
     "wait_s": "wait s",
+    "interrupted": "cut off",
     "cost": "cost",
+    "interrupted_cost": "of cut off",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     admin_client.add_arguments(parser)
-    when = "2026-11-25, 2026-11-25T14:00:00Z, or 24h or 7d for so long ago; UTC, by the hour"
-    parser.add_argument("--from", dest="since", metavar="WHEN", help=f"{when} (default: a day before --to)")
+    when = "2026-11-25, 2026-11-25T14:00:00Z, 2026-11, or 24h or 7d for so long ago; UTC, by the hour"
+    parser.add_argument(
+        "--from",
+        dest="since",
+        metavar="WHEN",
+        help=f"{when} (default: a day before --to; twelve months with --by month)",
+    )
     parser.add_argument("--to", dest="until", metavar="WHEN", help="the same; a date includes that day (default: now)")
+    parser.add_argument("--month", metavar="MONTH", help="2026-11, `this` or `last`, instead of --from and --to")
     parser.add_argument(
         "--by",
         metavar="PART,…",
-        help="hour, day, tenant, key, user, model, endpoint, reason (default: tenant,model)",
+        help="hour, day, month, tenant, key, user, model, endpoint, reason (default: tenant,model)",
     )
     for part in ("tenant", "key", "user"):
         parser.add_argument(f"--{part}", metavar="NAME", help=f"only this {part}")
@@ -58,6 +65,7 @@ def _show(client: AdminClient, args: argparse.Namespace) -> int:
     asked = {
         "from": args.since,
         "to": args.until,
+        "month": args.month,
         "by": args.by,
         "tenant": args.tenant,
         "key": args.key,
@@ -68,7 +76,7 @@ def _show(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told))
     elif args.csv:
-        _print_csv(told)
+        print(csv_text(told), end="")
     else:
         console = Console(highlight=False)
         if not console.is_terminal:
@@ -78,18 +86,6 @@ def _show(client: AdminClient, args: argparse.Namespace) -> int:
             said = ", ".join(f"{views.plain(reason)} {count:,}" for reason, count in reasons.items())
             console.print(Text(f"not answered: {said}"))
     return 0
-
-
-def _print_csv(told: dict[str, Any]) -> None:
-    amounts = [name for name in told["total"] if name != "reasons"]
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*told["by"], *amounts])
-    writer.writerows([[_cell(row[name]) for name in (*told["by"], *amounts)] for row in told["rows"]])
-
-
-def _cell(value: object) -> object:
-    """Returns a value that no spreadsheet takes for a formula: clients choose names."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _table(told: dict[str, Any]) -> Table:

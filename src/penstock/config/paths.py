@@ -64,7 +64,7 @@ BUILT_IN: dict[str, PathKind] = (
 )
 #: The gateway's own paths, which ask no engine or are guarded.
 OWN = (
-    *("/", "/health", "/healthz", "/livez", "/ready", "/readyz", "/version", "/queue"),
+    *("/", "/health", "/healthz", "/livez", "/ready", "/readyz", "/version", "/queue", "/usage"),
     *("/metrics", "/autoscale", "/autoscale/*", "/admin", "/admin/*"),
     *("/v1/models", "/v1/models/*", "/api/tags", "/api/show", "/api/version"),
     *("/v1/files", "/v1/files/*", "/v1/batches", "/v1/batches/*"),

@@ -331,10 +331,16 @@ async def test_a_question_may_go_back_further_than_time(world: World, tmp_path: 
         ("from=yesterday", "from: `yesterday` is not a date or time: write 2026-11-25"),
         ("to=2026-13-01", "to: `2026-13-01` is not a date or time"),
         ("from=2026-11-25&to=2026-11-24", "`from` is not before `to`."),
-        ("by=team", "by: `team` is none of hour, day, tenant, key, user, model, endpoint, reason."),
+        ("by=team", "by: `team` is none of hour, day, month, tenant, key, user, model, endpoint, reason."),
         ("by=hour,day", "`hour` and `day` exclude each other"),
-        ("form=1h", "`form` is none of `from`, `to`, `by`, `tenant`, `key`, `user`."),
+        ("form=1h", "`form` is none of `from`, `to`, `month`, `by`, `tenant`, `key`, `user`."),
         ("by=key&by=model", "`by` is given twice."),
+        ("by=month,day", "`day` and `month` exclude each other"),
+        ("month=2026-13", "month: `2026-13` is not a month: write 2026-11, `this` or `last`."),
+        ("month=next", "month: `next` is not a month"),
+        ("month=0000-01", "month: `0000-01` is not a month"),
+        ("month=last&from=7d", "`month` is given beside `from` or `to`."),
+        ("to=2026-00", "to: `2026-00` is not a date or time: write 2026-11-25, 2026-11-25T14:00:00Z, 2026-11, or"),
     ],
 )
 async def test_a_wrong_query_gets_the_reason(world: World, tmp_path: Path, query: str, says: str) -> None:
@@ -389,5 +395,5 @@ async def test_the_command_prints_a_table_csv_or_json(
     code, _, wrong = await printed(capsys, world, "--by", "team")
     assert (code, wrong) == (
         1,
-        "penstock: by: `team` is none of hour, day, tenant, key, user, model, endpoint, reason.\n",
+        "penstock: by: `team` is none of hour, day, month, tenant, key, user, model, endpoint, reason.\n",
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -367,8 +368,20 @@ class SqlStore:
                 self.database.run_many("add_usage", values)
 
     def usage(self, asked: UsageAsked) -> list[UsageRow]:
+        if "month" not in asked.by:
+            return self._usage(asked, 1 if "hour" in asked.by else DAY_HOURS if "day" in asked.by else ALL_HOURS)
+        rows: list[UsageRow] = []
+        bounds = self.database.row("usage_hours", since=asked.since, until=asked.until)
+        if bounds is None or bounds[0] is None:
+            return rows
+        for month, end in _months(*bounds):
+            its = msgspec.structs.replace(asked, since=max(month, asked.since), until=min(end, asked.until))
+            rows += [msgspec.structs.replace(row, hour=month) for row in self._usage(its, ALL_HOURS)]
+        return rows[: USAGE_MAX + 1]
+
+    def _usage(self, asked: UsageAsked, hours: int) -> list[UsageRow]:
+        """Returns sums for each `hours`, counted from 1970 on."""
         by = asked.by
-        hours = 1 if "hour" in by else DAY_HOURS if "day" in by else ALL_HOURS
         rows = self.database.rows(
             "usage",
             hours=hours,
@@ -459,3 +472,11 @@ def _json(value: object) -> str:
 
 def _place(row: UsageRow) -> tuple[int, str, str, str, str, str, str]:
     return row.hour, row.tenant, row.key, row.user, row.model, row.endpoint, row.reason
+
+
+def _months(first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yields each month (UTC) that has hours from `first` to `last`: its first hour, and that of the next month."""
+    day = datetime.fromtimestamp(first * 3600, UTC).replace(day=1, hour=0)
+    while (start := int(day.timestamp()) // 3600) <= last:
+        day = (day + timedelta(days=31)).replace(day=1)
+        yield start, int(day.timestamp()) // 3600

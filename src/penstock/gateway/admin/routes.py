@@ -30,7 +30,7 @@ MEMBERS_MAX = 64  # of a body's object: each problem is reported, at some micros
 LATE_MAX = 256  # refusals that are held back at a time, each a connection and its timer; further ones go out at once
 
 # Names in answers are callers' own: no browser shall take them for anything but text.
-_UNKEPT: list[Header] = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+UNKEPT: list[Header] = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
 
 Audit = Callable[[str, str, str, Mapping[str, object], str | None], None]  # operator, method, path, body, refusal
 #: One that has to wait returns a coroutine, which runs as a task.
@@ -231,7 +231,7 @@ def body_of(exchange: Exchange) -> dict[str, object]:
 
 def answer(exchange: Exchange, value: object, status: int = 200, *, extra: list[Header] | None = None) -> None:
     """Answer with JSON that nobody keeps."""
-    headers = [(b"content-type", b"application/json"), *_UNKEPT, *(extra or ())]
+    headers = [(b"content-type", b"application/json"), *UNKEPT, *(extra or ())]
     exchange.respond(status, headers, msgspec.json.encode(value))
 
 
@@ -251,7 +251,7 @@ def _deny(
     extra: list[Header] | None = None,
 ) -> None:
     status, headers, body = errors.refusal(errors.Api.OPENAI, reason, message, retry_after_s=retry_after_s)
-    exchange.respond(status, [*headers, *_UNKEPT, *(extra or ())], body)
+    exchange.respond(status, [*headers, *UNKEPT, *(extra or ())], body)
 
 
 def _split(path: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The paths that Penstock answers itself: health, models, and a client's queue.
+"""The paths that Penstock answers itself: health, models, and a client's queue and use.
 
 `/admin` and the files and batches have their own (`admin/routes.py`, `batch/api/routes.py`).
 """
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 MODEL = "/v1/models/"  # and its name
 SHOW = "/api/show"
+USAGE = "/usage"
 #: Paths about models. With `identity.require_key` they take a key, and they show a key its models only.
 _OF_MODELS = ("/v1/", "/api/tags", SHOW)
 _ROOT = b"""This is Penstock, a gateway in front of LLM inference engines.
@@ -40,6 +41,7 @@ _ROOT = b"""This is Penstock, a gateway in front of LLM inference engines.
 OpenAI's clients: the base URL is this address with /v1 behind it (POST /v1/chat/completions, GET /v1/models).
 Anthropic's clients: the base URL is this address, without /v1.
 What is served and what is missing: GET /ready. Where your requests stand in the queue: GET /queue.
+What your tenant used, by month: GET /usage.
 """
 _ROOT_OPERATORS = b"For operators: the page is at /admin/, metrics are at /metrics.\n"
 #: Asked by load balancers, some of which send `OPTIONS` (HAProxy's `httpchk` without arguments does).
@@ -82,7 +84,8 @@ class OwnPaths:
             "/readyz": self._ready,
             "/metrics": self._metrics_page,
             "/version": self._version,
-            "/queue": self._queue,
+            "/queue": self._of_caller,
+            USAGE: self._of_caller,
             "/v1/models": self._models,
             "/api/version": self._ollama_version,
             "/api/tags": self._tags,
@@ -137,7 +140,8 @@ class OwnPaths:
             },
         )
 
-    def _queue(self, exchange: Exchange) -> None:
+    def _of_caller(self, exchange: Exchange) -> None:
+        """Answer a caller about itself, or show a browser the page that asks."""
         header = exchange.lookup.get
         if b"text/html" in (header(b"accept") or b"").lower():
             from penstock.gateway.builtin.queue import queue_page  # noqa: PLC0415 - few clients look
@@ -149,12 +153,18 @@ class OwnPaths:
         caller = self._callers.identify(key, header, exchange.peer[0], client=exchange.client, now=self._driver.now())
         if isinstance(caller, Unauthorized):
             self._refuse(exchange, caller.reason, caller.message)
-        elif exchange.query != "usage=today":
-            self._json(exchange, 200, self._own_queue(caller), no_store=True)
-        else:
-            task = asyncio.get_running_loop().create_task(self._queue_and_use(exchange, caller))
+        elif exchange.target_path == USAGE or exchange.query == "usage=today":
+            asked = self._own_usage if exchange.target_path == USAGE else self._queue_and_use
+            task = asyncio.get_running_loop().create_task(asked(exchange, caller))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        else:
+            self._json(exchange, 200, self._own_queue(caller), no_store=True)
+
+    async def _own_usage(self, exchange: Exchange, caller: Caller) -> None:
+        from penstock.gateway.usage.own import answer_use  # noqa: PLC0415
+
+        await answer_use(exchange, self._own_use(), caller)
 
     async def _queue_and_use(self, exchange: Exchange, caller: Caller) -> None:
         uses = self._own_use()

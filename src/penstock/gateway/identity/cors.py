@@ -72,4 +72,4 @@ class Cors:
 
 def _is_callers(path: str) -> bool:
     """Whether a path of the gateway is for clients; the others are for operators and probes, never for pages."""
-    return path.startswith(("/v1/", "/api/")) or path == "/queue"
+    return path.startswith(("/v1/", "/api/")) or path in ("/queue", "/usage")

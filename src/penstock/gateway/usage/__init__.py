@@ -1,5 +1,5 @@
 """Who used what? Requests, tokens, seconds of lease and waits, per hour, tenant, key, user, model and endpoint.
 
-`ledger.py` counts ends of requests in the process that serves them; `book.py` adds the counts to the store of files and
-batches, twice a second; `report.py` answers operators, at their own prices, `own.py` callers.
+`ledger.py` counts ends of requests in the process that serves them; `book.py` adds the counts to the store, twice a
+second; `report.py` answers operators, at their own prices, `own.py` callers; `sheet.py` makes a table of an answer.
 """

@@ -63,6 +63,9 @@ class UseCounts:
         if estimated := end.estimated_prompt + end.estimated_completion:
             row[4] += 1
             row[5] += estimated
+            row[10] += end.estimated_completion
+        if reason is not None and (estimated or (usage is not None and usage.completion_tokens)):
+            row[9] += 1
         if end.outcome is Outcome.REJECTED:
             return
         waited_s = end.waited_s
@@ -101,23 +104,13 @@ class UseCounts:
             if len(self._rows) >= ROWS_MAX:
                 self.folded += 1
                 place = (place[0], OTHER, OTHER, OTHER, OTHER, OTHER, place[6])
-            row = self._rows.setdefault(place, [0, 0, 0, 0, 0, 0, 0.0, 0, 0.0])
+            row = self._rows.setdefault(place, [0, 0, 0, 0, 0, 0, 0.0, 0, 0.0, 0, 0])
         return row
 
 
 def _read(place: Place, row: Amounts) -> UsageRow:
     from penstock.batch.values import UsageRow  # noqa: PLC0415 - many gateways store nothing
 
-    requests, prompt, cached, completion, unreported, estimated, lease_s, waits, wait_s = row
-    return UsageRow(
-        *place,
-        requests=int(requests),
-        prompt_tokens=int(prompt),
-        cached_tokens=int(cached),
-        completion_tokens=int(completion),
-        unreported=int(unreported),
-        estimated_tokens=int(estimated),
-        lease_s=lease_s,
-        waits=int(waits),
-        wait_s=wait_s,
-    )
+    counts = [int(value) for value in row]
+    counts[6], counts[8] = row[6], row[8]  # type: ignore[call-overload]  # seconds
+    return UsageRow(*place, *counts)

@@ -208,7 +208,8 @@ WHERE usage_writers.number < excluded.number
 
 -- name: add_usage
 INSERT INTO usage VALUES (:hour, :tenant, :key, :user, :model, :endpoint, :reason, :requests, :prompt_tokens,
-  :cached_tokens, :completion_tokens, :unreported, :estimated_tokens, :lease_s, :waits, :wait_s)
+  :cached_tokens, :completion_tokens, :unreported, :estimated_tokens, :lease_s, :waits, :wait_s, :interrupted,
+  :estimated_completion)
 ON CONFLICT (hour, tenant, key, user_name, model, endpoint, reason) DO UPDATE SET
   requests = usage.requests + excluded.requests,
   prompt_tokens = usage.prompt_tokens + excluded.prompt_tokens,
@@ -218,7 +219,9 @@ ON CONFLICT (hour, tenant, key, user_name, model, endpoint, reason) DO UPDATE SE
   estimated_tokens = usage.estimated_tokens + excluded.estimated_tokens,
   lease_s = usage.lease_s + excluded.lease_s,
   waits = usage.waits + excluded.waits,
-  wait_s = usage.wait_s + excluded.wait_s
+  wait_s = usage.wait_s + excluded.wait_s,
+  interrupted = usage.interrupted + excluded.interrupted,
+  estimated_completion = usage.estimated_completion + excluded.estimated_completion
 
 -- name: usage
 -- Sums over the parts that are not asked for. `hours`: 1, 24, or more than there are.
@@ -231,10 +234,14 @@ SELECT hour / :hours * :hours,
   reason,
   CAST(SUM(requests) AS BIGINT), CAST(SUM(prompt_tokens) AS BIGINT), CAST(SUM(cached_tokens) AS BIGINT),
   CAST(SUM(completion_tokens) AS BIGINT), CAST(SUM(unreported) AS BIGINT), CAST(SUM(estimated_tokens) AS BIGINT),
-  SUM(lease_s), CAST(SUM(waits) AS BIGINT), SUM(wait_s)
+  SUM(lease_s), CAST(SUM(waits) AS BIGINT), SUM(wait_s), CAST(SUM(interrupted) AS BIGINT),
+  CAST(SUM(estimated_completion) AS BIGINT)
 FROM usage WHERE hour >= :since AND hour < :until
   AND (:any_tenant = 1 OR tenant = :tenant) AND (:any_key = 1 OR key = :key) AND (:any_user = 1 OR user_name = :user)
 GROUP BY 1, 2, 3, 4, 5, 6, 7 LIMIT :limit
+
+-- name: usage_hours
+SELECT MIN(hour), MAX(hour) FROM usage WHERE hour >= :since AND hour < :until
 
 -- name: old_usage
 -- The last hour of a step that erases some of the oldest rows.

@@ -1,5 +1,5 @@
-// Who used what in the last 24 hours: a section of its own, which asks the ledger twice a minute. Hidden without a ledger,
-// of which each frame tells.
+// Who used what in the last 24 hours and by month: a section of its own, which asks the ledger twice a minute. Hidden
+// without a ledger, of which each frame tells.
 
 import { headers } from "./link.js";
 import { Table, count, seconds, text } from "./tables.js";
@@ -29,6 +29,20 @@ const table = new Table(section, [
   { title: "cost", num: true, value: (u) => (u.cost === null ? "–" : u.cost.toFixed(2)), hint: "at usage.prices" },
 ], { key: (u) => `${u.tenant}\n${u.model}`, limit: 12, empty: "Nothing was used." });
 
+const byMonth = document.createElement("h3");
+byMonth.textContent = "By month";
+section.append(byMonth);
+const months = new Table(section, [
+  { title: "month", name: true, value: (u) => text(u.month) },
+  { title: "tenant", name: true, value: (u) => text(u.tenant) },
+  { title: "requests", num: true, value: (u) => count(u.requests) },
+  { title: "prompt", num: true, value: (u) => count(u.prompt_tokens), hint: "tokens, as engines reported" },
+  { title: "of these cached", num: true, low: true, value: (u) => count(u.cached_tokens) },
+  { title: "completion", num: true, value: (u) => count(u.completion_tokens), hint: "tokens, as engines reported" },
+  { title: "cut off", num: true, low: true, value: (u) => count(u.interrupted_tokens), hint: "tokens of interrupted answers, by estimate" },
+  { title: "cost", num: true, value: (u) => (u.cost === null ? "–" : u.cost.toFixed(2)), hint: "at usage.prices" },
+], { key: (u) => `${u.month}\n${u.tenant}`, limit: 12, empty: "Nothing was used." });
+
 let asked = -EVERY_MS;
 
 // `kept`: whether there is a ledger.
@@ -37,8 +51,10 @@ export async function showUsage(kept) {
   if (!kept || document.hidden || performance.now() - asked < EVERY_MS) return;
   asked = performance.now();
   try {
-    const answer = await fetch("usage?from=24h&by=tenant,model", { headers: headers(), cache: "no-store" });
-    section.hidden = !answer.ok;
-    if (answer.ok) table.update((await answer.json()).rows);
+    const [day, year] = await Promise.all(["from=24h&by=tenant,model", "by=month,tenant"].map(
+      (query) => fetch(`usage?${query}`, { headers: headers(), cache: "no-store" })));
+    section.hidden = !day.ok;
+    if (day.ok) table.update((await day.json()).rows);
+    if (year.ok) months.update((await year.json()).rows.sort((a, b) => (a.month < b.month ? 1 : a.month > b.month ? -1 : 0)));
   } catch { /* the pill in the header says that the gateway is away */ }
 }
