@@ -7,7 +7,7 @@ import shutil
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Page, async_playwright
+from playwright.async_api import ConsoleMessage, Page, async_playwright
 
 from tests.gateway.conftest import World, pytest_asyncio_loop_factories, world
 
@@ -25,7 +25,12 @@ class Window:
         page.set_default_timeout(WAIT_MS)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
-        page.on("console", lambda said: self.errors.append(said.text) if "Content Security" in said.text else None)
+        page.on("console", self._said)
+
+    def _said(self, message: ConsoleMessage) -> None:
+        """What the browser refuses is a fault, and so is a question that the gateway cannot answer (409)."""
+        if any(word in message.text for word in ("Content Security", "status of 409")):
+            self.errors.append(message.text)
 
     async def open(self, world: World, *, with_token: bool = True) -> None:
         """As somebody sees it who has typed in the gateway's own token, where none is set."""
@@ -44,6 +49,12 @@ class Window:
         """Choose a verb of a row's menu."""
         await self.page.click(f"{row} button[data-menu]")
         await self.page.click(f'#menu button[data-verb="{verb}"]')
+
+    async def fill(self, **fields: str) -> None:
+        """Fill fields of the form that is open, and send it. A question follows."""
+        for name, value in fields.items():
+            await self.page.fill(f'#form [name="{name}"]', value)
+        await self.page.click("#form-yes")
 
     async def open_groups(self) -> None:
         """Open all groups of requests that are closed."""

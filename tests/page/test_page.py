@@ -301,8 +301,9 @@ async def test_a_tenant_is_paused_limited_and_cleared_after_a_question(world: Wo
     await window.change("#tenants", "tenant-cancel")
     await window.page.click("#ask-yes")
     assert (await waits.answer()).header("x-penstock-reason") == "operator"
-    await window.change("#tenants", "tenant-limit")
-    await window.page.fill("#ask-value", "2")
+    await window.change("#tenants", "tenant-steer")
+    await window.fill(running="2", weight="3")
+    await window.says("Set for tenant nightly: weight 1 → 3, running none → 2?", "#ask-text")
     await window.page.click("#ask-yes")
     await window.change("#tenants", "tenant-resume")
     await world.until(lambda: world.picture().tenants and world.picture().tenants[0].limits.running == 2)

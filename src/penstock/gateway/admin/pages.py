@@ -15,8 +15,8 @@ from penstock.gateway.admin.routes import AdminRoutes
 from penstock.http.server.server import Exchange, Header
 
 _SCRIPTS = (
-    *("page", "columns", "curves", "fair", "groups", "legend", "link", "seen", "tables", "usage", "verbs", "wall"),
-    "words",
+    *("page", "acts", "columns", "curves", "fair", "groups", "keys", "legend", "link", "seen", "shades", "tables"),
+    *("try", "usage", "verbs", "wall", "words"),
 )
 _SCRIPT = b"text/javascript; charset=utf-8"
 _FILES = {

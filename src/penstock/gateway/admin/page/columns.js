@@ -23,7 +23,7 @@ function stopVerbs(model) {
 
 function tenantVerbs(tenant) {
   const pauses = seen.frame.paused_tenants.includes(tenant.tenant) ? ["tenant-resume", "Resume"] : ["tenant-pause", "Pause"];
-  return [pauses, ["tenant-limit", "Limit"], ["tenant-cancel", "Cancel"]];
+  return [pauses, ["tenant-steer", "Weight and limits…"], ["tenant-key", "Issue a key…"], ["tenant-try", "Test request…"], ["tenant-cancel", "Cancel its requests…"]];
 }
 
 export const tables = {
@@ -48,7 +48,7 @@ export const tables = {
     { title: "guaranteed", hint: MEANS.guaranteed, value: guaranteed, wide: true, low: true },
   ], { key: (b) => b.name, limit: 8, empty: "" }),
   tenants: new Table($("tenants"), [
-    { title: "tenant", value: (t) => text(t.tenant), name: true },
+    { title: "tenant", value: (t) => text(t.tenant), name: true, tenant: true },
     { title: "band", value: (t) => text(t.band) },
     { title: "waiting", value: (t) => count(t.waiting), num: true, by: (t) => t.waiting, tone: (t) => (t.waiting ? "busy" : "") },
     { title: "oldest", value: oldest, num: true, by: (t) => (t.waiting ? t.oldest_wait_s : -1) },
@@ -76,7 +76,7 @@ export const tables = {
   ], { key: (e) => e.name, limit: 8, empty: "No endpoint is configured or discovered." }),
   requests: new Table($("listed"), [
     { title: "requests", hint: "a group opens into its requests", value: (r) => (r.group ? `${count(r.count)} request${r.count === 1 ? "" : "s"}` : text(r.id, 40)), name: true, opens: (r) => r.group },
-    { title: "tenant", value: (r) => text(r.tenant, 40), name: true },
+    { title: "tenant", value: (r) => text(r.tenant, 40), name: true, tenant: true },
     { title: "band", value: (r) => text(r.band), low: true },
     { title: "model", value: (r) => (r.group && r.rows.some((one) => one.model !== r.model) ? "several" : text(r.model, 40)), name: true, low: true },
     { title: "state", value: (r) => (r === seen.eldest || r.rows?.includes(seen.eldest) ? `${r.state}, oldest` : r.state), tone: (r) => (["rejected", "evicted", "failed"].includes(r.state) ? "bad" : "") },
@@ -89,7 +89,7 @@ export const tables = {
   ], { key: (r) => r.group ?? r.id, limit: 20, empty: "None." }),
   batches: new Table($("batches"), [
     { title: "batch", value: (b) => text(b.id, 40), name: true },
-    { title: "tenant", value: (b) => text(b.tenant, 40), name: true },
+    { title: "tenant", value: (b) => text(b.tenant, 40), name: true, tenant: true },
     { title: "status", value: (b) => b.status },
     { title: "done", value: (b) => `${count(b.completed)} of ${count(b.total)}`, num: true, part: (b) => (b.completed + b.failed) / b.total },
     { title: "failed", value: (b) => count(b.failed), num: true, low: true },
@@ -99,7 +99,7 @@ export const tables = {
   ], { key: (b) => b.id, limit: 12, empty: "None." }),
   failures: new Table($("failures"), [
     { title: "requests", value: (f) => count(f.count), num: true, by: (f) => f.count },
-    { title: "whose", value: (f) => text(f.tenant || "unknown", 40), name: true },
+    { title: "whose", value: (f) => text(f.tenant || "unknown", 40), name: true, tenant: true },
     { title: "why", value: (f) => f.what, wide: true, tone: (f) => (["broken", "failed"].includes(f.kind) ? "bad" : "") },
     { title: "at", value: (f) => text(f.endpoint, 40), name: true },
   ], { key: (f) => `${f.kind} ${f.reason} ${f.endpoint} ${f.tenant}`, limit: 8, empty: "Nothing went wrong in the last minute." }),

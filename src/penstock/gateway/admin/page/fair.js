@@ -1,32 +1,14 @@
 // Who gets how much: a bar per tenant with its fair share as a tick, and the tokens per second of the tenants over time,
-// one on the other. A tenant has one colour in both; its name stands beside it, so the colour is never alone.
+// one on the other.
 
 import { ago } from "./curves.js";
 import { $, matches, put, seen } from "./seen.js";
+import { REST, SHADES, forget, shade } from "./shades.js";
 import { count, percent, seconds, text } from "./tables.js";
 
-const SHADES = 6; // --t0 … --t5 in page.css, then grey
 const BARS_MAX = 8;
 const STEP_S = 5;
 const SAMPLES_MAX = 720; // an hour of them
-const REST = "";
-const shades = new Map(); // by tenant: kept for as long as it is among the first ones
-
-function shade(name) {
-  if (name === REST) return SHADES;
-  if (!shades.has(name)) {
-    const taken = new Set(shades.values());
-    const free = [...Array(SHADES).keys()].find((number) => !taken.has(number));
-    if (free === undefined) return SHADES;
-    shades.set(name, free);
-  }
-  return shades.get(name);
-}
-
-// Colours of tenants that neither the bars nor the samples have are free again.
-function forget(names) {
-  for (const name of [...shades.keys()]) if (!names.has(name)) shades.delete(name);
-}
 
 // --- bars ---------------------------------------------------------------------------------------------------------
 

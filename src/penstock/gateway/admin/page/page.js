@@ -9,6 +9,8 @@ import { MEANS, legend } from "./legend.js";
 import { listenForever, takeToken } from "./link.js";
 import { $, matches, put, seen } from "./seen.js";
 import { count, percent, seconds, text, whole } from "./tables.js";
+import { showKeys } from "./keys.js";
+import { found, search } from "./try.js";
 import { showUsage } from "./usage.js";
 import "./verbs.js";
 import { heardOf, showTiles } from "./wall.js";
@@ -194,15 +196,17 @@ function show() {
   $("batches").hidden = !s.batches?.length;
   tables.batches.update((s.batches ?? []).filter((b) => matches(b.id, b.tenant, b.status)));
   showUsage(s.usage);
+  showKeys();
   tables.events.update(s.events.filter((e) => matches(e.text, e.kind)));
   window.penstockFrame = { at: s.at, ms: performance.now() - began, count: (window.penstockFrame?.count ?? 0) + 1 };
 }
 
 function showRequests() {
-  const { requests, waiting, running } = seen.frame;
+  const { waiting, running } = seen.frame;
+  const requests = { ...seen.frame.requests, found: found.rows ?? [] };
   const chosen = seen.tab ?? (requests.waiting.length ? "waiting" : requests.running.length ? "running" : "ended");
-  const totals = { waiting, running, ended: null };
-  for (const name of ["waiting", "running", "ended"]) {
+  const totals = { waiting, running, ended: null, found: found.total };
+  for (const name of ["waiting", "running", "ended", ...(found.rows ? ["found"] : [])]) {
     let button = $("tabs").querySelector(`[data-tab="${name}"]`);
     if (!button) {
       button = $("tabs").appendChild(document.createElement("button"));
@@ -213,7 +217,7 @@ function showRequests() {
     button.setAttribute("aria-pressed", String(name === chosen));
   }
   seen.eldest = requests.waiting.reduce((most, r) => (r.waited_s > (most?.waited_s ?? -1) ? r : most), null);
-  put($("order"), ORDERS[chosen]);
+  put($("order"), chosen === "found" ? found.note : ORDERS[chosen]);
   const rows = grouped(chosen, matching(requests[chosen]));
   const at = rows.indexOf(seen.eldest);
   const last = tables.requests.limit - 1;
@@ -250,6 +254,7 @@ theme(localStorage.getItem("penstock-theme") ?? "");
 
 $("stops").addEventListener("toggle", (event) => { if (event.newState === "open") document.body.classList.add("controls"); }); // on phones the filter comes with it
 openGroups(() => showRequests());
+search(() => showRequests());
 const wall = () => {
   takeToken();
   document.body.classList.toggle("wall", location.hash === "#wall");

@@ -2,6 +2,7 @@
 // textContent, so a name can be anything and stays a name.
 
 import { put } from "./seen.js";
+import { shadeOf } from "./shades.js";
 
 const PRINTABLE = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
@@ -39,7 +40,7 @@ function setPart(cell, name, part) {
   if (cell.style.getPropertyValue(name) !== value) cell.style.setProperty(name, value);
 }
 
-// A column: {title, value(row) -> text, name, num, low (hidden on phones), tone(row), part(row) 0..1, hot, mark(row),
+// A column: {title, value(row) -> text, name, tenant (has its colour before it), num, low (hidden on phones), tone(row), part(row) 0..1, hot, mark(row),
 // by(row) -> what its heading sorts by, the largest first; once more: as the rows came,
 // verbs(row) -> [[verb, label, disabled]]}
 export class Table {
@@ -137,6 +138,10 @@ export class Table {
       else put(cell, value);
       const classes = [this.classes(column), column.name && "name", column.wide && "wide", column.tone?.(row)];
       if (column.name && cell.title !== value) cell.title = value;
+      if (column.tenant) {
+        const shade = shadeOf(text(row.tenant, 60));
+        if (cell.dataset.shade !== shade) cell.dataset.shade = shade;
+      }
       if (column.part) {
         classes.push("bar", column.hot?.(row) && "hot");
         setPart(cell, "--part", Math.min(1, column.part(row) ?? 0));

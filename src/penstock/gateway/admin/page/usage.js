@@ -17,7 +17,7 @@ section.append(heading, " ", about);
 document.querySelector("main").append(section);
 
 const table = new Table(section, [
-  { title: "tenant", name: true, value: (u) => text(u.tenant) },
+  { title: "tenant", name: true, tenant: true, value: (u) => text(u.tenant) },
   { title: "model", name: true, value: (u) => text(u.model || "none") },
   { title: "requests", num: true, value: (u) => count(u.requests) },
   { title: "not answered", num: true, low: true, value: (u) => count(u.requests - u.answered), hint: "refused, failed or hung up" },

@@ -1,53 +1,41 @@
 // What somebody does here: buttons with a verb, with a question first where something is taken away.
 
-import { access, headers, message, notice } from "./link.js";
-import { $, put, seen } from "./seen.js";
-import { seconds, text, whole } from "./tables.js";
-
-async function act(method, path, body) {
-  const answer = await fetch(path, { method, headers: headers({ "content-type": "application/json" }), body: body && JSON.stringify(body) }).catch(() => null);
-  notice(answer === null ? "Penstock could not be reached." : answer.ok ? "" : await message(answer));
-  if (answer?.status === 401) {
-    access(true);
-    $("token").focus();
-  }
-  return answer?.ok ? answer.json() : null;
-}
-
-function ask(question, value) {
-  const input = $("ask-value");
-  put($("ask-text"), question);
-  input.hidden = value === undefined;
-  input.value = value ?? "";
-  put($("ask-yes"), value === undefined ? "Yes" : "Set");
-  const dialog = $("ask");
-  dialog.showModal();
-  return new Promise((resolve) => {
-    dialog.onclose = () => resolve(dialog.returnValue !== "yes" ? null : value === undefined ? true : input.value.trim());
-    dialog.returnValue = "no";
-  });
-}
-
-async function explain(id) {
-  const told = await act("GET", `requests/${encodeURIComponent(id)}`);
-  if (!told) return;
-  put($("explain-title"), `Request ${text(id, 140)}`);
-  $("explain-story").replaceChildren(...told.story.map((line) => {
-    const item = document.createElement("li");
-    item.textContent = text(line, 2000);
-    return item;
-  }));
-  const waited = told.explanation.waits.reduce((sum, part) => sum + part.seconds, 0) || 1;
-  $("explain-bars").replaceChildren(...told.explanation.waits.map((part) => {
-    const bar = document.createElement("div");
-    bar.textContent = `${part.cause} ${seconds(part.seconds)}`;
-    bar.style.setProperty("--part", `${Math.round((100 * part.seconds) / waited)}%`);
-    return bar;
-  }));
-  if (!$("explain").open) $("explain").showModal();
-}
+import { act, ask, fill } from "./acts.js";
+import { issue, limitKey, revoke } from "./keys.js";
+import { $, seen } from "./seen.js";
+import { text } from "./tables.js";
+import { explain, tryAs } from "./try.js";
+import { LIMITS, limitFields } from "./words.js";
 
 const tenantOf = (key) => key.slice(key.indexOf(" ") + 1); // a band's name has no space
+
+// A tenant's weight and limits, beside those of the settings.
+async function steer(name) {
+  const path = `tenants/${encodeURIComponent(name)}`;
+  const now = await act("GET", path);
+  if (!now) return;
+  const values = Object.fromEntries(Object.entries(now.limits).map(([limit, its]) => [limit, its.value ?? ""]));
+  const settings = (limit) => { const its = now.limits[limit]; return its?.by === "operator" ? `no limit (settings: ${its.settings ?? "none"})` : "no limit"; };
+  const said = await fill(`Weight and limits of tenant ${text(name)}`, "They hold beside the settings until they are taken back; a restart ends them. An empty field: no such limit.", [
+    { name: "weight", label: "weight, relative to other tenants", value: now.weight ?? "", hint: "1" },
+    ...limitFields(values, settings),
+    { name: "until_reload", label: "only until the next reload", type: "checkbox" },
+  ], { yes: "Set…", reset: "As in the settings…" });
+  if (!said) return;
+  if (said === "reset") {
+    if (!(await ask(`Take back all that operators set for tenant ${text(name)}? Its weight and limits are those of the settings again.`))) return;
+    for (const what of ["limit", "weight"]) if (!(await act("DELETE", `${path}/${what}`))) return;
+    return;
+  }
+  const { until_reload } = said;
+  const limits = LIMITS.map(([limit]) => limit).filter((limit) => said[limit] !== String(values[limit] ?? ""));
+  const weighs = said.weight && said.weight !== String(now.weight ?? "");
+  if (!limits.length && !weighs) return;
+  const changes = [...(weighs ? [`weight ${now.weight ?? 1} → ${said.weight}`] : []), ...limits.map((limit) => `${limit} ${values[limit] || "none"} → ${said[limit] || "none"}`)];
+  if (!(await ask(`Set for tenant ${text(name)}: ${text(changes.join(", "), 300)}${until_reload ? ", until the next reload" : ""}?`))) return;
+  if (weighs && !(await act("POST", `${path}/weight`, { weight: said.weight, until_reload }))) return;
+  if (limits.length) await act("POST", `${path}/limit`, { ...Object.fromEntries(limits.map((limit) => [limit, said[limit] || null])), until_reload });
+}
 
 const VERBS = {
   explain: (id) => explain(id),
@@ -65,16 +53,13 @@ const VERBS = {
     if (await ask(`Pause tenant ${text(name)}? No more of its requests are sent; new ones queue, running ones go on.`)) await act("POST", `tenants/${encodeURIComponent(name)}/pause`, {});
   },
   "tenant-resume": (key) => act("POST", `tenants/${encodeURIComponent(tenantOf(key))}/resume`, {}),
-  "tenant-limit": async (key) => {
-    const name = tenantOf(key);
-    const told = await act("GET", `tenants/${encodeURIComponent(name)}`);
-    if (!told) return;
-    const now = told.limits.running?.value;
-    const running = await ask(`How many requests of tenant ${text(name)} may run concurrently? A number, or none; empty: by the settings.`, now == null ? "" : String(now));
-    if (running === null) return;
-    if (running === "") await act("DELETE", `tenants/${encodeURIComponent(name)}/limit`);
-    else await act("POST", `tenants/${encodeURIComponent(name)}/limit`, { running: running === "none" ? null : running });
-  },
+  "tenant-steer": (key) => steer(tenantOf(key)),
+  "tenant-try": (key) => tryAs(tenantOf(key)),
+  "tenant-key": (key) => issue(tenantOf(key)),
+  try: () => tryAs(),
+  "key-new": () => issue(),
+  "key-limit": limitKey,
+  "key-revoke": revoke,
   "tenant-cancel": async (key) => {
     const name = tenantOf(key);
     if (!(await ask(`Cancel all waiting requests of tenant ${text(name)}? Their callers are refused; running ones go on.`))) return;

@@ -16,6 +16,15 @@ export const ORDERS = {
   running: "First sent first. A heading sorts.",
   ended: "Latest first. A heading sorts.",
 };
+
+// Limits of tenants and keys, by their names in the settings, and what they bound.
+export const LIMITS = [
+  ["running", "requests at engines at a time"], ["queued", "requests waiting"], ["queued_bytes", "bytes of waiting requests"],
+  ["queued_tokens", "prompt tokens of waiting requests"], ["requests_per_minute", "requests a minute"], ["tokens_per_minute", "tokens a minute"],
+  ["tokens_per_day", "tokens a day"],
+];
+export const limited = (limits) => Object.entries(limits).map(([name, most]) => `${name} ${Number.isFinite(+most) ? (+most).toLocaleString("en") : most}`).join(", ");
+export const limitFields = (limits, hint = () => "no limit") => LIMITS.map(([name, label]) => ({ name, label, value: limits[name] ?? "", hint: hint(name) }));
 const MARKS = { ok: "●", busy: "▲", bad: "■", hand: "◆" };
 
 // How bad a state is, as a class of the style sheet.
