@@ -650,9 +650,26 @@ WRONG_VALUES = {
     "routing: {policy: kv, session: {strict: true}}": (
         "routing.session.strict: means nothing with `policy: kv` (write `policy: session`)"
     ),
-    "routing: {session: {cookie: sid}}": (
-        "routing.session.cookie: is not looked at with `policy: predicted_ttft` (write `policy: session`)"
+    "routing: {session: {names: [{}]}}": (
+        "routing.session.names[0]: names a session by a header or by a field of the body: exactly one of both"
     ),
+    "routing: {session: {names: [{header: x-a, body: a}]}}": (
+        "routing.session.names[0]: names a session by a header or by a field of the body: exactly one of both"
+    ),
+    "routing: {session: {names: [{header: Authorization}]}}": (
+        "routing.session.names[0]: `authorization` tells no session"
+    ),
+    "routing: {session: {names: [{body: job, parent: messages}]}}": (
+        "routing.session.names[0]: `messages` tells no session"
+    ),
+    "routing: {session: {names: [{header: x-a, parent: 'a b'}]}}": (
+        "routing.session.names[0].parent: `a b` is not a header's name"
+    ),
+    "routing: {session: {names: [{header: x-a, parent: X-A}]}}": (
+        "routing.session.names[0].parent: is the session's own name"
+    ),
+    "routing: {session: {names: [{header: x-a}, {header: X-A}]}}": "routing.session.names[1]: `x-a` is there twice",
+    "routing: {session: {names: [{header: 'a b'}]}}": "routing.session.names[0].header: `a b` is not a header's name",
     "routing: {session: {cookie: 'a b'}}": "routing.session.cookie: `a b` is not a cookie's name",
     "routing: {locality: other}": "routing.locality: `other`: expected history, kv_events or lmcache",
     "routing: {policy: prefix, locality: lmcache, lmcache: {coordinator: 'http://a:9'}}": (

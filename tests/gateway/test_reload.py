@@ -519,6 +519,7 @@ EVERYTHING: list[dict[str, Any]] = [
         "fairness": {"prices": {"prompt": 3, "cached_prompt": 1, "completion": 5}},
         "routing": {"policy": "session", "session": {"header": "x-s", "cookie": "c", "body": "b", "strict": True}},
     },
+    {"routing": {"session": {"names": [{"header": "x-job", "parent": "x-root"}, {"body": "job"}]}}},
     {"routing": {"policy": "load_balanced_kv", "imbalance_threshold": 7}},
     {"routing": {"divide_from": 77}},
     {"epp": {"fallbacks": 2, "sample_every": 7, "max_streams_per_address": 9}},
@@ -641,7 +642,7 @@ def kept(gate: Gateway) -> dict[str, object]:
         found |= {f"tenant {name}": (known.weight, known.band_max, known.users.limit)}
     found |= {"keys": {key: known.owner.name for key, known in callers._keys.items()}}
     found |= {"dynamic": (callers._dynamic.limit, callers._dynamic_users.limit)}
-    found |= plain("affinities", follower(gate, Affinities), "responses", "_field", "prefix_seed")
+    found |= plain("affinities", follower(gate, Affinities), "_responses", "_turns", "prefix_seed")
     found |= {"after_s": heartbeats._after_s, "wait_s_max": heartbeats._wait_s_max}
     found |= {"aliases": follower(gate, Catalog).aliases, "limits": gate.server.limits}
     found |= {"bands": (intake._bands, metrics._bands), "usage": intake._asks_usage}

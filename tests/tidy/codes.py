@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import EVENT_MEANINGS, STATE_MEANINGS, TERMINAL, TRANSITIONS, State
 from penstock.gateway.openai.errors import Api, error_body
+from penstock.gateway.sessions.table import BODY, KNOWN
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -72,10 +73,26 @@ The message to the caller is the sentence, with *Please try again later.* for 42
 {_table(("failure", "meaning"), *((f"`{f}`", f.sentence) for f in Failure))}"""
 
 
+def names() -> str:
+    """One row for each name by which clients tell sessions."""
+
+    def shown(place: str) -> str:
+        name = place.removeprefix(BODY)
+        return f"{'body ' if name != place else ''}`{name}`" if place else ""
+
+    rows = [(client, *map(shown, places), source) for client, *places, source in KNOWN]
+    return _table(("client", "the session", "its sub-agent", "the session above", "source"), *rows)
+
+
 def made() -> dict[str, str]:
     """Every page with what stands in it now."""
     found = {"states.md": states()}
-    for page, name, table in (("live-page.md", "causes", causes()), ("behaviour.md", "errors", errors())):
+    tables = (
+        ("live-page.md", "causes", causes()),
+        ("behaviour.md", "errors", errors()),
+        ("sessions.md", "names", names()),
+    )
+    for page, name, table in tables:
         mark = f"<!-- checked: {name} -->\n"
         before, after = (DOCS / page).read_text().split(mark)
         found[page] = before + mark + table + re.sub(r"^(?:\|.*\n)+", "", after)

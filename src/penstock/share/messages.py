@@ -303,6 +303,7 @@ class AnswerMade(_Message, frozen=True):
     answer: str
     endpoint: str
     owner: str | None = None
+    session: str = ""  #: that one that goes on from it belongs to
 
 
 class OperatorsSaid(_Message, frozen=True):

@@ -16,6 +16,8 @@ from penstock.config.sections.section import Section, setting
 from penstock.core.values.request import PREFIX_CHUNK_BYTES
 from penstock.core.values.settings import PASSED_MAX
 
+NAMES_MAX = 16  # of clients' own; each is looked for in every request
+
 
 def by_session(policy: str) -> bool:
     return traits(policy)[1]
@@ -64,8 +66,24 @@ OptionalCookie = Annotated[str | None, BeforeValidator(values.optional(cookie_na
 OptionalField = Annotated[str | None, BeforeValidator(values.optional(field_name)), values.ValueKind("field name")]
 
 
+class SessionName(Section):
+    """A name by which clients tell a session, beside those that are known (docs/sessions.md): a header or a field."""
+
+    header: OptionalHeader = setting(None, "A header.")
+    body: OptionalField = setting(None, "Instead: a top-level field of the body, text or number.")
+    parent: OptionalField = setting(
+        None,
+        "A header, or a field if that is one, which names the session above in requests of sub-agents. They count for "
+        "that session.",
+    )
+
+
 class SessionSection(Section):
-    """How a request names its session: the first of these that it has."""
+    """How a request names its session: the first of these that it has.
+
+    Routing uses header, cookie and body with `policy: session`. Sessions of agents are known by these and `names`, by
+    the names of common clients, and by their prompts (docs/sessions.md).
+    """
 
     header: OptionalHeader = setting("x-session-id", "A header.")
     cookie: OptionalCookie = setting(None, "A cookie.")
@@ -77,6 +95,7 @@ class SessionSection(Section):
             "after `affinity_wait`."
         ),
     )
+    names: Annotated[tuple[SessionName, ...], BeforeValidator(values.items(0, NAMES_MAX))] = ()
 
 
 class RoutingSection(Section):
@@ -157,11 +176,10 @@ def routing_checks(routing: RoutingSection, max_wait_s: float) -> Found:
         yield problem(
             ("routing", "session", "strict"), f"means nothing with `policy: {policy}`", "write `policy: session`"
         )
-    for key in ("cookie", "body", "header"):
-        if getattr(session, key) not in (None, getattr(usual.session, key)) and not by_session(policy):
-            yield problem(
-                ("routing", "session", key), f"is not looked at with `policy: {policy}`", "write `policy: session`"
-            )
+    if session.names:
+        from penstock.config.sections.session_names import names_checks  # noqa: PLC0415 - few settings have any
+
+        yield from names_checks(session.names)
     if routing.affinity_escape != usual.affinity_escape and policy != "predicted_ttft":
         yield problem(
             ("routing", "affinity_escape"), f"means nothing with `policy: {policy}`", "write `policy: predicted_ttft`"

@@ -167,7 +167,8 @@ class Identity(Section):
     )
     user_header: values.HeaderName = setting(
         "x-user-id",
-        "The header that names the user within the tenant. Fallbacks: `x-openwebui-user-id`, the body's `user`.",
+        "The header that names the user within the tenant. Fallbacks: `x-openwebui-user-id`, the body's `user`, "
+        "`safety_identifier`, `metadata.user_id`.",
     )
     band_header: values.HeaderName = setting(
         "x-penstock-band", "The header that asks for a band. Any client may lower its band."

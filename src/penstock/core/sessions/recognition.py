@@ -2,7 +2,7 @@
 
 **Model.** A prompt *ends* where its client waits for an answer. The next turn repeats the prompt, adds the answer, and
 goes on; so one of its earlier ends is the whole prompt of the turn before. An edge hashes the last few ends of a
-prompt, and its first. Here the end of each whole prompt is remembered with its
+prompt, and its first (`gateway/openai/prompt_ends.py`). Here the end of each whole prompt is remembered with its
 session: a request of the same caller (tenant, flow and model) with one of these ends continues that session, the latest
 end first. Otherwise it begins a session, whose name is made from its prompt: equal prompts make equal names, in every
 process. Two conversations that begin alike are one session here: they share what they have in the cache, too.
@@ -25,7 +25,6 @@ ENTRIES_MAX: Final = 100_000  # 30 MB: one for each long unnamed prompt, as many
 KEEP_S: Final = 43_200.0  # overnight a session is cold anyway
 DEPTH_MAX: Final = 8  # of sub-agents' sub-agents
 RECOUNT: Final = 400  # looks for the tenant that has the most, while as many entries are dropped as there may be
-UNNAMED: Final = "~"  #: names made here begin so
 
 _Key = tuple[tuple[str, ...], str, int | str]  # flow, and model with an end, or a part's name
 _Names = dict[_Key, tuple[str, float]]  # a session or a parent, and when it was noted
@@ -62,7 +61,7 @@ class SessionNames:
                     session = known[0]
                     break
         if not session:
-            session = f"{UNNAMED}{turn.ends[-1] & 0xFFFFFFFFFFFFFFFF:016x}"
+            session = turn.first_name
         self._note(request.tenant, (flow, model, turn.ends[-1]), session, now)
         return session, ""
 

@@ -101,6 +101,11 @@ class Turn(_ByFields):
     def row(self) -> tuple[Any, ...]:
         return self.session, self.part, self.ends, self.last
 
+    @property
+    def first_name(self) -> str:
+        """The name of the session that begins with it; empty if it has neither a name nor ends."""
+        return self.session or (f"~{self.ends[-1] & 0xFFFFFFFFFFFFFFFF:016x}" if self.ends else "")
+
 
 _FIELDS: Final = (
     "id", "model", "band", "tenant", "account", "also", "flow", "weights", "body_bytes", "contents",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from penstock.gateway.cluster.member import Member
-from penstock.gateway.proxy.ties import Responses
+from penstock.gateway.sessions.kept_answers import Responses
 from penstock.share.messages import AnswerMade
 
 SENT_MAX: Final = 10_000  # to a new process, about 1 MB: conversations go on from a recent answer
@@ -27,7 +27,7 @@ class SharedAnswers:
 
     def heard(self, made: AnswerMade, member: Member | None) -> None:
         """Note what a worker, another gateway, or (None) the decider reports, and pass it on if it is news."""
-        if self._responses.note(made.answer, made.endpoint, made.owner):
+        if self._responses.note(made.answer, made.endpoint, made.owner, made.session):
             self._pass_down(made, but=member)
             if member is not None:
                 self.tell_decider(made)
@@ -35,10 +35,10 @@ class SharedAnswers:
     def tell(self, say: Callable[[AnswerMade], None]) -> None:
         """Report the latest answers to a newcomer, by `say`."""
         for answer, made in self._responses.latest(SENT_MAX):
-            say(AnswerMade(answer, made.endpoint, made.owner))
+            say(AnswerMade(answer, made.endpoint, made.owner, made.session))
 
-    def _made_here(self, answer: str, endpoint: str, owner: str | None) -> None:
-        made = AnswerMade(answer, endpoint, owner)
+    def _made_here(self, answer: str, endpoint: str, owner: str | None, session: str) -> None:
+        made = AnswerMade(answer, endpoint, owner, session)
         self._pass_down(made)
         self.tell_decider(made)
 

@@ -17,7 +17,7 @@ import msgspec
 from penstock.core.values.request import Contents
 from penstock.gateway.openai import scan
 from penstock.gateway.openai.contents import contents, weigh
-from penstock.gateway.openai.fields import NOTHING, OF_CHATS, SEVERAL, Fields, Own, Plain, Text
+from penstock.gateway.openai.fields import NOTHING, OF_CHATS, SEVERAL, Fields, Named, Own, Plain
 from penstock.gateway.openai.splice import Body, Spliced, add_first, set_field, set_in_bytes, values_of
 
 VALUE_BYTES_MAX: Final = 4096  # of a decoded field: names, numbers, a few options
@@ -62,7 +62,7 @@ class Peek:
         service_tier: object = None,
         priority: object = None,
         previous_response: object = None,
-        text: Text | None = None,
+        text: Named | None = None,
         background: bool = False,
     ) -> None:
         self.model = model  #: a path may have another field for it

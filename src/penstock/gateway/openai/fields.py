@@ -42,7 +42,17 @@ OF_CHATS = (*TOKEN_IDS, "messages")
 SEVERAL = ("prompt", "input", "inputs", "text", "documents", "text_2", *TOKEN_IDS)
 
 
-class Fields(Text, gc=False):
+class Named(Text, gc=False):
+    """The prompt, and the fields that name its session or its user, raw."""
+
+    session_id: msgspec.Raw = NOTHING  #: vLLM's
+    conversation: msgspec.Raw = NOTHING
+    prompt_cache_key: msgspec.Raw = NOTHING
+    metadata: msgspec.Raw = NOTHING  #: Anthropic's has `user_id`
+    safety_identifier: msgspec.Raw = NOTHING
+
+
+class Fields(Named, gc=False):
     """All that is read of a body, as it came: of any type and size, and built only when it is asked for."""
 
     model: msgspec.Raw = NOTHING
@@ -64,7 +74,7 @@ class Fields(Text, gc=False):
     background: msgspec.Raw = NOTHING
 
 
-class Plain(Text, gc=False):
+class Plain(Named, gc=False):
     """The same of a body that is as most are: with values that cost nothing to build, and nothing that few set.
 
     Other values are read as `Fields`; a `None` here means that few set the field.

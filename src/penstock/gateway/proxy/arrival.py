@@ -18,13 +18,13 @@ from penstock.gateway.openai.splice import Body
 from penstock.gateway.proxy.driver import Decides, Driver
 from penstock.gateway.proxy.model_profiles import PLAIN, Profile
 from penstock.gateway.proxy.target import Target
-from penstock.gateway.proxy.ties import Keeping
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
     from penstock.gateway.proxy.heartbeat import Heartbeats
+    from penstock.gateway.sessions.kept_answers import Keeping
     from penstock.gateway.telemetry.tracing import RequestTrace  # needs an extra
 
 

@@ -20,7 +20,8 @@ from penstock.core.values.request import Request, Usage
 from penstock.gateway.openai.answers.usage import estimated_tokens, read_kept
 from penstock.gateway.proxy.arrival import Means
 from penstock.gateway.proxy.target import Target
-from penstock.gateway.proxy.ties import RESPONSES_PATH, Keeping
+from penstock.gateway.proxy.ties import RESPONSES_PATH
+from penstock.gateway.sessions.kept_answers import Keeping
 from penstock.http.client.pool import Headers, UpstreamException
 
 FIRST_S: Final = 0.25  # a short answer is done by then

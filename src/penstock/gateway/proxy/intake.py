@@ -25,6 +25,7 @@ from penstock.gateway.openai import body as bodies
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.body import BadBody, Read
 from penstock.gateway.openai.errors import Api
+from penstock.gateway.openai.fields import NOTHING
 from penstock.gateway.openai.routes import MODEL, Route
 from penstock.gateway.openai.scan import ONE_STEP_BYTES
 from penstock.gateway.openai.splice import Body, Spliced
@@ -33,12 +34,13 @@ from penstock.gateway.proxy.journey import QueuedJourney
 from penstock.gateway.proxy.model_profiles import PLAIN, profiles
 from penstock.gateway.proxy.refusals import Refusals
 from penstock.gateway.proxy.target import Target
-from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities, Keeping
+from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
     from penstock.gateway.kv_cache.locator import Locator
     from penstock.gateway.openai.slices import Slices
+    from penstock.gateway.sessions.kept_answers import Keeping
     from penstock.gateway.telemetry.tracing import RequestTrace, Tracer  # needs an extra
     from penstock.http.inflate import Unpacking
 
@@ -280,13 +282,18 @@ class Intake:
     def _identify(self, arrival: Arrival) -> Caller:
         """The caller, by the key in the head and the body's fields. Raises _Refused."""
         exchange, peek = arrival.exchange, arrival.peek
+        user, text = peek.user, peek.text
+        if not user and text is not None and (text.metadata is not NOTHING or text.safety_identifier is not NOTHING):
+            from penstock.gateway.sessions.turns import user_of  # noqa: PLC0415 - few clients name users so
+
+            user = user_of(text)
         sender = exchange.note  # `App.begin` has looked
         assert isinstance(sender, Sender)
         caller = self._callers.caller(
             sender,
             exchange.lookup.get,
             exchange.peer[0],
-            user=peek.user,
+            user=user,
             service_tier=peek.service_tier,
             priority=peek.priority,
             model_band=arrival.profile.band,
@@ -380,7 +387,7 @@ class Intake:
         exchange.body = b""  # the journey has it; a renamed or unpacked one would be held twice
         arrival.band = self._bands[caller.band]
         arrival.asks_usage = bodies.asks_usage(arrival.peek) if counts else None
-        arrival.keeping = self._keeping(arrival, caller) if exchange.target_path == RESPONSES_PATH else None
+        arrival.keeping = self._keeping(arrival, caller, request) if exchange.target_path == RESPONSES_PATH else None
         arrival.trace = None if tracer is None else _traced(tracer, exchange, request)
         arrival.ask_instead = None if arrival.fallback is None else self._asking(journey)
         journey(arrival, request, self._means).begin()
@@ -398,7 +405,7 @@ class Intake:
         else:
             own = None if also is None else own_flow(also)
             flow, weights = caller.flow(self._levels, arrival.named, arrival.profile.weight, own)
-        session, prefix, home = self._affinities.ties(exchange, arrival.body, peek, arrival.model)
+        session, prefix, home, turn = self._affinities.ties(exchange, arrival.body, peek, arrival.model)
         if home is not None:
             arrival.fallback = None  # the answer it refers to is at that model's endpoint
         falls_back, instead_of = False, ""
@@ -438,11 +445,14 @@ class Intake:
             (path, TOOLS) if has_tools else (path,),
             others,
             instead_of,
+            turn,
         )
 
-    def _keeping(self, arrival: Arrival, caller: Caller) -> Keeping:
+    def _keeping(self, arrival: Arrival, caller: Caller, request: Request) -> Keeping:
+        from penstock.gateway.sessions.kept_answers import Keeping  # noqa: PLC0415 - few engines keep answers
+
         owner = caller.tenant if caller.has_key else None
-        return Keeping(self._affinities.responses, owner, background=arrival.peek.background)
+        return Keeping(self._affinities.responses, owner, request.turn, background=arrival.peek.background)
 
     def _refuse_body(self, exchange: Exchange, problem: BadBody) -> None:
         self._refusals.refuse(exchange, Reason.BAD_REQUEST, str(problem), param=problem.param)

@@ -1,6 +1,6 @@
 """Answers that engines keep (OpenAI's responses): read, deleted or cancelled where they were made.
 
-An answer is in the memory of the engine that made it, which is remembered (`ties.Responses`). If it is not, as after a
+An answer is in the memory of the engine that made it, which is remembered (`Responses`). If it is not, as after a
 restart of the gateway, all endpoints are asked in turn, and the first that knows the answer responds; asking another
 changes nothing. Nothing is computed, so no turn and no lease is needed.
 """
@@ -14,7 +14,8 @@ from penstock.gateway.openai.routes import STORED
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.direct import DirectJourney
 from penstock.gateway.proxy.refusals import Refusals
-from penstock.gateway.proxy.ties import ANSWER_METHODS, Responses, stored_answer
+from penstock.gateway.proxy.ties import ANSWER_METHODS, stored_answer
+from penstock.gateway.sessions.kept_answers import Responses
 from penstock.http.server.server import Exchange
 
 ASKED_MAX = 64  # endpoints asked for an answer that is not remembered: a call each, seconds in all

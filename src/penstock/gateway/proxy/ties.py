@@ -1,39 +1,37 @@
 """What ties a request to an endpoint: its session, its prompt's prefix, an earlier answer it refers to.
 
-Read here, because the core sees no bodies and headers; only what the routing policy uses is read.
+Read here, because the core sees no bodies and headers. Of routing's ties only those that the policy uses are read. A
+turn of an agent's session is known by the names of clients, or by its prompt if that is long.
 """
 
 from __future__ import annotations
 
-import re
-from collections import OrderedDict
-from collections.abc import Callable
-from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
-
-import msgspec
 
 from penstock.config.model import Settings
 from penstock.config.sections.routing import by_cache, by_session
+from penstock.core.values.request import Turn
 from penstock.gateway.openai import prefix_keys
 from penstock.gateway.openai.body import Peek
-from penstock.gateway.openai.fields import field_reader
-from penstock.gateway.openai.splice import Body, Spliced
+from penstock.gateway.openai.fields import NOTHING
+from penstock.gateway.openai.splice import Body
+from penstock.gateway.sessions.table import HEADERS
 from penstock.http.server.server import Exchange
 
-SESSION_BYTES_MAX: Final = 4096  # of a session field; a longer one is ignored
-SESSION_CHARACTERS_MAX: Final = 256  # a longer name is cut, so sessions may become one
-RESPONSES_MAX: Final = 100_000  # answers remembered, about 20 MB; a reference to a forgotten one goes anywhere
-RESPONSE_ID_MAX: Final = 256
+if TYPE_CHECKING:
+    from penstock.gateway.sessions.kept_answers import Responses
+    from penstock.gateway.sessions.turns import Turns
+
+LONG_BYTES: Final = 4096  # of a body whose prompt tells its session; a shorter one is computed again in no time
 RESPONSES_PATH: Final = "/v1/responses"
 #: Methods at an answer that an engine keeps, by the end of its path behind its id.
 ANSWER_METHODS: Final = {"": ("GET", "DELETE"), "/cancel": ("POST",), "/input_items": ("GET",)}
-_RESPONSE_ID: Final = re.compile(rb'"id": ?"([^"\\]{1,%d})"' % RESPONSE_ID_MAX)
 
 
-#: What ties one request: its session, the keys of its prompt's beginning, the endpoint that keeps what it refers to.
-Ties = tuple[str | None, tuple[int, ...], str | None]
+#: What ties one request: its session for routing, the keys of its prompt's beginning, the endpoint that keeps what it
+#: refers to, and its turn of an agent's session.
+Ties = tuple[str | None, tuple[int, ...], str | None, Turn | None]
 
 
 def stored_answer(path: str) -> tuple[str, str] | None:
@@ -45,103 +43,23 @@ def stored_answer(path: str) -> tuple[str, str] | None:
     return (unquote(name), slash + verb) if name and slash + verb in ANSWER_METHODS else None
 
 
-class Keeping:
-    """Notes where one answer is made, of an API that keeps answers."""
-
-    __slots__ = ("_owner", "_responses", "background", "name")
-
-    def __init__(self, responses: Responses, owner: str | None, *, background: bool) -> None:
-        self._responses = responses
-        self._owner = owner
-        self.background = background  #: its engine may compute it after it was answered
-        self.name = ""  #: its id, once that has come
-
-    def found(self, head: bytes, endpoint: str) -> bool:
-        """Note where an answer that begins with `head` is made. Returns False if its id has not come yet."""
-        if not self.name:
-            self.name = self._responses.made(head, endpoint, self._owner)
-        return bool(self.name)
-
-    def follow(self, look: Callable[[], None]) -> None:
-        """Have `look` called when somebody asks for the answer here, until `followed`."""
-        self._responses.followed[self.name] = look
-
-    def followed(self) -> None:
-        self._responses.followed.pop(self.name, None)
-
-
-class Made:
-    """Where an answer was made, and its owner."""
-
-    __slots__ = ("endpoint", "owner")
-
-    def __init__(self, endpoint: str, owner: str | None) -> None:
-        self.endpoint = endpoint
-        self.owner = owner  # the tenant, if a key identified it
-
-
-class Responses:
-    """Which endpoint made which answer, of APIs that keep answers."""
-
-    def __init__(self) -> None:
-        self._made: OrderedDict[str, Made] = OrderedDict()
-        self.followed: dict[str, Callable[[], None]] = {}  #: answers that are computed here; each holds a lease
-        self.tell: Callable[[str, str, str | None], None] | None = None  #: to other processes; no endpoint: forgotten
-
-    def made(self, head: bytes, endpoint: str, owner: str | None = None) -> str:
-        """Note that an answer that begins with `head` was made there. Returns its id; "": that has not come yet."""
-        found = _RESPONSE_ID.search(head)
-        if found is None:
-            return ""
-        answer = found[1].decode("utf-8", "replace")
-        self.note(answer, endpoint, owner)
-        if self.tell is not None:
-            self.tell(answer, endpoint, owner)
-        return answer
-
-    def asked(self, answer: str) -> None:
-        """Somebody has read, cancelled or deleted an answer."""
-        look = self.followed.get(answer)
-        if look is not None:
-            look()
-
-    def note(self, answer: str, endpoint: str, owner: str | None) -> bool:
-        """Remember where an answer was made; empty `endpoint`: forget it. Returns True if that is new."""
-        if not endpoint:
-            return self._made.pop(answer, None) is not None
-        is_news = answer not in self._made
-        self._made[answer] = Made(endpoint, owner)
-        if len(self._made) > RESPONSES_MAX:
-            self._made.popitem(last=False)
-        return is_news
-
-    def latest(self, count: int) -> list[tuple[str, Made]]:
-        """Returns the latest `count` answers, the oldest first."""
-        return list(islice(reversed(self._made.items()), count))[::-1]
-
-    def find(self, response_id: str) -> Made | None:
-        """Returns where an answer was made; None: not remembered."""
-        return self._made.get(response_id)
-
-    def forget(self, response_id: str) -> None:
-        """Forget a deleted answer, here and, through `tell`, elsewhere."""
-        self._made.pop(response_id, None)
-        if self.tell is not None:
-            self.tell(response_id, "", None)
-
-    def home(self, response_id: object) -> str | None:
-        """Returns the endpoint where an answer was made; None: not remembered."""
-        made = self._made.get(response_id) if isinstance(response_id, str) else None
-        return None if made is None else made.endpoint
-
-
 class Affinities:
     """Reads ties by the settings."""
 
     def __init__(self, prefix_seed: int) -> None:
         self.prefix_seed = prefix_seed  #: the same wherever keys are compared: see `prefix_keys`
-        self.responses = Responses()
+        self._responses: Responses | None = None  # made when it is needed
         self.cut = prefix_keys.USUAL  #: how prompts are cut into the chunks that keys stand for
+        self._turns: Turns | None = None  # by the settings; made when it is needed
+
+    @property
+    def responses(self) -> Responses:
+        """Where kept answers were made."""
+        if self._responses is None:
+            from penstock.gateway.sessions.kept_answers import Responses  # noqa: PLC0415 - few engines keep answers
+
+            self._responses = Responses()
+        return self._responses
 
     def follow(self, settings: Settings) -> None:
         """Read ties by `settings` from now on. Answers stay remembered."""
@@ -150,60 +68,49 @@ class Affinities:
         self._reads_prefix = by_cache(routing.policy)
         self.cut = prefix_keys.cut_at(routing.prefix_chunk)
         self._reads_session = by_session(routing.policy)
-        self._header = None if session.header is None else session.header.encode()
-        self._cookie = None if session.cookie is None else _cookie_pattern(session.cookie)
-        self._field = None if session.body is None else field_reader(session.body)
-        self._field_name = session.body or ""
+        self._session_by, self._turns = session, None
+        self._names_any = bool(session.cookie or session.body or [name for name in session.names if name.body])
+        named = [session.header, *[name.header for name in session.names]]
+        self._headers = HEADERS.union([header.encode() for header in named if header])
 
     def ties(self, exchange: Exchange, body: Body, peek: Peek, model: str) -> Ties:
-        """Returns the session, prefix keys and home of a request for `model`, its alias resolved."""
-        path = exchange.target_path
+        """Returns the ties of a request for `model`, its alias resolved."""
         goes_on = peek.previous_response is not None
         home = self._home(exchange, peek) if goes_on else None
-        session = self._session(exchange, body, peek) if self._reads_session else None
+        session = self._reader.session(exchange.lookup, body, peek) if self._reads_session else None
         keys: tuple[int, ...] = ()
-        # A request that continues an earlier answer begins with a prompt that only the engine knows.
-        if self._reads_prefix and not goes_on and peek.text is not None and path in prefix_keys.PATHS:
-            keys = prefix_keys.keys(peek.text, model, self.prefix_seed, self.cut)
-        return session, keys, home
+        turn, text = None, peek.text
+        if text is not None and exchange.target_path in prefix_keys.PATHS:
+            # A request that continues an earlier answer begins with a prompt that only the engine knows.
+            if self._reads_prefix and not goes_on:
+                keys = prefix_keys.keys(text, model, self.prefix_seed, self.cut)
+            if (
+                len(body) >= LONG_BYTES
+                or goes_on
+                or self._names_any
+                or not self._headers.isdisjoint(exchange.lookup)
+                or text.metadata is not NOTHING
+                or text.session_id is not NOTHING
+                or text.conversation is not NOTHING
+                or text.prompt_cache_key is not NOTHING
+            ):
+                previous = self.responses.session(peek.previous_response) if goes_on else None
+                turn = self._reader.turn(exchange.lookup, body, peek, previous)
+        return session, keys, home, turn
 
     def who(self, exchange: Exchange, body: Body, peek: Peek) -> tuple[str | None, str | None]:
         """Returns home and session of a request, whatever the routing policy."""
-        return self._home(exchange, peek), self._session(exchange, body, peek)
+        return self._home(exchange, peek), self._reader.session(exchange.lookup, body, peek)
 
     def _home(self, exchange: Exchange, peek: Peek) -> str | None:
         if exchange.target_path != RESPONSES_PATH or peek.previous_response is None:
             return None
         return self.responses.home(peek.previous_response)
 
-    def _session(self, exchange: Exchange, body: Body, peek: Peek) -> str | None:
-        """The session named by header, cookie or body, in this order."""
-        name: str | None = None
-        if self._header is not None and (value := exchange.lookup.get(self._header)):
-            name = value.decode("latin-1").strip()
-        if not name and self._cookie is not None and (cookies := exchange.lookup.get(b"cookie")):
-            found = self._cookie.search(cookies)
-            name = found[1].decode("latin-1").strip() if found is not None else None
-        if not name and self._field is not None and peek.text is not None:
-            field = self._named(body)
-            if isinstance(field, str | int) and not isinstance(field, bool):
-                name = str(field)
-        return name[:SESSION_CHARACTERS_MAX] if name else None
+    @property
+    def _reader(self) -> Turns:
+        if self._turns is None:
+            from penstock.gateway.sessions.turns import Turns  # noqa: PLC0415 - most chats are short and have no name
 
-    def _named(self, body: Body) -> object:
-        """The session field of a body; None: absent or invalid."""
-        if isinstance(body, Spliced):
-            raw = body.raw(self._field_name, SESSION_BYTES_MAX)
-        else:
-            assert self._field is not None
-            raw = bytes(self._field.decode(body).value)
-        if not 0 < len(raw) <= SESSION_BYTES_MAX:
-            return None
-        try:
-            return msgspec.json.decode(raw)
-        except (msgspec.DecodeError, RecursionError):
-            return None
-
-
-def _cookie_pattern(name: str) -> re.Pattern[bytes]:
-    return re.compile(rb"(?:^|;)\s*" + re.escape(name.encode()) + rb'="?([^;"]*)')
+            self._turns = Turns(self._session_by, self.prefix_seed)
+        return self._turns
