@@ -414,6 +414,7 @@ EVERYTHING: list[dict[str, Any]] = [
             "prefix_group": 4,
             "adapter_affinity": False,
         },
+        "sessions": {"memory": "off", "wait": 100},
         "retry": {"max_attempts": 9, "budget": 0.9},
         "usage": {"keep": 3600, "prices": {"gpt": {"prompt": 1, "cached_prompt": 0.1, "completion": 2}}},
         "health": {

@@ -13,8 +13,8 @@ import pytest
 from bench.__main__ import main as bench
 from bench.agents.rivals import RIVALS
 from penstock.cli.main import main
+from penstock.core.values.settings import SessionSettings
 from penstock.sim.engine.profiles import PROFILES, EngineConfig
-from penstock.sim.traces.session_gate import memory_gate
 from penstock.sim.traces.session_run import SessionFigures, SessionOptions, run
 from penstock.sim.traces.session_source import SessionLoad, SessionSource
 from penstock.sim.traces.sessions import RecordedSession, RecordedTurn, read
@@ -81,9 +81,9 @@ def figures(
     sessions: list[RecordedSession], routing: str, tenants: tuple[int, ...], *, config: EngineConfig = FAST, **more: Any
 ) -> SessionFigures:
     load = SessionLoad(tenants, gap_cap_s=more.pop("gap_cap_s", None))
-    rivals = {**RIVALS, "gate": memory_gate(120.0)}
-    options = SessionOptions(load, more.pop("endpoints", 1), config, rivals=rivals, **more)
-    return run(sessions, routing, 1, options)
+    gate = SessionSettings(memory=routing == "gate", wait_s=120.0)
+    options = SessionOptions(load, more.pop("endpoints", 1), config, rivals=RIVALS, gate=gate, **more)
+    return run(sessions, "predicted_ttft" if routing == "gate" else routing, 1, options)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -310,7 +310,6 @@ def test_the_bench_offers_the_gates_of_others(trace: str, capsys: pytest.Capture
         (["--tenants", "1,1", "--weights", "1"], "--weights"),
         (["--tenants", "1,1", "--weights", "1,0"], "--weights"),
         (["--gate", "memory", "--gate-wait", "0"], "--gate-wait"),
-        (["--gate", "memory", "--routing", "kv"], "--routing is for --gate off"),
     ],
 )
 def test_wrong_flags_are_refused(trace: str, capsys: pytest.CaptureFixture[str], flags: list[str], told: str) -> None:
@@ -322,7 +321,7 @@ def test_penstocks_gate_has_a_row_of_its_own(trace: str, capsys: pytest.CaptureF
     flags = ["--gate", "memory", "--tenants", "2,2", "--weights", "1,2", "--duration", "120", "--kv-tokens", "20000"]
     assert main(["simulate", "--trace", trace, "--endpoints", "1", "--gate-wait", "20", "--json", *flags]) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert (row["routing"], row["turns"] > 0) == ("memory_gate", True)
+    assert (row["routing"], row["turns"] > 0) == ("predicted_ttft", True)
     assert [tenant["kv_held_tokens"] > 0 for tenant in row["tenants"]] == [True, True]
 
 

@@ -13,7 +13,7 @@ from penstock.core.scheduling.questions import Questions
 from tests.tidy.test_imports import imports
 
 ROOM = Path(__file__).parents[2] / "src/penstock/core/scheduling"
-TRANSITIONS = ("waiting", "sending", "returning", "preempting", "pumping")
+TRANSITIONS = ("waiting", "gating", "sending", "returning", "preempting", "pumping")
 LAYERS = ("state", "questions", *TRANSITIONS, "reconfigure")  # from the lowest up
 LINES_MAX = 350
 SENDS_NOTHING = {

@@ -44,6 +44,7 @@ def effect_warnings(settings: Settings) -> list[str]:
         *_fairness(settings),
         *_rest(settings),
         *_waits(settings),
+        *_sessions(settings),
         *_through_a_proxy(settings),
     ]
 
@@ -185,6 +186,12 @@ def _waits(settings: Settings) -> Iterator[str]:
                 f"{where} is {wait_s / 3600:.1f} hours: a number without a unit is in seconds; if milliseconds were"
                 f" meant, write `{wait_s:.0f}ms`"
             )
+
+
+def _sessions(settings: Settings) -> Iterator[str]:
+    queue, sessions = settings.queue, settings.sessions
+    if "max_wait" in queue.model_fields_set and "wait" in sessions.model_fields_set and queue.max_wait < sessions.wait:
+        yield "sessions.wait does nothing above `queue.max_wait`: no request waits longer"
 
 
 def _rest(settings: Settings) -> Iterator[str]:

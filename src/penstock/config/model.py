@@ -22,7 +22,7 @@ from penstock.config.sections.locality import Instance, KvEvents
 from penstock.config.sections.models import ModelSection
 from penstock.config.sections.operation import Admin, AutoscaleSection, Log, Tracing, UsageSection
 from penstock.config.sections.policies import OrderingName, OrderingNameOrEmpty
-from penstock.config.sections.routing import RoutingSection
+from penstock.config.sections.routing import RoutingSection, SessionsSection
 from penstock.config.sections.section import Section, setting
 from penstock.config.sections.share import ShareSection
 from penstock.config.sections.tenancy import (
@@ -78,6 +78,12 @@ class EndpointSection(Section):
     )
     price: values.Number = setting(
         1.0, "Relative cost of its work. Routing prefers cheaper endpoints by `routing.price_weight`.", ge=0
+    )
+    kv_tokens: values.OptionalWhole = setting(
+        None,
+        "Its KV memory in tokens, for `sessions.memory`, if its metrics do not report it. As given it counts before "
+        "what they report.",
+        ge=1,
     )
     max_kv_usage: values.OptionalNumber = setting(None, "Overrides `admission.max_kv_usage`.", gt=0, le=1)
     max_prefill_tokens: values.OptionalWhole = setting(None, "Overrides `admission.max_prefill_tokens`.", ge=1)
@@ -394,6 +400,7 @@ class Settings(Section):
     )
     admission: Admission = Admission()
     routing: RoutingSection = RoutingSection()
+    sessions: SessionsSection = SessionsSection()
     retry: Retry = Retry()
     health: HealthSection = HealthSection()
     timeouts: Timeouts = Timeouts()

@@ -36,8 +36,8 @@ RULES: dict[str, Rule] = {
     "epp.sample_every": Rule(_ARRIVALS),
     "tls": Rule("for new connections; the files are read again even under unchanged names"),
     "endpoints": Rule(
-        "slots, weight, price and limits at once; requests at a removed or replaced endpoint finish there; the files "
-        "of `tls` are read again for new connections, even under unchanged names"
+        "slots, weight, price, KV memory and limits at once; requests at a removed or replaced endpoint finish there; "
+        "the files of `tls` are read again for new connections, even under unchanged names"
     ),
     "discovery": Rule("sources that did not change go on; endpoints that a removed source had named are drained"),
     "models": Rule(_ARRIVALS + "; weights at once"),
@@ -55,6 +55,7 @@ RULES: dict[str, Rule] = {
     "routing": Rule("at once; known sessions and prefixes stay"),
     "routing.locality": Rule("at once; cached prefixes are queried again"),
     "routing.lmcache": Rule("at once"),
+    "sessions": Rule("at once; off, all held requests join the queue, and no session is known to hold memory any more"),
     "retry": Rule("at once"),
     "health": Rule("at once"),
     "timeouts": Rule("at once, also for running requests; those of clients for new connections"),

@@ -209,7 +209,7 @@ class CheckedScheduler(Scheduler):
 
     def arrived(self, request: Request, *, now: float) -> list[Action]:
         before = [entry for band in self._state.queues.bands[request.band + 1 :] for entry in band.entries.values()]
-        first_visits = {entry.id: (entry.band, entry.waits_since_s, entry.seq) for entry in before if entry.visit == 1}
+        first_visits = {entry.id: (entry.band, entry.waits_since_s, entry.seq) for entry in before if entry.visit <= 1}
         self.books.arrived(request)
         actions = self._checked(super().arrived(request, now=now), now)
         self._check_displaced(request, actions, first_visits)
@@ -398,6 +398,7 @@ class CheckedScheduler(Scheduler):
         price: float | None = None,
         weight: float | None = None,
         limits: EndpointLimits | None = None,
+        kv_tokens: int | None = None,
         now: float,
     ) -> list[Action]:
         return self._checked(
@@ -417,6 +418,7 @@ class CheckedScheduler(Scheduler):
                 price=price,
                 weight=weight,
                 limits=limits,
+                kv_tokens=kv_tokens,
                 now=now,
             ),
             now,
@@ -443,6 +445,15 @@ class CheckedScheduler(Scheduler):
     def bumped(self, request_id: str, *, now: float) -> list[Action]:
         return self._checked(super().bumped(request_id, now=now), now)
 
+    def session_paused(self, tenant: str, session: str, *, now: float) -> list[Action]:
+        return self._checked(super().session_paused(tenant, session, now=now), now)
+
+    def session_resumed(self, tenant: str, session: str, *, now: float) -> list[Action]:
+        return self._checked(super().session_resumed(tenant, session, now=now), now)
+
+    def session_preferred(self, tenant: str, session: str, *, now: float) -> list[Action]:
+        return self._checked(super().session_preferred(tenant, session, now=now), now)
+
     def evicted(self, request_id: str, *, now: float) -> list[Action]:
         return self._checked(super().evicted(request_id, now=now), now)
 
@@ -466,8 +477,10 @@ class CheckedScheduler(Scheduler):
         self._check_leases()
         self._check_queue()
         self._check_tenants()
+        self._check_gate()
         for band in self._state.queues.bands:
-            check_tree(band.tree, [entry for entry in self._state.entries.values() if entry.band == band.rank])
+            own = [entry for entry in self._state.entries.values() if entry.band == band.rank]
+            check_tree(band.tree, [entry for entry in own if entry.lease is not None or not entry.held])
             self._check_holds(band)
             self._check_verdicts(band, now)
         self._thorough_at = self._facts
@@ -535,7 +548,8 @@ class CheckedScheduler(Scheduler):
         waiting = {entry.id for entry in entries}
         assert waiting == self.books.waiting
         assert all(entry.state is State.WAITING and entry.charged == 0.0 for entry in entries)
-        assert queues.waiting == len(waiting)
+        held = [entry for entry in entries if entry.held]
+        assert (queues.waiting, queues.held) == (len(waiting) - len(held), len(held))
         assert queues.bytes == sum(entry.request.body_bytes for entry in entries)
         assert queues.tokens == sum(entry.prompt_tokens for entry in entries)
         new = [entry for entry in entries if entry.id not in self.books.requeued]
@@ -549,11 +563,48 @@ class CheckedScheduler(Scheduler):
             for entry in own:
                 tokens[entry.model] += entry.prompt_tokens
             assert (band.tokens, band.tokens_of) == (sum(tokens.values()), tokens)
-            assert band.tree.waiting == len(own)
+            assert band.tree.waiting == sum(not entry.held for entry in own)
+            assert band.held == Counter([entry.model for entry in own if entry.held])
         assert len(self._state.entries) == len(self.books.requests) == len(waiting) + len(self._state.leases)
         assert not (self._state.draining and self._state.queue_until_s is None and waiting), (
             "the drain is over, and some wait"
         )
+
+    def _check_gate(self) -> None:
+        """Booked sums equal residents, a session is resident at one endpoint, and stands in one line if it waits."""
+        gate, ledger = self._state.gate, self._state.gate.ledger
+        held = {entry.id for entry in self._state.entries.values() if entry.state is State.WAITING and entry.held}
+        sessions = {turn.session.key: turn.session for turn in gate.turns.values()}
+        assert held == {name for session in sessions.values() for name in session.waiting}
+        waiting = [session for session in sessions.values() if session.waiting]
+        assert gate.waiting == sum(not session.stopped for session in waiting)
+        for session in waiting:
+            assert session.home is None, f"{session.key} waits, and is resident"
+            lines = [holder for holder in ledger.holders.values() if session.key in holder.line]
+            assert lines == ([] if session.stopped else [session.holder]), f"{session.key} stands in {len(lines)} lines"
+        by_holder: Counter[tuple[int, str]] = Counter()
+        seen: set[str] = set()
+        for memory in ledger.memories.values():
+            booked = idle = 0
+            for holder, tenancy in memory.tenancies.items():
+                assert tenancy.residents, "nobody of a tenant is resident, and he is remembered"
+                own = sum(session.booked for session in tenancy.idle.values())
+                assert tenancy.idle_tokens == own
+                assert set(tenancy.idle) == {key for key, x in tenancy.residents.items() if x.idle}
+                idle += own
+                for key, session in tenancy.residents.items():
+                    assert key not in seen, f"{key} is resident twice"
+                    seen.add(key)
+                    assert (session.home, session.holder) == (memory.name, holder)
+                    assert session.booked == session.footprint == session.own + session.agents
+                    booked += session.booked
+                    by_holder[holder.band, holder.name] += session.booked
+            assert (memory.booked, memory.idle_tokens) == (booked, idle)
+            assert 0 < memory.usable <= memory.capacity
+        assert all(holder.booked == by_holder[key] for key, holder in ledger.holders.items())
+        under_way = {name for session in ledger.sessions.values() for name in session.parts}
+        assert under_way | held == set(gate.turns), "turns that ended are remembered, or others forgotten"
+        assert under_way <= set(self._state.entries)
 
     def _check_verdicts(self, band: Band, now: float) -> None:
         """A verdict that is kept equals one made now, unless the endpoint was touched or the verdict's time is over."""

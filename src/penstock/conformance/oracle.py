@@ -56,7 +56,7 @@ class Oracle:
         """A new request is about to be sent at once, because no request waits."""
         state, model = self._state, entry.model
         band = state.queues.bands[entry.band]
-        assert not any(other.entries for other in state.queues.bands), "somebody waits"
+        assert not any(other.tree.waiting for other in state.queues.bands), "somebody waits"
         free = list(band.open)
         fitting = [e for e in free if self._open(e, band, now) and self._fits(entry, e, now)]
         assert set(endpoints) == set(self._allowed(entry, fitting, now)), f"{entry.request} may go to {fitting}"
@@ -205,7 +205,7 @@ class Oracle:
     def _leaf(self, entry: Entry) -> list[Entry]:
         """Returns the waiting requests of the same flow and model."""
         waiting = self._state.queues.bands[entry.band].entries.values()
-        return [x for x in waiting if x.node is entry.node and x.request.model == entry.model]
+        return [x for x in waiting if x.node is entry.node and x.request.model == entry.model and not x.held]
 
     def _reserve(
         self, entry: Entry, free: list[Endpoint], reserved: set[Endpoint], now: float, *, backfilled: int
@@ -259,7 +259,7 @@ class Oracle:
     def _order(self, band: Band, free: Iterable[Endpoint]) -> Iterator[Entry]:
         """The fair order: by tags from the top level down, then by key and arrival. Held flows do not count."""
         served = {m for m in self._sendable(band) if any(e.serves(m) for e in free)}
-        wanted = [x for x in band.entries.values() if x.request.model in served and not _any_held(x)]
+        wanted = [x for x in band.entries.values() if x.request.model in served and not x.held and not _any_held(x)]
         return iter(sorted(wanted, key=_rank))
 
     def _sendable(self, band: Band) -> list[str]:

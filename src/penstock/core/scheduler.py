@@ -31,7 +31,7 @@ from penstock.core.endpoints.health import Presence
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
 from penstock.core.queueing.fair_tree import Node
-from penstock.core.scheduling import preempting, pumping, reconfigure, returning, sending, waiting
+from penstock.core.scheduling import gating, preempting, pumping, reconfigure, returning, sending, waiting
 from penstock.core.scheduling.questions import Questions
 from penstock.core.scheduling.returning import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
 from penstock.core.scheduling.sending import BAND_RANKS
@@ -322,6 +322,7 @@ class Scheduler(Questions):
         """Use an endpoint from now on."""
         state = self._state
         endpoint = state.pool.add(spec)
+        gating.memory_told(state, endpoint)
         state.paced = state.has_pace_limit()
         state.health_changed(now)
         return pumping.touched(state, endpoint, now)
@@ -338,6 +339,8 @@ class Scheduler(Questions):
         state = self._state
         endpoint = state.pool[name]
         if up and not endpoint.health.up:
+            if endpoint.ledger.page.base is None:  # nothing shows that it is the same process
+                state.gate.restarted(name)
             endpoint.replaced()
             endpoint.proof.returned()
         elif up and not endpoint.proof.chance(now) and not state.queues.waiting:
@@ -371,6 +374,7 @@ class Scheduler(Questions):
         price: float | None = None,
         weight: float | None = None,
         limits: EndpointLimits | None = None,
+        kv_tokens: int | None = None,
         now: float,
     ) -> list[Action]:
         """An endpoint reported something of itself, or an operator set it. None: as before.
@@ -379,7 +383,7 @@ class Scheduler(Questions):
         operator's configuration. `key_refused`: whether it refused the gateway's key when listing models. `silent`:
         whether a question goes unanswered. `slots` set by hand stay; `auto`: as the engine reports, or as measured.
         `lingers`: its engine goes on with abandoned requests. `contexts`: the most tokens of a request, by model.
-        `adapters`: which of its models are LoRA adapters.
+        `adapters`: which of its models are LoRA adapters. `kv_tokens`: its KV memory, 0: as its engine reports.
         """
         state = self._state
         endpoint = state.pool[name]
@@ -410,6 +414,7 @@ class Scheduler(Questions):
         if limits is not None:
             endpoint.set_limits(limits)
             state.paced = state.has_pace_limit()
+        gating.memory_set(state, endpoint, kv_tokens)
         state.health_changed(now)
         state.queues.touch(endpoint)
         actions: list[Action] = []
@@ -428,6 +433,7 @@ class Scheduler(Questions):
         endpoint = state.pool.remove(name, known_until_s=now + state.known_s)
         state.queues.forget(endpoint)
         state.router.gone(endpoint)
+        state.gate.removed(name)
         state.affinity.used(endpoint)
         state.timers.cancel(name)
         state.health_changed(now)
@@ -454,7 +460,7 @@ class Scheduler(Questions):
     def _without(self, now: float) -> list[Action]:
         """Evict requests that need not wait for an endpoint now out of service, then pump."""
         state, actions = self._state, list[Action]()
-        if state.queues.waiting:
+        if state.queues.waiting or state.queues.held:
             returning.evict_going_elsewhere(state, now, actions)
             pumping.hand_out(state, now, actions)
         return actions
@@ -472,6 +478,10 @@ class Scheduler(Questions):
                     state.look_again(endpoint, now)
             state.router.read(endpoint, restarted=endpoint.ledger.epoch != epoch)
             endpoint.adapters.read(reading.adapters_held, reading.adapters_running)
+            if state.gate.on:
+                if endpoint.ledger.epoch != epoch:
+                    state.gate.restarted(name)
+                gating.memory_told(state, endpoint)
         else:
             endpoint.ledger.missed(answered=answered)
         return pumping.touched(state, endpoint, now)
@@ -544,8 +554,32 @@ class Scheduler(Questions):
         entry = self._queued(request_id)
         if entry is None:
             return []
+        if entry.held and (session := state.gate.session_of(request_id)) is not None:
+            state.gate.prefer(session)
+            return pumping.pumped(state, now)
         state.queues.bands[entry.band].bumped.setdefault(entry.seq, entry)
         state.recorder.bumped(entry)
+        return pumping.pumped(state, now)
+
+    def session_paused(self, tenant: str, session: str, *, now: float) -> list[Action]:
+        """Let the turns of a `session` wait until it is resumed; others have its memory. Unknown: nothing happens."""
+        state = self._state
+        if (found := state.gate.find(tenant, session)) is not None:
+            state.gate.stop(found)
+        return pumping.pumped(state, now)
+
+    def session_resumed(self, tenant: str, session: str, *, now: float) -> list[Action]:
+        """End an operator's pause of a `session`. Unknown: nothing happens."""
+        state = self._state
+        if (found := state.gate.find(tenant, session)) is not None:
+            state.gate.resume(found)
+        return pumping.pumped(state, now)
+
+    def session_preferred(self, tenant: str, session: str, *, now: float) -> list[Action]:
+        """Let a waiting `session` in next, as if it had waited as long as it may. Unknown: nothing happens."""
+        state = self._state
+        if (found := state.gate.find(tenant, session)) is not None:
+            state.gate.prefer(found)
         return pumping.pumped(state, now)
 
     def tenants_limited(self, limits: Mapping[str, Limits], *, now: float) -> list[Action]:
@@ -677,6 +711,11 @@ class Scheduler(Questions):
                 returning.well(state, endpoint, now)
             return []
         state.recorder.came(entry, now - came_s)
+        if request.turn is not None and state.gate.on and not state.gate.arrived(entry, now, waited_s=waited_s):
+            gating.held(state, entry, now)
+            waiting.arm(state, entry, now)
+            state.recorder.waits(entry, now)
+            return []
         state.under_share.arrived(entry, now)
         waiting.wait(state, entry, now)
         return []
@@ -697,7 +736,7 @@ class Scheduler(Questions):
             state.charges.refund(state.queues.bands[entry.band].tree, entry)
             state.quotas.settle(entry.accounts, reserved=entry.estimated_tokens, used=0, now=now)
             state.recorder.forgotten(entry, now)
-            waiting.forget(state, entry)
+            waiting.forget(state, entry, now)
             if state.watcher is not None:
                 state.watcher.settled(entry, None)
         return []
@@ -746,7 +785,9 @@ class Scheduler(Questions):
         if now >= state.look_s:
             returning.look_who_moves(state, now, actions)
         for key in state.timers.due(now):
-            if not isinstance(key, str):
+            if key == gating.TIMER:
+                gating.time_has_passed(state, now)
+            elif not isinstance(key, str):
                 entry = state.queues.find(key)
                 if entry is not None:
                     waiting.time_is_up(state, entry, now, actions)
@@ -792,8 +833,18 @@ def _taken_in(state: SchedulerState, entry: Entry, now: float) -> list[Action]:
         _send_or_refuse(state, entry, now, actions)
         return actions
     state.under_share.asked(entry, now)
+    if entry.request.turn is not None and state.gate.on:
+        before = state.queues.held
+        passes = gating.passes(state, entry, now)
+        if not passes:
+            gating.hold(state, entry, now, actions)
+        if not passes or state.queues.held < before:  # others came in, too
+            pumping.hand_out(state, now, actions)
+        if not passes:
+            return actions
     if not state.queues.waiting and (endpoints := sending.alone(state, entry, now)):
-        return [sending.dispatch_alone(state, entry, endpoints, now)]
+        actions.append(sending.dispatch_alone(state, entry, endpoints, now))
+        return actions
     state.under_share.arrived(entry, now)
     waiting.enqueue(state, entry, now)
     if state.pump.may_go(entry, now):

@@ -22,6 +22,7 @@ from penstock.core.values.settings import (
     Prices,
     QueueBounds,
     RoutingSettings,
+    SessionSettings,
 )
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.identity.clients import Networks
@@ -142,7 +143,19 @@ def scheduler_settings(settings: Settings) -> SchedulerSettings:
         retry_budget=settings.retry.budget,
         health=health_settings(settings),
         stale_after_s=max(3 * settings.observe.interval, 2.0),
+        sessions=_sessions(settings),
         divided_tokens_min=settings.routing.divide_from,
+    )
+
+
+def _sessions(settings: Settings) -> SessionSettings:
+    """Returns the gate's settings. `queue.max_wait` bounds all waits if it is set, otherwise the rest of a wait."""
+    sessions, queue = settings.sessions, settings.queue
+    bounded = "max_wait" in queue.model_fields_set and queue.max_wait > 0
+    return SessionSettings(
+        memory=sessions.memory == "auto",
+        wait_s=min(sessions.wait, queue.max_wait) if bounded else sessions.wait,
+        wait_s_max=0.0 if bounded else sessions.wait + queue.max_wait,
     )
 
 

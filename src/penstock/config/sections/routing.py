@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, PlainValidator
 
@@ -96,6 +96,26 @@ class SessionSection(Section):
         ),
     )
     names: Annotated[tuple[SessionName, ...], BeforeValidator(values.items(0, NAMES_MAX))] = ()
+
+
+def _off(value: Any) -> Any:
+    return "off" if value is False else value
+
+
+class SessionsSection(Section):
+    """Agents' sessions before the engines' KV memory. See docs/sessions.md."""
+
+    memory: Annotated[Literal["auto", "off"], BeforeValidator(_off)] = setting(
+        "auto",
+        "`auto`: once the contexts of all sessions exceed the engines' KV memory, new and paused sessions wait until "
+        "theirs fits, fairly between tenants. Needs endpoints that report their memory, or `endpoints[].kv_tokens`.",
+    )
+    wait: values.Duration = setting(
+        300.0,
+        "How long a session waits, as a rule. Then it takes the place of one that had its turns; short waits cost "
+        "prompts that are computed again.",
+        gt=0,
+    )
 
 
 class RoutingSection(Section):

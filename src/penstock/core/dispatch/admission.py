@@ -155,7 +155,7 @@ def kv_tokens(entry: Entry, endpoint: Endpoint) -> int:
 def misfit(entry: Entry, endpoint: Endpoint, room: Room, *, now: float) -> Cause | None:
     """Why this request may not go to an endpoint with so much `room`; None when it may."""
     if entry.excludes(endpoint.name, now):
-        return Cause.SHUNNED
+        return Cause.AFFINITY if entry.only and endpoint.name not in entry.only else Cause.SHUNNED
     prefill_tokens, tokens = room
     if entry.uncached_at(endpoint.index) > prefill_tokens:
         return Cause.PREFILL_FULL

@@ -41,6 +41,7 @@ class Endpoint:
         self.labels = spec.labels
         self.price = spec.price
         self.weight = spec.weight
+        self.kv_tokens = spec.kv_tokens  #: its KV memory, as set; None: as its engine reports
         self.weighted = False  # another endpoint has another weight
         self.set_limits(spec.limits)
         self.role = role_of(spec.labels)

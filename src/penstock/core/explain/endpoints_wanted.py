@@ -58,7 +58,7 @@ def loads_now(bands: Sequence[Band], pool: Pool, shares: Shares) -> dict[str, Mo
     """Every model's, by name: those that engines serve, and those that were asked for."""
     waiting: Counter[str] = Counter()
     for band in bands:
-        waiting.update(band.tree.root.backlog)
+        waiting.update({model: band.waiting(model) for model in band.models()})
     serving: dict[str, tuple[int, int]] = {}
     of_all = (0, 0)  # endpoints that serve whatever is asked for, and their slots
     for endpoint in pool:

@@ -28,7 +28,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.values.catalogue import SERVING, Cause, EndpointState, Reason
 from penstock.core.values.lifecycle import State
-from penstock.core.values.rows import FlowSnapshot, SourceSnapshot, TenantSnapshot
+from penstock.core.values.rows import FlowSnapshot, SessionsSnapshot, SourceSnapshot, TenantSnapshot
 from penstock.core.values.settings import AdmissionSettings, EndpointLimits, QueueBounds
 
 MODELS_SHOWN = 50
@@ -196,6 +196,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     sources: list[SourceSnapshot]  #: of cached prefixes
     paused_tenants: list[str] = []
     bounds: list[BoundSnapshot] = []  #: none if queueing is off
+    sessions: SessionsSnapshot | None = None  #: of agents; None: they do not wait for memory
     preempted_slot_s: float = 0.0  #: slot seconds lost to preemption so far
 
 
@@ -210,9 +211,9 @@ def stopped_models(stopped: Iterable[str | None]) -> list[str]:
 def queues_of(bands: Iterable[Band]) -> list[QueueSnapshot]:
     """Returns how much waits for each model in each band, without those for which nothing waits."""
     return [
-        QueueSnapshot(model=model, band=band.settings.name, requests=requests, prompt_tokens=band.tokens_of[model])
+        QueueSnapshot(model=model, band=band.settings.name, requests=band.waiting(model), prompt_tokens=tokens)
         for band in bands
-        for model, requests in band.tree.root.backlog.items()
+        for model, tokens in band.tokens_of.items()
     ]
 
 
@@ -221,7 +222,7 @@ def band_now(band: Band, share: float, now: float) -> BandSnapshot:
     oldest = next(iter(band.entries.values()), None)  # in order of entering
     return BandSnapshot(
         name=band.settings.name,
-        waiting=band.tree.waiting,
+        waiting=len(band.entries),
         oldest_wait_s=now - oldest.waits_since_s if oldest is not None else 0.0,
         running=band.tree.root.in_flight,
         tokens=band.tokens,
@@ -234,14 +235,14 @@ def band_now(band: Band, share: float, now: float) -> BandSnapshot:
 def bounds_now(queues: Queues, bounds: QueueBounds) -> list[BoundSnapshot]:
     """Returns the bounds of all that waits, then those that bands have of their own."""
     rows = [
-        BoundSnapshot("requests", None, queues.waiting, bounds.requests_max),
+        BoundSnapshot("requests", None, queues.in_all, bounds.requests_max),
         BoundSnapshot("bytes", None, queues.bytes, bounds.bytes_max),
         BoundSnapshot("tokens", None, queues.tokens, bounds.tokens_max),
     ]
     for band in queues.bands:
         own, name = band.settings, band.settings.name
         if own.requests_max is not None:
-            rows.append(BoundSnapshot("requests", name, band.tree.waiting, own.requests_max))
+            rows.append(BoundSnapshot("requests", name, len(band.entries), own.requests_max))
         if own.bytes_max is not None:
             rows.append(BoundSnapshot("bytes", name, band.bytes, own.bytes_max))
         if own.tokens_max is not None:
@@ -271,7 +272,7 @@ def kept_away(busy: Band | None, waits: Waits, now: float) -> dict[Endpoint, Mis
 
 def head_of(line: Line) -> Entry:
     """Returns the request of a line that goes next."""
-    return line.band.tree.head([line.model]) or next(iter(line.entries.values()))
+    return (None if line.held else line.band.tree.head([line.model])) or next(iter(line.entries.values()))
 
 
 def endpoint_now(
@@ -329,7 +330,7 @@ def models_now(
     """Returns the models with most waiting, those that endpoints name first, and how many more there are."""
     backlog: Counter[str] = Counter()
     for band in bands:
-        backlog.update(band.tree.root.backlog)
+        backlog.update({model: band.waiting(model) for model in band.models()})
     meters = shares.models()
     served = {name for endpoint in states for name in endpoint.models or ()}
     # A name that only callers used has no row, unless a request waits or runs.

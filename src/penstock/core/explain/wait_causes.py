@@ -51,11 +51,12 @@ class Span(NamedTuple):
 class Line:
     """Requests with the same cause of waiting."""
 
-    __slots__ = ("accounts", "band", "entries", "looked_s", "model", "span")
+    __slots__ = ("accounts", "band", "entries", "held", "looked_s", "model", "span")
 
-    def __init__(self, band: Band, model: str, accounts: Accounts, span: Span) -> None:
+    def __init__(self, band: Band, model: str, accounts: Accounts, span: Span, *, held: bool = False) -> None:
         self.band = band
         self.model = model
+        self.held = held  # their sessions wait for memory
         self.accounts = accounts  # those with a limit on running requests
         self.span = span
         self.looked_s = span.since_s
@@ -104,7 +105,7 @@ class Waits:
         self._candidates = candidates
         self._quotas = quotas
         self._pauses = pauses
-        self._lines: dict[tuple[int, str, Accounts], Line] = {}
+        self._lines: dict[tuple[int, str, Accounts, bool], Line] = {}
         self._round_s = 0.0
 
     def enter(self, entry: Entry, now: float) -> Stay | None:
@@ -114,7 +115,7 @@ class Waits:
         """
         request = entry.request
         accounts = tuple([name for name in entry.accounts if name in self._quotas.capped])
-        key = (request.band, request.model, accounts)
+        key = (request.band, request.model, accounts, entry.held)
         line = self._lines.get(key)
         if line is None:
             if len(self._lines) >= LINES_MAX:
@@ -122,8 +123,8 @@ class Waits:
                 if len(self._lines) >= LINES_MAX:
                     return None
             band = self._queues.bands[request.band]
-            cause = self.cause(band, request.model, accounts, now)
-            line = Line(band, request.model, accounts, Span(cause, now, {}))
+            cause = self.cause(band, request.model, accounts, now, held=entry.held)
+            line = Line(band, request.model, accounts, Span(cause, now, {}), held=entry.held)
             self._lines[key] = line
         elif not line.entries and now - line.looked_s >= LOOK_S:
             self._look_at(line, now)
@@ -172,10 +173,12 @@ class Waits:
         """Returns the lines in which a request waits."""
         return [line for line in self._lines.values() if line.entries]
 
-    def cause(self, band: Band, model: str, accounts: Accounts, now: float) -> Cause:
+    def cause(self, band: Band, model: str, accounts: Accounts, now: float, *, held: bool = False) -> Cause:
         """Returns why the first of a line is not sent. `accounts`: its accounts with a limit on running requests."""
         if not self._pauses.sends(model):
             return Cause.NO_DECIDER if self._pauses.halted else Cause.PAUSED
+        if held:
+            return Cause.SESSION_MEMORY
         if accounts and self._quotas.at_limit(accounts):
             return Cause.TENANT_PAUSED if any(map(self._quotas.paused, accounts)) else Cause.TENANT_CAP
         closed, free = self.endpoints(band, model, now)
@@ -264,7 +267,7 @@ class Waits:
         return Cause.KV_FULL if cause is None and divides and not self._candidates.partners(head, now) else cause
 
     def _look_at(self, line: Line, now: float) -> None:
-        cause = self.cause(line.band, line.model, line.accounts, now)
+        cause = self.cause(line.band, line.model, line.accounts, now, held=line.held)
         line.looked_s = now
         if cause is not line.span.cause:
             line.span = Span(cause, now, line.span.up_to(now))

@@ -56,6 +56,7 @@ class Band:
         self.rank = rank
         self.tree = QueueTree()
         self.entries: dict[int, Entry] = {}  # by arrival number, in order of entering
+        self.held: dict[str, int] = {}  # of these, by model: those in no flow, because their sessions wait
         self.bytes = 0
         self.tokens = 0
         self.tokens_of: dict[str, int] = {}  # per model
@@ -156,6 +157,18 @@ class Band:
         tokens, model = entry.prompt_tokens, entry.model
         self.tokens += tokens
         self.tokens_of[model] = self.tokens_of.get(model, 0) + tokens
+        if entry.held:
+            self.held[model] = self.held.get(model, 0) + 1
+        else:
+            self._line_up(entry)
+
+    def let_in(self, entry: Entry) -> None:
+        """Let a held `entry` wait in its flow from now on. `Queues.let_in` counts it for all bands."""
+        self._count_out(entry.model)
+        entry.held = False
+        self._line_up(entry)
+
+    def _line_up(self, entry: Entry) -> None:
         size = entry.size_class = _size_class(entry.uncached_tokens)
         self._sizes[size] = self._sizes.get(size, 0) + 1
         self.tree.push(entry)
@@ -171,18 +184,37 @@ class Band:
         tokens, model = entry.prompt_tokens, entry.model
         self.tokens -= tokens
         self.tokens_of[model] -= tokens
-        self._unsize(entry)
-        self.tree.remove(entry)
+        if entry.held:
+            self._count_out(model)
+        else:
+            self._unsize(entry)
+            self.tree.remove(entry)
         if model not in self.tree.root.backlog:
-            del self.tokens_of[model]
+            if model not in self.held:
+                del self.tokens_of[model]
             self._under_share.pop(model, None)
         elif (light := self._under_share.get(model)) is not None:
             flow = top(entry.node)
             if model not in flow.backlog:
                 light.pop(flow, None)
 
+    def models(self) -> list[str]:
+        """Returns the models that requests wait for, those of held ones too."""
+        return list(self.tokens_of)
+
+    def waiting(self, model: str) -> int:
+        """Returns how many requests wait for a model, held ones too."""
+        return self.tree.root.backlog.get(model, 0) + self.held.get(model, 0)
+
+    def _count_out(self, model: str) -> None:
+        self.held[model] -= 1
+        if not self.held[model]:
+            del self.held[model]
+
     def resized(self, entry: Entry) -> None:
         """Note that the uncached part of a waiting prompt changed."""
+        if entry.held:
+            return
         self._unsize(entry)
         size = entry.size_class = _size_class(entry.uncached_tokens)
         self._sizes[size] = self._sizes.get(size, 0) + 1
@@ -201,7 +233,7 @@ class Band:
         """True if more waits in this band than its own settings allow."""
         settings = self.settings
         return (
-            (settings.requests_max is not None and self.tree.waiting > settings.requests_max)
+            (settings.requests_max is not None and len(self.entries) > settings.requests_max)
             or (settings.bytes_max is not None and self.bytes > settings.bytes_max)
             or (settings.tokens_max is not None and self.tokens > settings.tokens_max)
         )

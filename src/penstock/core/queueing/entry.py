@@ -75,7 +75,7 @@ class Entry:
 
     __slots__ = (
         "account", "accounts", "affinity", "alike", "backfilled", "band", "blocks", "cached_tokens", "charged",
-        "charged_output", "cost", "counted", "counted_in", "deadline_s", "id", "key", "keys_since", "lease",
+        "charged_output", "cost", "counted", "counted_in", "deadline_s", "held", "id", "key", "keys_since", "lease",
         "located", "looked_up", "model", "node", "only", "output_seen", "output_tokens", "pinned", "pool_empty",
         "prefix", "prices", "prompt_tokens", "queued_since_s", "request", "retry", "seq", "size_class", "sought",
         "source", "state", "streamed", "tenant", "twin_computing", "uncached_tokens", "visit", "wait_s_max",
@@ -110,6 +110,7 @@ class Entry:
         # Its place in the queue, and how long it may keep it.
         self.key: tuple[int, float] = (0, float(seq))  #: the client's priority, then the ordering's key
         self.visit = 0  #: how often it entered a queue: distinguishes its place in a heap from earlier ones
+        self.held = False  #: it waits for its session to come in, in no flow's queue, or ended so
         self.queued_since_s = 0.0  #: when it entered last
         self.waited_s = 0.0  #: in earlier visits
         self.pool_empty = False  #: no endpoint for its model was in service when its wait was allowed
@@ -208,6 +209,14 @@ class Entry:
         self.request = request
         self.band = request.band
         self.prefix = request.prefix
+
+    def stay_at(self, endpoint: str) -> None:
+        """Let it go to one `endpoint` alone, where its session's memory is."""
+        self.only = (endpoint,)
+
+    def may_leave(self) -> None:
+        """Let it go wherever its request may."""
+        self.only = self.request.only
 
     def passed(self) -> None:
         """Note that a smaller request was sent before it, which fitted where this one does not."""

@@ -26,7 +26,8 @@ class Queues:
     def __init__(self, bands: Sequence[BandSettings], bounds: QueueBounds) -> None:
         self.bands = [Band(band, rank) for rank, band in enumerate(bands)]
         self._bounds = bounds
-        self.waiting = 0
+        self.waiting = 0  #: in the queues of flows
+        self.held = 0  #: beside them: those whose sessions wait for memory
         self.bytes = 0
         self.tokens = 0
 
@@ -54,17 +55,34 @@ class Queues:
     def push(self, entry: Entry) -> None:
         """Let `entry` wait. Its state, node, key and estimates are set."""
         self.bands[entry.band].push(entry)
-        self.waiting += 1
+        if entry.held:
+            self.held += 1
+        else:
+            self.waiting += 1
         self.bytes += entry.request.body_bytes
         self.tokens += entry.prompt_tokens
+
+    def let_in(self, entry: Entry) -> None:
+        """Let a held `entry` wait in its flow from now on."""
+        self.bands[entry.band].let_in(entry)
+        self.held -= 1
+        self.waiting += 1
 
     def remove(self, entry: Entry, event: Event) -> None:
         """Take an entry out because of `event`."""
         entry.move(event)
         self.bands[entry.band].remove(entry)
-        self.waiting -= 1
+        if entry.held:
+            self.held -= 1
+        else:
+            self.waiting -= 1
         self.bytes -= entry.request.body_bytes
         self.tokens -= entry.prompt_tokens
+
+    @property
+    def in_all(self) -> int:
+        """How many requests wait, in queues or held."""
+        return self.waiting + self.held
 
     def find(self, seq: int) -> Entry | None:
         """Returns the waiting entry with that arrival number; None if none has it."""
@@ -85,24 +103,24 @@ class Queues:
     def over_bounds(self) -> bool:
         """True if more waits in all bands together than may."""
         bounds = self._bounds
-        return self.waiting > bounds.requests_max or self.bytes > bounds.bytes_max or self.tokens > bounds.tokens_max
+        return self.in_all > bounds.requests_max or self.bytes > bounds.bytes_max or self.tokens > bounds.tokens_max
 
     def room(self, band: int) -> int:
         """Returns how many more requests may wait in a band without displacing another."""
         settings, waiting = self.bands[band].settings, len(self.bands[band].entries)
-        room = self._bounds.requests_max - self.waiting
+        room = self._bounds.requests_max - self.in_all
         return max(0, room if settings.requests_max is None else min(room, settings.requests_max - waiting))
 
     def displaced_by(self, entry: Entry) -> list[Entry] | None:
         """Returns the entries to evict for a newcomer that waits already; None: it has to go itself."""
         bounds, victims = self._bounds, list[Entry]()
-        requests = self.waiting - bounds.requests_max
+        requests = self.in_all - bounds.requests_max
         bytes_, tokens = self.bytes - bounds.bytes_max, self.tokens - bounds.tokens_max
         for band in reversed(self.bands[entry.band + 1 :]):
             for young in islice(reversed(band.entries.values()), DISPLACED_MAX):
                 if max(requests, bytes_, tokens) <= 0:
                     return victims
-                if young.visit == 1:
+                if young.visit <= 1:
                     victims.append(young)
                     requests -= 1
                     bytes_ -= young.request.body_bytes

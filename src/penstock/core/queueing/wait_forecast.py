@@ -126,6 +126,8 @@ class WaitForecast:
 
     def left(self, entry: Entry, now: float) -> None:
         """Note that a waiting request left without having been sent."""
+        if entry.held:
+            return  # nobody waited for it
         node = entry.node
         size = self._size(entry)
         node.left, node.left_s = _fading(node, now) + size, now

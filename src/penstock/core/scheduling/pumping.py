@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.scheduling import preempting, sending
+from penstock.core.scheduling import gating, preempting, sending
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action
 
@@ -11,7 +11,7 @@ from penstock.core.values.actions import Action
 def pumped(state: SchedulerState, now: float) -> list[Action]:
     """Dispatch whatever can be dispatched. Returns the result."""
     actions: list[Action] = []
-    if state.queues.waiting:
+    if state.queues.waiting or state.gate.stirred:
         hand_out(state, now, actions)
     return actions
 
@@ -19,11 +19,13 @@ def pumped(state: SchedulerState, now: float) -> list[Action]:
 def touched(state: SchedulerState, endpoint: Endpoint, now: float) -> list[Action]:
     """Look again at an endpoint that may have opened or closed. Returns the result."""
     state.queues.touch(endpoint)
-    return pumped(state, now) if state.queues.waiting else []
+    return pumped(state, now) if state.queues.waiting or state.gate.stirred else []
 
 
 def hand_out(state: SchedulerState, now: float, actions: list[Action]) -> None:
     """Dispatch until no queued request may be sent. Adds to `actions`."""
+    if state.gate.stirred and not state.pauses.halted:
+        gating.look(state, now)
     if not state.settings.queue_enabled and state.queues.waiting:
         sending.send_all(state, now, actions)
     sending.send_open(state, now, actions)

@@ -33,7 +33,7 @@ from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request
-from penstock.core.values.rows import Allowance, Serving
+from penstock.core.values.rows import Allowance, Serving, SessionRow
 from penstock.core.values.settings import Limits
 
 _SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: a request that can't wait is sent anyway
@@ -193,7 +193,9 @@ class Questions:
         state = self._state
         found = [state.entries.get(request_id) for request_id in request_ids]
         waiting: list[Entry] = [entry for entry in found if entry is not None and entry.state is State.WAITING]
-        return {
+        held = {entry.id: self._held(entry, now) for entry in waiting if entry.held}
+        waiting = [entry for entry in waiting if not entry.held] if held else waiting
+        return held | {
             entry.id: QueuePosition(
                 position,
                 None
@@ -203,6 +205,12 @@ class Questions:
             )
             for entry, position, ahead in ranked(waiting, state.queues.bands)
         }
+
+    def _held(self, entry: Entry, now: float) -> QueuePosition:
+        """Returns the place of a held request: that of its session."""
+        session = self._state.gate.session_of(entry.id)
+        position = 0 if session is None else self._state.gate.position(session)
+        return QueuePosition(position, self._state.estimated_wait_s(entry, now), now - entry.waits_since_s)
 
     def _starved(self, entry: Entry) -> bool:
         """Whether higher bands wait for the model, and nothing is promised to the request's own: no forecast holds."""
@@ -256,7 +264,7 @@ class Questions:
             draining=state.draining,
             paused=stopped_models(state.pauses.paused),
             drained=stopped_models(state.pauses.drained),
-            waiting=queues.waiting,
+            waiting=queues.in_all,
             waiting_bytes=queues.bytes,
             waiting_tokens=queues.tokens,
             running=len(state.leases),
@@ -274,8 +282,23 @@ class Questions:
             sources=state.router.sources.snapshot(now),
             paused_tenants=sorted(state.quotas.paused_names()),
             bounds=bounds_now(queues, state.settings.bounds) if state.settings.queue_enabled else [],
+            sessions=state.gate.snapshot() if state.gate.on else None,
             preempted_slot_s=state.preemption.lost_s_total,
         )
+
+    def sessions(self, *, now: float, most: int = 1_000) -> list[SessionRow]:
+        """Returns agents' sessions: those that wait, those that are resident, then the others, the latest first."""
+        return self._state.gate.rows(now, most)
+
+    def session(self, tenant: str, name: str, *, now: float) -> SessionRow | None:
+        """Returns the session of a tenant by its name; None if it is not known."""
+        found = self._state.gate.find(tenant, name)
+        return None if found is None else self._state.gate.row(found, now)
+
+    def session_of(self, request_id: str, *, now: float) -> SessionRow | None:
+        """Returns the session of a request that has not ended; None if it has none."""
+        found = self._state.gate.session_of(request_id)
+        return None if found is None else self._state.gate.row(found, now)
 
     def tokens_under_way(self) -> int:
         """Returns the tokens of running streams so far, with their estimated prompts. Costs per running request."""

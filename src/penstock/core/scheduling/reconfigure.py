@@ -12,7 +12,7 @@ from __future__ import annotations
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import top
-from penstock.core.scheduling import pumping
+from penstock.core.scheduling import gating, pumping
 from penstock.core.scheduling.state import SchedulerState, account_of, keys_of
 from penstock.core.values.actions import Action
 from penstock.core.values.lifecycle import State
@@ -52,6 +52,7 @@ def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float)
     state.budget.share = settings.retry_budget
     state.preemption.follow(settings.admission.preempted_share_max, bands=state.has_preemptible())
     state.paced = state.has_pace_limit()
+    gating.follow(state, settings.gate, now)
     state.queues.touch_all(state.pool)
     return pumping.pumped(state, now)
 
@@ -85,7 +86,7 @@ def _rearrange(state: SchedulerState, old: SchedulerSettings) -> None:
                 adopted.setdefault(heir, []).append(entry)
         elif band in recounted:
             _move(state, entry, band)
-            if entry.state is State.WAITING:
+            if entry.state is State.WAITING and not entry.held:
                 band.tree.push(entry)
     for band in state.queues.bands:
         if band in adopted:
@@ -112,6 +113,6 @@ def _move(state: SchedulerState, entry: Entry, band: Band) -> None:
     state.place(entry, band)
     state.under_share.moved(before, top(entry.node))
     if entry.state is State.WAITING:
-        entry.visit -= 1
+        entry.visit -= not entry.held
     else:
         band.tree.lent(entry.node)

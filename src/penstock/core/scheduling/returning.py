@@ -186,7 +186,7 @@ def _may_fit(state: SchedulerState, entry: Entry, failure: Failure, refused_by: 
 def evict_unknown(state: SchedulerState, now: float, actions: list[Action]) -> None:
     """Evict queued requests for models that no endpoint serves, as is known now."""
     for band in state.queues.bands:
-        unknown = {model for model in band.tree.models() if state.pool.knows(model, now) is False}
+        unknown = {model for model in band.models() if state.pool.knows(model, now) is False}
         for entry in [e for e in band.entries.values() if e.model in unknown] if unknown else ():
             waiting.evict(state, entry, Reason.MODEL_NOT_FOUND, now, actions)
 
@@ -194,7 +194,7 @@ def evict_unknown(state: SchedulerState, now: float, actions: list[Action]) -> N
 def evict_going_elsewhere(state: SchedulerState, now: float, actions: list[Action]) -> None:
     """Evict queued requests whose model has no endpoint now, and which another model may serve."""
     for band in state.queues.bands:
-        gone = {model for model in band.tree.models() if not state.works(model, now)}
+        gone = {model for model in band.models() if not state.works(model, now)}
         waits = [entry for entry in band.entries.values() if entry.model in gone] if gone else ()
         for entry in [entry for entry in waits if state.goes_elsewhere(entry.request, now)]:
             elsewhere = state.other_works(entry.request, now)

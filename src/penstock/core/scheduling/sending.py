@@ -160,6 +160,8 @@ def dispatch(state: SchedulerState, entry: Entry, endpoints: list[Endpoint], now
         decode, decode_lease = reserve_decode(state, entry, answering, now)
         state.recorder.divided(entry, decode)
     _hold(state, entry, lease, band)
+    if request.turn is not None:
+        state.gate.sent(entry, chosen.name, now)
     if state.look_s == math.inf and chosen.liveness.warm and len(state.pool) > 1:
         state.look_s = now + CHECK_S
     ledger.add(lease)
@@ -222,6 +224,8 @@ def take_on(state: SchedulerState, entry: Entry, underway: Underway, now: float)
         state.pending.take_on(entry, underway.decode, underway.decode_lease, now)
     state.under_share.sent(entry, now)
     _hold(state, entry, lease, state.queues.bands[request.band])
+    if request.turn is not None and state.gate.on:
+        state.gate.took_over(entry, underway.endpoint, now)
     streams = underway.begun and request.streamed
     if streams:
         entry.move(Event.FIRST_TOKEN)
@@ -261,6 +265,8 @@ def reroute(state: SchedulerState, entry: Entry, before: Endpoint | None, after:
     lease.detoured()
     after.dispatches_total += 1
     state.router.took_over(entry, after)
+    if entry.request.turn is not None:
+        state.gate.sent(entry, after.name, now)
     state.recorder.rerouted(entry, after.name)
     state.queues.touch(after)
 

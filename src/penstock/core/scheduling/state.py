@@ -33,6 +33,7 @@ from penstock.core.queueing.quotas import Quotas
 from penstock.core.queueing.wait_forecast import WaitForecast
 from penstock.core.routing.affinity_wait import AffinityWait
 from penstock.core.routing.router import Router
+from penstock.core.sessions.gate import SessionGate
 from penstock.core.util.timers import Timers
 from penstock.core.values import retry
 from penstock.core.values.actions import Dispatch
@@ -85,6 +86,7 @@ class SchedulerState:
         self.reserved = ReservedSlots(self.reserved_share())
         self.quotas = Quotas(settings.tenants)
         self.pauses = OperatorPauses()
+        self.gate = SessionGate(settings.gate, self.pool, tenant_level=settings.tenant_level)
         self.router = Router(settings.routing, settings.router, self.pool, draw=draw)
         self.affinity = AffinityWait(self.router, self.queues, self.look_again)
         self.stagger = PrefillStagger(self.pool, self.look_again)
@@ -206,6 +208,11 @@ class SchedulerState:
             own_s = band.settings.wait_s_max
             entry.wait_s_max = max(entry.wait_s_max, self.settings.wait_s_max if own_s is None else own_s)
 
+    def allow_held(self, entry: Entry) -> None:
+        """Let a request that the gate holds wait until that lets it in, unless its band's own setting is shorter."""
+        if self.queues.bands[entry.band].settings.wait_s_max is None and entry.wait_s_max > 0.0:
+            entry.wait_s_max = max(entry.wait_s_max, self.settings.sessions.wait_s_max)
+
     def works(self, model: str, now: float) -> bool:
         """True if requests for the model are admitted and sent, and an endpoint takes them, if only after a moment."""
         return self.pauses.sends(model) and self.pauses.admits(model) and self.pool.works(model, now)
@@ -232,7 +239,7 @@ class SchedulerState:
         empty_s = self.settings.empty_wait_s_max
         if empty_s is None:
             return
-        queued = {model for band in self.queues.bands for model in band.tree.models()}
+        queued = {model for band in self.queues.bands for model in band.models()}
         empty = {model for model in queued if not self.pool.alive(model)}
         looks, self._may_be_empty = self._may_be_empty or bool(empty), bool(empty)
         for band in self.queues.bands if looks else ():
@@ -249,6 +256,9 @@ class SchedulerState:
         self, entry: Entry, now: float, *, ahead: float | None = None, refusing: bool = False
     ) -> float | None:
         """Returns the forecast seconds until a request is sent; None: unknown (`WaitForecast.wait_s`)."""
+        if entry.held:
+            session = self.gate.session_of(entry.id)
+            return None if session is None else self.gate.expected_s(session, now)
         slots = self.pool.slots(entry.model)
         return self.forecast.wait_s(entry, self.queues.bands, slots, now, ahead=ahead, refusing=refusing)
 
@@ -256,6 +266,8 @@ class SchedulerState:
         """Look again at ejected endpoints: another's health decides whether their ejections are ignored."""
         self.pool.changed()
         self.holds_changed()
+        if self.gate.on:
+            self.gate.health_changed(now)
         self._look_for_empty_pools(now)
         for endpoint in self.pool:
             if endpoint.health.ejected(now) or not endpoint.proof.stands:

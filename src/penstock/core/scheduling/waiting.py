@@ -75,7 +75,7 @@ def reject(
     state.quotas.refund(entry.accounts, tokens=entry.estimated_tokens, now=now)
     state.recorder.refused(entry, limit)
     state.recorder.ended(entry, reason, None, now)
-    forget(state, entry)
+    forget(state, entry, now)
     actions.append(Reject(entry.id, reason, after_s, limit=limit))
 
 
@@ -117,6 +117,8 @@ def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, re
         state.charges.settle(tree, entry, usage)
         used = usage.prompt_tokens + usage.completion_tokens
     state.recorder.ended(entry, reason, usage, now)
+    if entry.request.turn is not None:
+        state.gate.ended(entry, usage, now)
     if state.quotas.any:
         state.quotas.settle(entry.accounts, reserved=entry.estimated_tokens, used=used, now=now)
     del state.entries[entry.id]
@@ -125,8 +127,10 @@ def end(state: SchedulerState, entry: Entry, usage: Usage | None, now: float, re
         state.watcher.settled(entry, usage)
 
 
-def forget(state: SchedulerState, entry: Entry) -> None:
+def forget(state: SchedulerState, entry: Entry, now: float) -> None:
     """Drop everything held of a request, including its place in the tree."""
+    if entry.request.turn is not None:
+        state.gate.ended(entry, None, now)
     del state.entries[entry.id]
     state.queues.bands[entry.band].tree.release(entry.node)
 
@@ -200,8 +204,8 @@ def admit_to_wait(state: SchedulerState, entry: Entry, now: float, actions: list
 
 def too_long(state: SchedulerState, entry: Entry, band: Band, now: float) -> Reason | None:
     """Returns why a request should not wait as long as forecast; None: it may."""
-    if entry.deadline_s == math.inf and band.settings.shed_target_s is None:
-        return None
+    if entry.held or (entry.deadline_s == math.inf and band.settings.shed_target_s is None):
+        return None  # of one that is held it is not known how long it waits
     wait_s = state.estimated_wait_s(entry, now, refusing=True)
     first_token_s = state.forecast.first_token_s(entry, now)
     if wait_s is not None and now + wait_s + first_token_s > entry.deadline_s:
@@ -226,9 +230,14 @@ def enqueue(state: SchedulerState, entry: Entry, now: float) -> None:
     if entry.model not in band.tree.root.backlog and state.pump.holds(entry.model, band):
         band.tree.held.add(entry.model)
     state.queues.push(entry)
-    state.router.waits(entry)
-    codel.entered(band.settings, entry, now)
     state.quotas.queued(entry.accounts, entry.request.body_bytes, entry.prompt_tokens)
+    entered(state, entry, now)
+
+
+def entered(state: SchedulerState, entry: Entry, now: float) -> None:
+    """Note that a request stands in its flow's queue."""
+    state.router.waits(entry)
+    codel.entered(state.queues.bands[entry.band].settings, entry, now)
     if state.quotas.at_limit(entry.accounts):
         state.capped.cap(entry)
 
@@ -253,7 +262,7 @@ def may_wait_until_s(entry: Entry) -> float:
 
 def shed_s(state: SchedulerState, entry: Entry) -> float:
     """Returns when a request is shed if its queue is still too long; infinity: never."""
-    return codel.due_s(state.queues.bands[entry.band].settings, entry)
+    return math.inf if entry.held else codel.due_s(state.queues.bands[entry.band].settings, entry)
 
 
 def helps_until_s(state: SchedulerState, entry: Entry, now: float) -> float:

@@ -3,264 +3,655 @@
 **Model.** An endpoint has M tokens of KV memory. A session is *resident* there with its footprint f, *idle* between its
 turns; otherwise it is new or paused, and its turns wait. A turn of a resident session finds its prompt in the cache, as
 long as the residents' footprints are within M; a session that comes back after a pause has its whole context computed
-again. So turns of residents pass at once, and others wait until their session becomes resident.
+again. So turns of residents pass at once, and others wait until their session becomes resident. While everything fits,
+all pass, and routing decides alone where they go: what is booked is where they were sent. Otherwise the gate names the
+endpoint, and the turn goes there or, if that has no room for `worth_s` or is away, elsewhere.
 
 **Rules.** Room for a waiting session is free room (`SPARE` stays free, for growth), sessions idle for `lease_s`, and
 1. *Max-min*: a tenant's level is what he holds per weight. One whose level stays below another's with the session
    takes room from idle sessions of the latter, at once, the highest level first. Each such step lowers the higher of
    two levels and never lifts the lower one above it, so levels become equal, except of those who want less: max-min.
-   Whoever holds nothing gets his first session in, whatever its size: from sessions resident for `slice_s`.
+   Whoever holds nothing gets his first session in, whatever its size: from sessions resident for `slice_s`. A tenant
+   of a lower band counts as above all of a higher one.
 2. *W*: a session that waited for `wait_s` takes the room of idle sessions that had a turn, of its own tenant (of any,
    if he holds nothing), the longest resident first; those of at least `slice_s` before others.
 3. *Origin first*: a session goes back to where it was. It goes elsewhere, if no room is to be had there, once it waited
    for `worth_s`, or by rule 1 or 2.
 Of the tenants the one that holds the least per weight is first, within a tenant who waits longest. Residents that grow
-beyond M cost idle sessions of the tenant that holds the most per weight their place.
+beyond M cost idle sessions of the tenant that holds the most per weight their place. A session whose context is less
+than `SMALL` of every memory neither waits nor counts: computing it again takes a moment.
 
 **Bound.** Let every turn end within T, and let a tenant have n residents. Of his sessions, m claim room by rule 2 when
 another one begins to, at `CLAIM` · W. Within each T every resident is idle at least once with a turn behind it, and the
 gate looks at that moment; so each T lets n sessions in, as long as none is larger than the resident that it replaces
 with the free room there, and the last one waited at most CLAIM · W + ⌈(m + 1)/n⌉ · T. Not proven: a larger session,
-which needs several residents to be idle at once; engines whose memory is not what they report; turns without an end.
+which needs several residents to be idle at once; engines whose memory is not what they report; turns without an end;
+more than `LINES_MAX` tenants that claim room at once.
 
 **Price of W.** Each session let in by rule 2 costs one context computed again, and m excess sessions are let in once in
-W: m · f / (prefill rate · W) of one engine's time. With 7 sessions of 85,000 tokens, 25,000 tokens a second and 60 s
-that is 40 %, with 300 s 8 %.
+W: m · f / (prefill rate · W) of one engine's time (`price`). With 7 sessions of 85,000 tokens, 25,000 tokens a second
+and 60 s that is 40 %, with 300 s 8 %.
+
+It does nothing for a model of which an endpoint in service tells no memory, and none where endpoints have roles.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+import heapq
+from collections.abc import Iterator
+from itertools import islice, takewhile
+from typing import Final
 
-from penstock.core.sessions.ledger import AgentSession, MemoryLedger
+from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.endpoints.pool import Pool
+from penstock.core.queueing.entry import Entry
+from penstock.core.sessions.ledger import AgentSession, EndpointMemory, Holder, MemoryLedger, Tenancy
+from penstock.core.sessions.recognition import SessionNames
+from penstock.core.util.decaying import DecayingRate
+from penstock.core.values.request import Request, Usage
+from penstock.core.values.rows import MemoryRow, SessionRow, SessionsSnapshot
+from penstock.core.values.settings import SessionSettings
 
-CLAIM = 0.95  # of W: the rest is for a session to end its turn
-SPARE = 0.08  # of an endpoint's memory: two sessions of 85,000 tokens in 2,200,000
-GROWN_MAX = 0.05  # of an endpoint's memory: residents may exceed it until one of a tenant over his share is idle
-LOOK_MAX = 16  # sessions of one tenant that may pass one which does not fit, into free room
+CLAIM: Final = 0.95  # of W: the rest is for a session to end its turn
+SPARE: Final = 0.08  # of an endpoint's memory: two sessions of 85,000 tokens in 2,200,000
+SMALL: Final = 0.002  # of an endpoint's memory: five hundred fill it, and one is computed within a step or two
+GROWN_MAX: Final = 0.05  # of an endpoint's memory: residents may exceed it until one of a tenant over his share is idle
+LOOK_MAX: Final = 16  # sessions of one tenant that may pass one which does not fit, into free room
+LINES_MAX: Final = 32  # tenants looked at in one round, and as many more of those that waited W
+ADMITTED_MAX: Final = 64  # sessions let in by one fact; the next one goes on
+TENANTS_SHOWN: Final = 50  # in the row of an endpoint
+LOOK_S: Final = 1.0  # between two looks without a fact: leases and slices are tens of seconds
+
+
+class Turned:
+    """A request of a session, from its arrival to its end."""
+
+    __slots__ = ("entry", "part", "session", "tokens")
+
+    def __init__(self, session: AgentSession, part: str, entry: Entry) -> None:
+        self.session = session
+        self.part = part
+        self.entry = entry
+        self.tokens = entry.prompt_tokens
 
 
 class SessionGate:
-    """Turns come in, and go to endpoints. All times in seconds, all sizes in tokens."""
+    """Turns come in, and wait or pass. All times in seconds, all sizes in tokens."""
 
     def __init__(
-        self, *, wait_s: float = 300.0, lease_s: float = 30.0, slice_s: float = 120.0, worth_s: float = 30.0
+        self,
+        settings: SessionSettings,
+        pool: Pool,
+        *,
+        tenant_level: int | None = 0,
+        lease_s: float = 30.0,
+        slice_s: float = 120.0,
+        worth_s: float = 30.0,
     ) -> None:
-        """`wait_s` is W. Others as in the rules above."""
+        """`settings.wait_s` is W. Others as in the rules above; `tenant_level`: which element of a flow's path."""
+        self.settings = settings
+        self.on = settings.memory
         self.ledger = MemoryLedger()
         self.pauses = self.moves = self.forced = 0  #: sessions paused, come back elsewhere, let in by rule 2
-        self._wait_s = wait_s
+        self.waiting = 0  #: sessions that stand in a line
+        self.stirred = False  #: something happened since it last looked, and sessions wait
+        self._pool = pool
+        self._tenant_level = tenant_level
         self._lease_s = lease_s
         self._slice_s = slice_s
         self._worth_s = worth_s
-        self._weights: dict[str, float] = {}
-        self._turns: dict[str, tuple[AgentSession, str, int]] = {}
-        self._lines: dict[str, deque[AgentSession]] = {}  # waiting sessions by tenant, the longest wait first
+        self._names = SessionNames()
+        self.turns: dict[str, Turned] = {}  #: by request: those that wait or are under way
+        self._lines: dict[Holder, None] = {}  # those of whom sessions wait
+        self._stopped: dict[str, AgentSession] = {}  # by operators
+        self._staying: dict[str, float] = {}  # requests that go to one endpoint alone, and until when; in that order
+        self._admissions = DecayingRate()
 
-    @property
-    def waiting(self) -> int:
-        """Sessions that wait."""
-        return sum(len(line) for line in self._lines.values())
+    # --- facts --------------------------------------------------------------------------------------------------
 
-    def arrived(
-        self, turn: str, session: str, tenant: str, tokens: int, *, now: float, part: str = "", weight: float = 1.0
-    ) -> str | None:
-        """A turn arrived, of a session or of its sub-agent `part`. Returns its endpoint, or None if it waits."""
-        found = self.ledger.session(session, tenant)
-        self._weigh(tenant, weight)
-        self._turns[turn] = (found, part, tokens)
-        if found.home is not None:
-            self._begin(found, turn)
-            self._hold_to_limit(found.home)
-            return found.home
-        if not found.waiting:
-            found.waits_s = now
-            self._lines.setdefault(tenant, deque()).append(found)
-        found.waiting.append(turn)
+    def follow(self, settings: SessionSettings) -> list[Entry]:
+        """Use other settings from now on. Returns the requests that wait no longer, because it is off."""
+        self.settings = settings
+        if settings.memory is self.on:
+            return []
+        self.on = settings.memory
+        going = [turn.entry for turn in self.turns.values() if turn.entry.held]
+        for turn in self.turns.values():
+            turn.entry.may_leave()
+        capacities = {name: memory.capacity for name, memory in self.ledger.memories.items()}
+        self.ledger = MemoryLedger()
+        for name, capacity in capacities.items():
+            self.ledger.tells(name, capacity)
+        self.turns, self._lines, self._stopped, self._staying = {}, {}, {}, {}
+        self.waiting, self.stirred = 0, False
+        return going
+
+    def arrived(self, entry: Entry, now: float, *, waited_s: float = 0.0) -> bool:
+        """A request with a turn arrived. Returns True if it passes; otherwise it waits for `released`."""
+        found = self._found(entry, now)
+        if found is None:
+            return True
+        session, part = found
+        turn = self.turns[entry.id] = Turned(session, part, entry)
+        session.model = entry.model
+        if session.home is not None and self._usable(session.home, entry, now) is None:
+            self.ledger.give_up(session)  # its home is away
+        if session.home is not None:
+            self._begin(turn)
+            self._hold_to_limit(self.ledger.memories[session.home])
+            self._stay(entry, session.home, now)
+            return True
+        footprint = turn.tokens + session.agents if not part else max(session.footprint, turn.tokens)
+        if not session.stopped and not session.waiting:
+            places = self._places(session, entry, now)
+            if not places or footprint < SMALL * min([memory.capacity for memory in places]):
+                self._begin(turn)
+                return True
+            if not self.waiting and all(m.room >= footprint + self._spare(m) for m in places):
+                self._begin(turn)
+                self.ledger.take(session, places[0].name, now)
+                return True
         if not part:
-            found.own = tokens
-        found.footprint = max(found.footprint if part else 0, tokens)
-        return None
+            session.own = turn.tokens
+        session.footprint = footprint
+        if not session.waiting:
+            session.waits_s = now - waited_s
+            if session.stopped:
+                self._stopped[session.key] = session
+            else:
+                self._join(session)
+        session.waiting[entry.id] = entry
+        self.stirred = True
+        return False
 
-    def ended(self, turn: str, tokens: int, *, now: float) -> None:
-        """A turn ended, with `tokens` in prompt and answer; or its client gave up, waiting or not."""
-        session, part, _ = self._turns.pop(turn)
-        if turn in session.waiting:
-            session.waiting.remove(turn)
+    def released(self, now: float) -> list[Entry]:
+        """Returns requests that go now. To be asked after each fact, and when time has passed (`looks_s`)."""
+        self.stirred = False
+        going: list[Entry] = []
+        for _ in range(min(self.waiting, ADMITTED_MAX)):
+            session = self._admit_one(now)
+            if session is None:
+                return going
+            self._admissions.note(now)
+            session.last_wait_s, session.first = now - session.waits_s, False
+            waiting, session.waiting = session.waiting, {}
+            for request_id, entry in waiting.items():
+                self._begin(self.turns[request_id])
+                if session.home is not None:
+                    self._stay(entry, session.home, now)
+                going.append(entry)
+        self.stirred = self.waiting > 0
+        return going
+
+    def sent(self, entry: Entry, endpoint: str, now: float) -> None:
+        """A request with a turn went to an `endpoint`: its session is resident there, wherever it was expected."""
+        turn = self.turns.get(entry.id)
+        if turn is None:
+            return
+        if self._staying.pop(entry.id, None) is not None:
+            entry.may_leave()
+        session, memory = turn.session, self.ledger.memories.get(endpoint)
+        if session.home == endpoint or (turn.part and session.home is not None):
+            return
+        if session.home is not None:
+            self.ledger.give_up(session)
+        if memory is not None and session.footprint >= SMALL * memory.capacity:
+            self.moves += session.origin not in (None, endpoint)
+            self.ledger.take(session, endpoint, now)
+            self._hold_to_limit(memory)
+
+    def took_over(self, entry: Entry, endpoint: str, now: float) -> None:
+        """A request with a turn runs at an `endpoint`, where another scheduler sent it."""
+        found = self._found(entry, now)
+        if found is not None:
+            session, part = found
+            turn = self.turns[entry.id] = Turned(session, part, entry)
+            session.model = entry.model
+            self._begin(turn)
+            self.sent(entry, endpoint, now)
+
+    def ended(self, entry: Entry, usage: Usage | None, now: float) -> None:
+        """A request with a turn ended, with its `usage`; None: it got no answer, or its client gave up, or waited."""
+        turn = self.turns.pop(entry.id, None)
+        if turn is None:
+            return
+        session = turn.session
+        self._staying.pop(entry.id, None)
+        self.stirred = self.waiting > 0
+        if session.waiting.pop(entry.id, None) is not None:
             if not session.waiting:
                 self._leave(session)
             return
-        del session.parts[turn]
-        if not part:
-            session.own = tokens
-        session.turns += 1
+        agents = session.parts.pop(entry.id)
+        if agents >= 0:
+            session.agents -= agents
+        elif usage is not None and usage.prompt_tokens:
+            if usage.cached_told and session.turns and session.home is not None and self.settings.corrected:
+                self.ledger.found(session, min(session.left, usage.prompt_tokens), usage.cached_tokens)
+            session.own = session.left = usage.prompt_tokens + usage.completion_tokens
+        if usage is not None:
+            session.turns += 1
+            session.turns_total += 1
         session.idle_s = now
-        self.ledger.resize(session)
+        self.ledger.book(session)
+        turned = entry.request.turn
         if session.home is not None:
-            self._hold_to_limit(session.home)
+            memory = self.ledger.memories[session.home]
+            if not session.parts and turned is not None and turned.last:
+                self.ledger.give_up(session)
+            elif session.stopped and session.idle:
+                self._pause(session)
+            self._hold_to_limit(memory)
 
-    def released(self, now: float) -> list[tuple[str, str]]:
-        """Returns turns that go now, with their endpoints. To be asked after each fact, and when time has passed."""
-        going: list[tuple[str, str]] = []
-        for _ in range(self.waiting):
-            admitted = self._admit_one(now)
-            if admitted is None:
+    # --- endpoints ----------------------------------------------------------------------------------------------
+
+    def tells(self, endpoint: str, kv_tokens: int) -> None:
+        """Note that an `endpoint` has `kv_tokens` of KV memory; 0: unknown."""
+        if kv_tokens > 0:
+            self.ledger.tells(endpoint, kv_tokens)
+        else:
+            self._released_from(self.ledger.removed(endpoint))
+        self.stirred = self.waiting > 0
+
+    def restarted(self, endpoint: str) -> None:
+        """Another process answers at an `endpoint`: nothing is resident there."""
+        self._released_from(self.ledger.emptied(endpoint))
+        self.stirred = self.waiting > 0
+
+    def removed(self, endpoint: str) -> None:
+        """An `endpoint` left, and its residents with it."""
+        self._released_from(self.ledger.removed(endpoint))
+        self.stirred = self.waiting > 0
+
+    def health_changed(self, now: float) -> None:
+        """Let requests go anywhere whose session's endpoint is away."""
+        self.stirred = self.waiting > 0
+        for request_id in list(self._staying):
+            entry = self.turns[request_id].entry
+            if self._usable(entry.only[0], entry, now) is None:
+                del self._staying[request_id]
+                entry.may_leave()
+
+    def _released_from(self, gone: list[AgentSession]) -> None:
+        """Let the requests of sessions that lost their endpoint go anywhere."""
+        for session in gone:
+            for request_id in session.parts:
+                if self._staying.pop(request_id, None) is not None:
+                    self.turns[request_id].entry.may_leave()
+
+    # --- operators ----------------------------------------------------------------------------------------------
+
+    def find(self, tenant: str, name: str) -> AgentSession | None:
+        """Returns a session; None if it is not known."""
+        return self.ledger.sessions.get(f"{tenant}\x00{name}")
+
+    def stop(self, session: AgentSession) -> None:
+        """Pause a `session` until `resume`: a turn under way ends, then its turns wait, and its memory is others'."""
+        session.stopped = True
+        if session.waiting:
+            self._leave(session)
+            self._stopped[session.key] = session
+        elif session.idle:
+            self._pause(session)
+        self.stirred = self.waiting > 0
+
+    def resume(self, session: AgentSession) -> None:
+        """End an operator's pause of a `session`."""
+        session.stopped = False
+        if self._stopped.pop(session.key, None) is not None:
+            self._join(session)
+        self.stirred = self.waiting > 0
+
+    def prefer(self, session: AgentSession) -> None:
+        """Let a waiting `session` in next, as if it had waited W."""
+        line = session.holder.line
+        if line.pop(session.key, None) is not None:
+            session.first = True
+            session.holder.line = {session.key: session, **line}
+            self.stirred = True
+
+    # --- questions ----------------------------------------------------------------------------------------------
+
+    def looks_s(self, now: float) -> float | None:
+        """Returns when to ask `released` and `freed` again, if no fact comes before; None: never."""
+        until_s = next(iter(self._staying.values()), None)
+        if not self.waiting:
+            return until_s
+        return now + LOOK_S if until_s is None else min(until_s, now + LOOK_S)
+
+    def freed(self, now: float) -> None:
+        """Let requests go anywhere that waited for their session's endpoint as long as that is worth."""
+        for request_id, until_s in list(self._staying.items()):
+            if until_s > now:
                 break
-            assert admitted.home is not None
-            going += [(turn, admitted.home) for turn in admitted.waiting]
-            for turn in admitted.waiting:
-                self._begin(admitted, turn)
-            admitted.waiting = []
-        return going
+            del self._staying[request_id]
+            self.turns[request_id].entry.may_leave()
 
-    # inside ------------------------------------------------------------------------------------------------------
+    def session_of(self, request_id: str) -> AgentSession | None:
+        """Returns the session of a request that has not ended; None if it has none, or the gate is off."""
+        turn = self.turns.get(request_id)
+        return None if turn is None else turn.session
 
-    def _weigh(self, tenant: str, weight: float) -> None:
-        """Note a tenant's weight, and forget those of tenants that neither hold nor wait now and then."""
-        weights, held, lines = self._weights, self.ledger.by_tenant, self._lines
-        weights[tenant] = weight
-        if len(weights) > 2 * (len(held) + len(lines)) + 64:
-            self._weights = {name: weights[name] for name in weights if name in held or name in lines or name == tenant}
+    def position(self, session: AgentSession) -> int:
+        """Returns a waiting session's place in its tenant's line: 1 is the next; 0: it stands in none."""
+        for place, key in enumerate(session.holder.line, 1):
+            if key == session.key:
+                return place
+        return 0
 
-    def _begin(self, session: AgentSession, turn: str) -> None:
-        _, part, tokens = self._turns[turn]
-        session.parts[turn] = (part, tokens)
-        self.ledger.resize(session)
+    def expected_s(self, session: AgentSession, now: float) -> float | None:
+        """Returns the seconds until a waiting session comes in, by the rate of the last ones; at most the rest of W.
+
+        None: an operator paused it.
+        """
+        if session.stopped:
+            return None
+        left_s = max(0.0, self.settings.wait_s - (now - session.waits_s))
+        rate = self._admissions.per_s(now)
+        if rate <= 0.0:
+            return left_s
+        return min(left_s, self.position(session) * len(self._lines) / rate)
+
+    def price(self) -> float:
+        """Returns which part of all engines' prefill the bound on waits costs, as things are; 0 while nothing waits."""
+        sessions = [session for holder in self._lines for session in holder.line.values()]
+        if not sessions:
+            return 0.0
+        context = sum([session.footprint for session in sessions]) / len(sessions)
+        rate = sum([e.ledger.speed.rate for e in self._pool if e.in_service])
+        return price(len(sessions), context, rate, self.settings.wait_s)
+
+    def row(self, session: AgentSession, now: float) -> SessionRow:
+        """Returns the row of a session."""
+        waits = bool(session.waiting)
+        state = "waiting" if waits else "paused"
+        if session.home is not None or session.parts:
+            state = "resident" if session.parts else "idle"
+        return SessionRow(
+            session=session.name,
+            tenant=session.tenant,
+            model=session.model,
+            band=session.holder.band,
+            state=state,
+            stopped=session.stopped,
+            endpoint=session.home,
+            origin=session.origin,
+            parts=len(session.parts),
+            turns=session.turns_total,
+            tokens=session.footprint,
+            waits_s=now - session.waits_s if waits else None,
+            expected_s=self.expected_s(session, now) if waits else None,
+            waited_s=session.last_wait_s,
+            resident_s=now - session.admitted_s if session.home is not None else None,
+        )
+
+    def rows(self, now: float, most: int) -> list[SessionRow]:
+        """Returns the first of those that wait, are resident, and were last seen, in this order."""
+        first = [session for holder in self._lines for session in holder.line.values()]
+        first += self._stopped.values()
+        for memory in self.ledger.memories.values():
+            first += [session for tenancy in memory.tenancies.values() for session in tenancy.residents.values()]
+        chosen = {session.key: session for session in first[:most]}
+        for key, session in reversed(self.ledger.sessions.items()):
+            if len(chosen) >= most:
+                break
+            chosen.setdefault(key, session)
+        return [self.row(session, now) for session in chosen.values()]
+
+    def snapshot(self) -> SessionsSnapshot:
+        """Returns the sums over all sessions, and the memory of each endpoint."""
+        memory = [self._memory_row(endpoint) for endpoint in self._pool] if self.on else []
+        return SessionsSnapshot(
+            on=self.on,
+            wait_s=self.settings.wait_s,
+            resident=sum([row.sessions for row in memory]),
+            waiting=self.waiting,
+            price=self.price(),
+            pauses_total=self.pauses,
+            moves_total=self.moves,
+            forced_total=self.forced,
+            memory=memory,
+        )
+
+    def _memory_row(self, endpoint: Endpoint) -> MemoryRow:
+        memory = self.ledger.memories.get(endpoint.name)
+        if memory is None:
+            return MemoryRow(endpoint.name, None, 0, 0, 0, 0, {})
+        tenants: dict[str, int] = {}
+        for holder, tenancy in memory.tenancies.items():
+            tokens = sum([session.booked for session in tenancy.residents.values()])
+            tenants[holder.name] = tenants.get(holder.name, 0) + tokens
+        most = heapq.nlargest(TENANTS_SHOWN, tenants.items(), key=lambda item: (item[1], item[0]))
+        idle = sum([len(tenancy.idle) for tenancy in memory.tenancies.values()])
+        return MemoryRow(
+            endpoint.name, memory.capacity, memory.usable, memory.booked, memory.residents, idle, dict(most)
+        )
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _found(self, entry: Entry, now: float) -> tuple[AgentSession, str] | None:
+        """Returns the session of a request, and its part."""
+        request = entry.request
+        found = self._names.find(request, now)
+        if found is None or self._pool.roles.any:
+            return None
+        name, part = found
+        holder = self.ledger.holder(request.band, *self._tenant(request))
+        return self.ledger.session(name, request.tenant, holder), part
+
+    def _tenant(self, request: Request) -> tuple[str, float]:
+        """Returns the name and weight by which memory is shared."""
+        level = self._tenant_level
+        if level is None or level >= len(request.flow) or len(request.weights) != len(request.flow):
+            return request.tenant, 1.0
+        return request.flow[level], request.weights[level]
+
+    def _begin(self, turn: Turned) -> None:
+        """A turn is under way, or about to be."""
+        session, request_id = turn.session, turn.entry.id
+        if turn.part:
+            session.parts[request_id] = turn.tokens
+            session.agents += turn.tokens
+        else:
+            session.parts[request_id] = -1
+            session.own = turn.tokens
+        self.ledger.book(session)
+
+    def _stay(self, entry: Entry, endpoint: str, now: float) -> None:
+        """Let a request go to its session's endpoint alone, for as long as that is worth."""
+        if len(self._pool) > 1 and (not entry.only or endpoint in entry.only):
+            entry.stay_at(endpoint)
+            self._staying[entry.id] = now + self._worth_s
+
+    def _join(self, session: AgentSession) -> None:
+        """Let a session stand in its tenant's line, by its age."""
+        line = session.holder.line
+        last = next(reversed(line.values()), None)
+        line[session.key] = session
+        if last is not None and last.waits_s > session.waits_s:
+            session.holder.line = dict(sorted(line.items(), key=lambda item: (not item[1].first, item[1].waits_s)))
+        self._lines[session.holder] = None
+        self.waiting += 1
+
+    def _leave(self, session: AgentSession) -> None:
+        """A session waits no longer."""
+        if self._stopped.pop(session.key, None) is not None:
+            return
+        holder = session.holder
+        del holder.line[session.key]
+        self.waiting -= 1
+        if not holder.line:
+            del self._lines[holder]
+
+    def _usable(self, name: str, entry: Entry, now: float) -> Endpoint | None:
+        """Returns an endpoint by its name, if it may serve a request now."""
+        endpoint = self._pool.get(name)
+        if endpoint is None or not endpoint.works(now) or not endpoint.serves(entry.model):
+            return None
+        only = entry.request.only
+        return None if only and name not in only else endpoint
+
+    def _places(self, session: AgentSession, entry: Entry, now: float) -> list[EndpointMemory]:
+        """Returns where a session may be resident, its origin first, then those with the most room.
+
+        Empty: the gate does nothing for it, because none is there or one tells no memory.
+        """
+        memories: list[EndpointMemory] = []
+        for endpoint in self._pool:
+            if self._usable(endpoint.name, entry, now) is not None:
+                memory = self.ledger.memories.get(endpoint.name)
+                if memory is None:
+                    return []
+                memories.append(memory)
+        origin = session.origin
+        memories.sort(key=lambda memory: (memory.name != origin, -memory.room, memory.name))
+        return memories
+
+    def _order(self, now: float) -> list[Holder]:
+        """Returns the tenants to look at: the least level first, then those with sessions that waited W."""
+        lines = list(self._lines)
+        if len(lines) <= LINES_MAX:
+            return sorted(lines, key=_rank)
+        order = heapq.nsmallest(LINES_MAX, lines, key=_rank)
+        claim_s = now - CLAIM * self.settings.wait_s
+        due = [holder for holder in lines if _head(holder).waits_s <= claim_s or _head(holder).first]
+        return order + heapq.nsmallest(LINES_MAX, due, key=lambda holder: _head(holder).waits_s)
 
     def _admit_one(self, now: float) -> AgentSession | None:
         """Make one waiting session resident, if any can be."""
-        for tenant in sorted(self._lines, key=lambda name: (self._level(name), name)):
-            for place, session in enumerate(self._lines[tenant]):
-                if place >= LOOK_MAX:
-                    break
-                endpoint = self._place(session, now) if place == 0 else self._free(session)
-                if endpoint is not None:
-                    self.moves += session.origin not in (None, endpoint)
+        for holder in self._order(now):
+            for place, session in enumerate(islice(holder.line.values(), LOOK_MAX)):
+                places = self._places(session, next(iter(session.waiting.values())), now)
+                found = self._place(session, places, now) if place == 0 else self._free(session, places)
+                if found is not None or not places:
                     self._leave(session)
-                    self.ledger.take(session, endpoint, now)
+                    if found is not None:
+                        self.moves += session.origin not in (None, found.name)
+                        session.left = 0
+                        self.ledger.take(session, found.name, now)
                     return session
         return None
 
-    def _leave(self, session: AgentSession) -> None:
-        line = self._lines[session.tenant]
-        line.remove(session)
-        if not line:
-            del self._lines[session.tenant]
-
-    def _free(self, session: AgentSession) -> str | None:
+    def _free(self, session: AgentSession, places: list[EndpointMemory]) -> EndpointMemory | None:
         """Returns the endpoint with free room for a session, its origin if that is one."""
-        for endpoint in self._endpoints(session):
-            if self.ledger.room(endpoint) >= session.footprint + self._spare(endpoint):
-                return endpoint
-            if session.origin is not None:
+        for memory in places:
+            if memory.room >= session.footprint + self._spare(memory):
+                return memory
+            if session.origin == memory.name:
                 return None
         return None
 
-    def _endpoints(self, session: AgentSession) -> list[str]:
-        """Returns all endpoints, the session's origin first, then those with the most room."""
-        ledger = self.ledger
-        return sorted(ledger.capacity, key=lambda name: (name != session.origin, -ledger.room(name), name))
-
-    def _level(self, tenant: str, more: int = 0) -> float:
-        """Returns what a tenant holds per weight, or would hold with `more` tokens."""
-        return (self.ledger.by_tenant.get(tenant, 0) + more) / self._weights[tenant]
-
-    def _place(self, session: AgentSession, now: float) -> str | None:
+    def _place(self, session: AgentSession, places: list[EndpointMemory], now: float) -> EndpointMemory | None:
         """Returns the endpoint of a session that becomes resident now, with its room made; or None."""
-        tenant, waited_s = session.tenant, now - session.waits_s
-        nothing = not self.ledger.by_tenant.get(tenant)
-        level = self._level(tenant, session.footprint)
-        above = {other for other in self.ledger.by_tenant if self._level(other) > level}
-        due = waited_s >= CLAIM * self._wait_s
-
-        def takes(other: AgentSession) -> bool:
-            return other.tenant in above or (nothing and now - other.admitted_s >= self._slice_s)
-
-        def had_its_turns(other: AgentSession) -> bool:
-            return (nothing or other.tenant == tenant) and other.turns > 0
-
-        def sliced(other: AgentSession) -> bool:
-            return had_its_turns(other) and now - other.admitted_s >= self._slice_s
-
-        hurries = bool(above) or nothing or due
-        for endpoint in self._endpoints(session):
-            rooms = [self._leased(endpoint, session, now), self._idle(endpoint, takes, self._highest)]
-            if due:
-                rooms += [self._idle(endpoint, rule, _longest_resident) for rule in (sliced, had_its_turns)]
-            spare = 0 if hurries else self._spare(endpoint)
-            if self._make_room(endpoint, session.footprint + spare, rooms):
+        holder, waited_s = session.holder, now - session.waits_s
+        nothing = not holder.booked
+        due = session.first or waited_s >= CLAIM * self.settings.wait_s
+        for memory in places:
+            hurries = nothing or due or any(_above(other, session) for other in memory.tenancies)
+            spare = 0 if hurries else self._spare(memory)
+            missing = min(session.footprint + spare, memory.usable) - memory.room
+            if missing <= 0 or self._make_room(memory, missing, session, now, due=due):
                 self.forced += due
-                return endpoint
-            if session.origin == endpoint and not hurries and waited_s < self._worth_s:
+                return memory
+            if session.origin == memory.name and not hurries and waited_s < self._worth_s:
                 return None
         return None
 
-    def _highest(self, session: AgentSession) -> tuple[float, float, str]:
-        return -self._level(session.tenant), session.idle_s, session.name
-
-    def _spare(self, endpoint: str) -> int:
-        """Tokens that stay free for the growth of residents, unless a rule is a claim."""
-        return round(SPARE * self.ledger.capacity[endpoint]) if self.ledger.residents[endpoint] else 0
-
-    def _leased(self, endpoint: str, session: AgentSession, now: float) -> Iterator[AgentSession]:
-        """Sessions idle for a lease, of tenants that hold no less per weight than this session's."""
-        level = self._level(session.tenant)
-
-        def reclaimable(other: AgentSession) -> bool:
-            return now - other.idle_s >= self._lease_s and self._level(other.tenant) >= level
-
-        return self._idle(endpoint, reclaimable, _longest_idle)
-
-    def _idle(
-        self,
-        endpoint: str,
-        rule: Callable[[AgentSession], bool],
-        order: Callable[[AgentSession], tuple[float | str, ...]],
-    ) -> Iterator[AgentSession]:
-        residents = self.ledger.residents[endpoint].values()
-        return iter(sorted((other for other in residents if other.idle and rule(other)), key=order))
-
-    def _make_room(self, endpoint: str, tokens: int, rooms: list[Iterator[AgentSession]]) -> bool:
-        """Pause sessions in this order until `tokens` fit, or none at all if they would not do."""
-        missing = min(tokens, self.ledger.capacity[endpoint]) - self.ledger.room(endpoint)
+    def _make_room(self, memory: EndpointMemory, missing: int, session: AgentSession, now: float, *, due: bool) -> bool:
+        """Pause sessions in order until so many tokens are free, or none at all if they would not do."""
+        if memory.idle_tokens < missing:
+            return False
         paused: dict[str, AgentSession] = {}
-        for sessions in rooms:
-            for session in sessions:
+        for other in self._givers(memory, session, now, due=due):
+            if other.key not in paused:
+                paused[other.key] = other
+                missing -= other.booked
                 if missing <= 0:
                     break
-                if session.name not in paused:
-                    paused[session.name] = session
-                    missing -= session.booked
         if missing > 0:
             return False
-        for session in paused.values():
-            self._pause(session)
+        for other in paused.values():
+            self._pause(other)
         return True
+
+    def _givers(
+        self, memory: EndpointMemory, session: AgentSession, now: float, *, due: bool
+    ) -> Iterator[AgentSession]:
+        """Yields the idle sessions of an endpoint whose room a session may take, in order; some twice."""
+        holder = session.holder
+        nothing, rank = not holder.booked, _rank(holder)[:2]
+        highest = sorted(memory.tenancies.values(), key=lambda tenancy: _rank(tenancy.holder), reverse=True)
+        for tenancy in highest:
+            if _rank(tenancy.holder)[:2] >= rank:
+                yield from takewhile(lambda other: now - other.idle_s >= self._lease_s, tenancy.idle.values())
+        for tenancy in highest:
+            if _above(tenancy.holder, session):
+                yield from tenancy.idle.values()
+        giving = [tenancy for tenancy in highest if nothing and tenancy.holder.band >= holder.band]
+        for tenancy in giving:
+            yield from [other for other in tenancy.idle.values() if now - other.admitted_s >= self._slice_s]
+        if due:
+            giving = [memory.tenancies[holder]] if holder in memory.tenancies else giving
+            for least_s in (self._slice_s, 0.0):
+                for tenancy in giving:
+                    yield from _with_turns(tenancy, now - least_s)
+
+    def _spare(self, memory: EndpointMemory) -> int:
+        """Tokens that stay free for the growth of residents, unless a rule is a claim."""
+        return round(SPARE * memory.usable) if memory.tenancies else 0
 
     def _pause(self, session: AgentSession) -> None:
         self.ledger.give_up(session)
         self.pauses += 1
 
-    def _hold_to_limit(self, endpoint: str) -> None:
+    def _hold_to_limit(self, memory: EndpointMemory) -> None:
         """Residents grew: while they exceed the memory, pause idle ones of the tenant who holds the most per weight.
 
         If none of them is idle, the next one to end its turn is paused; others only if the residents grew too far.
         """
-        ledger = self.ledger
-        while (room := ledger.room(endpoint)) < 0:
-            residents = list(ledger.residents[endpoint].values())
-            most = max({other.tenant for other in residents}, key=lambda name: (self._level(name), name))
-            far = room < -GROWN_MAX * ledger.capacity[endpoint]
-            idle = [other for other in residents if other.idle and (far or other.tenant == most)]
-            if not idle:
+        if memory.room >= 0:
+            return
+        highest = sorted(memory.tenancies.values(), key=lambda tenancy: _rank(tenancy.holder), reverse=True)
+        for tenancy in highest:
+            for session in list(tenancy.idle.values()):
+                if memory.room >= 0:
+                    return
+                self._pause(session)
+            if memory.room >= -GROWN_MAX * memory.capacity:
                 return
-            self._pause(min(idle, key=lambda other: (other.tenant != most, *_longest_idle(other))))
 
 
-def _longest_idle(session: AgentSession) -> tuple[float, str]:
-    return session.idle_s, session.name
+def price(excess: float, context_tokens: float, prefill_tokens_per_s: float, wait_s: float) -> float:
+    """Returns the price of W: which part of the time of prefill goes into contexts that are computed again.
+
+    `excess`: sessions more than fit; `prefill_tokens_per_s`: of all engines together. At most 1.
+    """
+    if excess <= 0 or prefill_tokens_per_s <= 0 or wait_s <= 0:
+        return 0.0
+    return min(1.0, excess * context_tokens / (prefill_tokens_per_s * wait_s))
 
 
-def _longest_resident(session: AgentSession) -> tuple[float, str]:
-    return session.admitted_s, session.name
+def _with_turns(tenancy: Tenancy, admitted_s: float) -> Iterator[AgentSession]:
+    """Yields a tenant's idle sessions that had a turn and came in before, the longest resident first."""
+    for session in tenancy.residents.values():
+        if session.admitted_s > admitted_s:
+            break
+        if session.turns and not session.parts:
+            yield session
+
+
+def _head(holder: Holder) -> AgentSession:
+    return next(iter(holder.line.values()))
+
+
+def _rank(holder: Holder) -> tuple[int, float, str]:
+    """Who is first in line, the least first; whose room is taken first, the greatest first."""
+    return holder.band, holder.level, holder.name
+
+
+def _above(other: Holder, session: AgentSession) -> bool:
+    """True if a session may take the room of another tenant's idle ones at once (rule 1)."""
+    holder = session.holder
+    if other.band != holder.band:
+        return other.band > holder.band
+    return other.level > (holder.booked + session.footprint) / holder.weight

@@ -3,38 +3,83 @@
 A session's footprint is the prompt and answer of its last turn, plus those of its sub-agents that are under way. A
 resident session is booked at one endpoint with its footprint. Booked is not measured: blocks that several sessions
 share are counted once for each, and an engine may have given up blocks of a session that is idle.
+
+So what is told of an endpoint's memory is not all that sessions can use of it. An answer reports how much of its prompt
+was cached: a resident's turn that found less than `FOUND` of its previous turn shows that what was booked then does not
+fit, and `usable` falls below that by `SHRINK`, at least to `USABLE_MIN` of the memory; each turn that found it while
+the endpoint was about full lifts it by `GROW`. (Additive increase and multiplicative decrease, as in congestion
+control; it replaces a fixed share of the memory for what is not booked.)
+
+No question costs more than the tenants of one endpoint: residents stand in the order of admission, idle ones in that of
+their last turn's end, by endpoint and tenant.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from typing import Final
 
-SESSIONS_MAX = 100_000  # some 40 MB; those that neither wait nor are resident are forgotten, the oldest first
+from penstock.core.queueing.entry import Entry
+
+SESSIONS_MAX: Final = 100_000  # some 60 MB; those that neither wait nor are resident are forgotten, the oldest first
+FOUND: Final = 0.5  # of the previous turn's tokens: an engine that evicts takes whole contexts, or their ends
+SHRINK: Final = 0.98  # with each turn that found less: some of one moment show the same
+GROW: Final = 0.002  # of the memory: a hundred good turns take back ten bad ones
+USABLE_MIN: Final = 0.5  # of the memory: whatever else uses it, or misreports hits, the gate holds no more than that
+FULL: Final = 0.9  # of `usable`: below, a hit does not show that more would fit
+
+
+class Holder:
+    """A tenant of one band: it holds memory at endpoints, and its sessions stand in one line."""
+
+    __slots__ = ("band", "booked", "line", "name", "weight")
+
+    def __init__(self, band: int, name: str) -> None:
+        self.band = band
+        self.name = name
+        self.weight = 1.0
+        self.booked = 0  #: tokens, at all endpoints
+        self.line: dict[str, AgentSession] = {}  #: that wait, the longest wait first
+
+    @property
+    def level(self) -> float:
+        """What it holds per weight."""
+        return self.booked / self.weight
 
 
 class AgentSession:
     """One session, its sub-agents included. Written by `MemoryLedger` and `SessionGate` alone."""
 
     __slots__ = (
-        "admitted_s", "booked", "footprint", "home", "idle_s", "name", "origin", "own", "parts", "tenant", "turns",
-        "waiting", "waits_s",
+        "admitted_s", "agents", "booked", "first", "footprint", "holder", "home", "idle_s", "key", "last_wait_s",
+        "left", "model", "name", "origin", "own", "parts", "stopped", "tenant", "turns", "turns_total", "waiting",
+        "waits_s",
     )  # fmt: skip
 
-    def __init__(self, name: str, tenant: str) -> None:
+    def __init__(self, key: str, name: str, tenant: str, holder: Holder) -> None:
+        self.key = key  #: unique among all tenants
         self.name = name
         self.tenant = tenant
-        self.own = 0  # tokens of the session's own last turn
-        self.parts: dict[str, tuple[str, int]] = {}  # turns under way: whose it is, and its tokens
+        self.holder = holder
+        self.model = ""  #: of its last turn
+        self.own = 0  #: tokens of the session's own last turn
+        self.left = 0  #: tokens that its last own turn left at its endpoint since it was admitted
+        self.agents = 0  #: tokens of sub-agents' turns under way
+        self.parts: dict[str, int] = {}  #: turns under way, by request: a sub-agent's tokens, or -1 for its own
         self.footprint = 0
-        self.booked = 0  # at its endpoint
-        self.home: str | None = None  # while it is resident
-        self.origin: str | None = None  # where it was resident last
+        self.booked = 0  #: at its endpoint
+        self.home: str | None = None  #: while it is resident
+        self.origin: str | None = None  #: where it was resident last
         self.admitted_s = -math.inf
-        self.turns = 0  # ended since it was admitted
-        self.idle_s = -math.inf  # since when no turn is under way
-        self.waiting: list[str] = []  # turns that wait
-        self.waits_s = 0.0  # since when they do
+        self.turns = 0  #: ended since it was admitted
+        self.turns_total = 0
+        self.idle_s = -math.inf  #: since when no turn is under way
+        self.waiting: dict[str, Entry] = {}  #: turns that wait, by request
+        self.waits_s = 0.0  #: since when they do
+        self.last_wait_s = 0.0  #: for how long they did before it came in
+        self.stopped = False  #: by an operator: it comes in when he resumes it
+        self.first = False  #: by an operator: it comes in next
 
     @property
     def idle(self) -> bool:
@@ -42,82 +87,184 @@ class AgentSession:
         return self.home is not None and not self.parts
 
 
+class Tenancy:
+    """The sessions of one holder at one endpoint."""
+
+    __slots__ = ("holder", "idle", "idle_tokens", "residents")
+
+    def __init__(self, holder: Holder) -> None:
+        self.holder = holder
+        self.residents: dict[str, AgentSession] = {}  # the longest resident first
+        self.idle: dict[str, AgentSession] = {}  # the longest idle first
+        self.idle_tokens = 0
+
+
+class EndpointMemory:
+    """One endpoint's KV memory."""
+
+    __slots__ = ("booked", "capacity", "idle_tokens", "name", "tenancies", "usable")
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name = name
+        self.capacity = capacity  #: as told
+        self.usable = capacity  #: of it, by sessions
+        self.booked = 0  #: tokens of all residents
+        self.idle_tokens = 0
+        self.tenancies: dict[Holder, Tenancy] = {}
+
+    @property
+    def room(self) -> int:
+        """Tokens free; negative if its residents grew beyond it."""
+        return self.usable - self.booked
+
+    @property
+    def residents(self) -> int:
+        """How many sessions are resident."""
+        return sum([len(tenancy.residents) for tenancy in self.tenancies.values()])
+
+
 class MemoryLedger:
-    """Residents by endpoint, and tokens held by tenant."""
+    """Residents by endpoint and tenant, and tokens held by tenant."""
 
     def __init__(self) -> None:
-        self.capacity: dict[str, int] = {}
-        self.held: dict[str, int] = {}  #: tokens by endpoint
-        self.by_tenant: dict[str, int] = {}
-        self.residents: dict[str, dict[str, AgentSession]] = {}
-        self._sessions: OrderedDict[str, AgentSession] = OrderedDict()
+        self.memories: dict[str, EndpointMemory] = {}
+        self.holders: dict[tuple[int, str], Holder] = {}
+        self.sessions: OrderedDict[str, AgentSession] = OrderedDict()
 
-    def add_endpoint(self, name: str, kv_tokens: int) -> None:
-        self.capacity[name] = kv_tokens
-        self.held.setdefault(name, 0)
-        self.residents.setdefault(name, {})
+    def tells(self, endpoint: str, kv_tokens: int) -> None:
+        """Note that an `endpoint` has `kv_tokens` of KV memory."""
+        memory = self.memories.get(endpoint)
+        if memory is None:
+            self.memories[endpoint] = EndpointMemory(endpoint, kv_tokens)
+        elif memory.capacity != kv_tokens:
+            memory.capacity = memory.usable = kv_tokens
 
-    def remove_endpoint(self, name: str) -> None:
-        """An endpoint left, or restarted: nothing is resident there."""
-        for session in list(self.residents.get(name, {}).values()):
+    def emptied(self, endpoint: str) -> list[AgentSession]:
+        """An endpoint restarted: nothing is resident there. Returns those that were."""
+        memory = self.memories.get(endpoint)
+        if memory is None:
+            return []
+        gone = [session for tenancy in memory.tenancies.values() for session in tenancy.residents.values()]
+        for session in gone:
             self.give_up(session)
             session.origin = None
-        for table in (self.capacity, self.held, self.residents):
-            table.pop(name, None)
+        memory.usable = memory.capacity
+        return gone
 
-    def session(self, name: str, tenant: str) -> AgentSession:
+    def removed(self, endpoint: str) -> list[AgentSession]:
+        """An endpoint left, or tells its memory no longer. Returns the sessions that were resident."""
+        gone = self.emptied(endpoint)
+        self.memories.pop(endpoint, None)
+        return gone
+
+    def session(self, name: str, tenant: str, holder: Holder) -> AgentSession:
         """Returns a session, a new one if it is not known. Names of two tenants never meet."""
         key = f"{tenant}\x00{name}"
-        session = self._sessions.get(key)
+        session = self.sessions.get(key)
         if session is None:
-            session = self._sessions[key] = AgentSession(key, tenant)
+            session = self.sessions[key] = AgentSession(key, name, tenant, holder)
             self._forget()
-        self._sessions.move_to_end(key)
+        else:
+            self.sessions.move_to_end(key)
+        if session.holder is not holder:
+            self._move(session, holder)
         return session
 
-    def room(self, endpoint: str) -> int:
-        """Tokens free at an endpoint; negative if its residents grew beyond it."""
-        return self.capacity[endpoint] - self.held[endpoint]
+    def holder(self, band: int, name: str, weight: float) -> Holder:
+        """Returns a tenant of a band, which weighs so much from now on."""
+        holder = self.holders.get((band, name))
+        if holder is None:
+            if len(self.holders) >= SESSIONS_MAX:  # each has a session that waits or is resident, or is forgotten here
+                self.holders = {key: x for key, x in self.holders.items() if x.booked or x.line}
+            holder = self.holders[band, name] = Holder(band, name)
+        holder.weight = weight
+        return holder
 
     def take(self, session: AgentSession, endpoint: str, now: float) -> None:
-        """Make a session resident."""
+        """Make a `session` resident at an `endpoint`."""
         assert session.home is None
         session.home = session.origin = endpoint
         session.admitted_s, session.turns = now, 0
-        self.residents[endpoint][session.name] = session
-        self._book(session, session.footprint)
+        memory, holder = self.memories[endpoint], session.holder
+        tenancy = memory.tenancies.get(holder)
+        if tenancy is None:
+            tenancy = memory.tenancies[holder] = Tenancy(holder)
+        tenancy.residents[session.key] = session
+        self.book(session)
 
     def give_up(self, session: AgentSession) -> None:
-        """A session is resident no longer."""
+        """A `session` is resident no longer; what it booked is free."""
         assert session.home is not None
-        self._book(session, 0)
-        del self.residents[session.home][session.name]
+        memory, holder = self.memories[session.home], session.holder
+        tenancy = memory.tenancies[holder]
+        if tenancy.idle.pop(session.key, None) is not None:
+            tenancy.idle_tokens -= session.booked
+            memory.idle_tokens -= session.booked
+        del tenancy.residents[session.key]
+        if not tenancy.residents:
+            del memory.tenancies[holder]
+        memory.booked -= session.booked
+        holder.booked -= session.booked
+        session.booked = 0
         session.home = None
 
-    def resize(self, session: AgentSession) -> None:
-        """Set a session's footprint by its last turn and what is under way."""
-        agents = sum(tokens for part, tokens in session.parts.values() if part)
-        own = max((tokens for part, tokens in session.parts.values() if not part), default=session.own)
-        session.own = own
-        session.footprint = own + agents
-        if session.home is not None:
-            self._book(session, session.footprint)
+    def book(self, session: AgentSession) -> None:
+        """Set the footprint of a `session` by its last turn and what is under way, and book it where it is resident."""
+        session.footprint = session.own + session.agents
+        if session.home is None:
+            return
+        memory, holder = self.memories[session.home], session.holder
+        tenancy = memory.tenancies[holder]
+        more = session.footprint - session.booked
+        was_idle = session.key in tenancy.idle
+        if was_idle:
+            tenancy.idle_tokens -= session.booked
+            memory.idle_tokens -= session.booked
+        session.booked = session.footprint
+        memory.booked += more
+        holder.booked += more
+        if not session.parts:
+            tenancy.idle[session.key] = session
+            tenancy.idle_tokens += session.booked
+            memory.idle_tokens += session.booked
+        elif was_idle:
+            del tenancy.idle[session.key]
 
-    def _book(self, session: AgentSession, tokens: int) -> None:
+    def found(self, session: AgentSession, before: int, cached_tokens: int) -> None:
+        """A resident's turn found so many tokens cached, of `before` that its previous turn had left there."""
         assert session.home is not None
-        more = tokens - session.booked
-        session.booked = tokens
-        self.held[session.home] += more
-        self.by_tenant[session.tenant] = self.by_tenant.get(session.tenant, 0) + more
-        if not self.by_tenant[session.tenant]:
-            del self.by_tenant[session.tenant]
+        memory = self.memories[session.home]
+        if cached_tokens < FOUND * before:
+            least = round(USABLE_MIN * memory.capacity)
+            memory.usable = max(least, round(SHRINK * min(memory.usable, max(memory.booked, least))))
+        elif memory.booked > FULL * memory.usable:
+            memory.usable = min(memory.capacity, memory.usable + round(GROW * memory.capacity))
+
+    def _move(self, session: AgentSession, holder: Holder) -> None:
+        """A session is of another band from now on; a waiting one keeps its place by its age."""
+        home, admitted_s, turns = session.home, session.admitted_s, session.turns
+        if home is not None:
+            self.give_up(session)
+        if session.holder.line.pop(session.key, None) is not None:
+            line = {**holder.line, session.key: session}
+            holder.line = dict(sorted(line.items(), key=lambda item: item[1].waits_s))
+        session.holder = holder
+        if home is not None:
+            self.take(session, home, admitted_s)
+            session.turns = turns
+            tenancy = self.memories[home].tenancies[holder]
+            tenancy.residents = dict(sorted(tenancy.residents.items(), key=lambda item: item[1].admitted_s))
+            tenancy.idle = dict(sorted(tenancy.idle.items(), key=lambda item: item[1].idle_s))
 
     def _forget(self) -> None:
         looks = 0
-        while len(self._sessions) > SESSIONS_MAX and looks < len(self._sessions):
-            name, session = next(iter(self._sessions.items()))
-            if session.home is None and not session.waiting:
-                del self._sessions[name]
+        while len(self.sessions) > SESSIONS_MAX and looks < 64:
+            key, session = next(iter(self.sessions.items()))
+            looks += 1
+            if session.home is None and not session.waiting and not session.parts:
+                del self.sessions[key]
+            elif looks == 1 and session.idle:  # all are resident: the one that was used least recently
+                self.give_up(session)
+                del self.sessions[key]
             else:
-                self._sessions.move_to_end(name)
-                looks += 1
+                self.sessions.move_to_end(key)

@@ -119,6 +119,11 @@ class Cause(StrEnum):
         "the request is held for the endpoint that has its session or prefix",
         "Nothing: it is worth the wait. `routing.affinity_wait` is how long.",
     )
+    SESSION_MEMORY = (
+        "session_memory",
+        "the context of its session does not fit beside those of the sessions that have the engines' KV memory",
+        f"{_MORE}, or fewer sessions at a time: `penstock sessions` lists them. `sessions.wait` bounds the wait.",
+    )
     NO_DECIDER = (
         "no_decider",
         "it is not known which gateway leads, so nothing is sent",

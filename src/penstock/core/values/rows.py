@@ -58,6 +58,52 @@ class SourceSnapshot(msgspec.Struct, frozen=True):
     off: int  #: endpoints about which it is not asked now
 
 
+class SessionRow(msgspec.Struct, frozen=True):
+    """One agent's session."""
+
+    session: str
+    tenant: str
+    model: str  #: of its last turn
+    band: int  #: its rank
+    state: str  #: `resident` (a turn is under way), `idle`, `waiting` or `paused`: its memory was given to others
+    stopped: bool  #: an operator paused it
+    endpoint: str | None  #: where it is resident
+    origin: str | None  #: where it was resident last
+    parts: int  #: turns under way, those of sub-agents too
+    turns: int  #: answered so far
+    tokens: int  #: its footprint: prompt and answer of its last turn, and sub-agents under way
+    waits_s: float | None  #: so far; None: it does not wait
+    expected_s: float | None  #: until it comes in; None: it does not wait, or an operator paused it
+    waited_s: float  #: the last time, before it came in
+    resident_s: float | None  #: since it came in
+
+
+class MemoryRow(msgspec.Struct, frozen=True):
+    """One endpoint's KV memory, as sessions hold it."""
+
+    endpoint: str
+    kv_tokens: int | None  #: None: it tells none, so sessions do not wait for it
+    usable_tokens: int  #: of these, by sessions, as hits show
+    held_tokens: int  #: booked
+    sessions: int  #: resident
+    idle: int  #: of these, between turns
+    tenants: dict[str, int]  #: tokens by tenant: those that hold most
+
+
+class SessionsSnapshot(msgspec.Struct, frozen=True):
+    """All sessions at one moment. Totals only grow."""
+
+    on: bool
+    wait_s: float  #: the bound on waits
+    resident: int
+    waiting: int
+    price: float  #: the part of all prefill that this bound costs, as things are
+    pauses_total: int
+    moves_total: int  #: came back elsewhere
+    forced_total: int  #: let in because they waited as long as they may
+    memory: list[MemoryRow]
+
+
 class LimitReached(msgspec.Struct, frozen=True, gc=False):
     """The limit that a tenant, one of its keys, or one of its models has reached."""
 

@@ -33,6 +33,7 @@ class EndpointSpec(msgspec.Struct, frozen=True):
     limits: EndpointLimits = EndpointLimits()
     vouched: bool = True  #: known to be an engine, without further proof
     by_word: bool = False  #: and that is the operator alone
+    kv_tokens: int | None = None  #: its KV memory; None: as its engine reports
 
 
 class BandSettings(msgspec.Struct, frozen=True):
@@ -108,6 +109,15 @@ class RoutingSettings(msgspec.Struct, frozen=True):
     adapter_affinity: bool = True  #: endpoints that have a request's LoRA adapter in memory are preferred
 
 
+class SessionSettings(msgspec.Struct, frozen=True):
+    """The gate on KV memory (`core/sessions/gate.py`)."""
+
+    memory: bool = False  #: agents' sessions wait until their contexts fit
+    wait_s: float = 300.0  #: for so long at most, as a rule
+    wait_s_max: float = 360.0  #: a request that the gate holds may wait so long in all, if that is more than its band's
+    corrected: bool = True  #: what fits is learnt from the hits that answers report
+
+
 class Limits(msgspec.Struct, frozen=True):
     """A tenant's limits; None: no such limit."""
 
@@ -146,7 +156,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True):
     retry_budget: float = 0.2
     health: HealthSettings = HealthSettings()
     stale_after_s: float = 5.0  #: readings older than that are not used
+    sessions: SessionSettings = SessionSettings()
     divided_tokens_min: int = 0  #: shorter prompts are not computed apart from their answers
+
+    @property
+    def gate(self) -> SessionSettings:
+        """The gate's settings in force: without a queue nothing may wait."""
+        return self.sessions if self.queue_enabled else msgspec.structs.replace(self.sessions, memory=False)
 
     def fairness_of(self, band: BandSettings) -> str:
         """Returns the name of the policy between the flows of a band: its own, or that of all bands."""

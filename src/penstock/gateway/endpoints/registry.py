@@ -46,6 +46,7 @@ QUIET_LOOK_S = 0.1  # how often we look whether all requests of a drained endpoi
 #: Fields that may change while requests run. If others change, it is another endpoint.
 FOLLOWED = (
     "slots",
+    "kv_tokens",
     "price",
     "weight",
     "max_kv_usage",
@@ -329,7 +330,12 @@ class EndpointRegistry:
             self._resize(endpoint.name, endpoint.slots)
         now = self._driver.now()
         changed = self._driver.scheduler.endpoint_changed(
-            endpoint.name, price=endpoint.price, weight=endpoint.weight, limits=limits_of(endpoint), now=now
+            endpoint.name,
+            price=endpoint.price,
+            weight=endpoint.weight,
+            limits=limits_of(endpoint),
+            kv_tokens=endpoint.kv_tokens or 0,
+            now=now,
         )
         self._driver.tell(changed)
 
@@ -359,6 +365,7 @@ class EndpointRegistry:
             price=endpoint.price,
             weight=endpoint.weight,
             limits=limits_of(endpoint),
+            kv_tokens=endpoint.kv_tokens,
             vouched=by_word,
             by_word=by_word,
         )

@@ -13,11 +13,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.core.values.settings import RoutingSettings
+from penstock.core.values.settings import RoutingSettings, SessionSettings
 from penstock.sim import command
 from penstock.sim.command import CLEAR, EXIT_FAILED, EXIT_OK, ProgressLine
 from penstock.sim.engine.profiles import AGENTS_PROFILE, PROFILES, EngineConfig
-from penstock.sim.traces.session_gate import NAME, memory_gate
 from penstock.sim.traces.session_run import DURATION_S, WARM_UP_S, SessionFigures, SessionOptions, TurnFigures, run
 from penstock.sim.traces.session_source import SessionLoad
 from penstock.sim.traces.sessions import read
@@ -70,8 +69,6 @@ def problem(args: argparse.Namespace) -> str | None:
         return "--context-max takes tokens, 1 or more"
     if args.gate_wait is not None and not 0 < args.gate_wait < math.inf:
         return "--gate-wait takes seconds, above 0"
-    if args.gate != "off" and args.routing is not None:
-        return "--routing is for --gate off: a gate decides itself where sessions go"
     if args.plot or args.speed != 1.0 or args.no_queue:
         return "--plot, --speed and --no-queue are not for sessions of agents"
     return None
@@ -106,12 +103,14 @@ def _rows(args: argparse.Namespace, line: ProgressLine) -> list[SessionFigures]:
         warm_up_s=warm_up_s,
         router=RoutingSettings(affinity_wait_s=args.affinity_wait, imbalance_threshold=args.imbalance_threshold),
         checked=args.check,
-        rivals={**args.rivals, NAME: memory_gate(args.gate_wait if args.gate_wait is not None else WAIT_S)},
+        rivals=args.rivals,
+        gate=SessionSettings(
+            memory=args.gate == "memory", wait_s=args.gate_wait if args.gate_wait is not None else WAIT_S
+        ),
     )
     sessions = read(Path(args.trace), min(args.context_max or CONTEXT_MAX, config.max_model_len))
     rows: list[SessionFigures] = []
-    routings = NAME if args.gate == "memory" else args.routing or DEFAULT_ROUTINGS
-    for routing in routings.split(","):
+    for routing in (args.routing or DEFAULT_ROUTINGS).split(","):
         for seed in command.seeds(args):
             line.seed = seed
             rows.append(run(sessions, routing, seed, options, partial(line.tell, routing)))

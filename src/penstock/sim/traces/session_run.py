@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.settings import RoutingSettings
+from penstock.core.values.settings import RoutingSettings, SessionSettings
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.traces.session_source import SessionLoad, SessionSource
 from penstock.sim.traces.sessions import RecordedSession
@@ -41,6 +41,7 @@ class SessionOptions:
     warm_up_s: float = WARM_UP_S
     router: RoutingSettings = field(default_factory=RoutingSettings)
     checked: bool = False
+    gate: SessionSettings = field(default_factory=SessionSettings)
     rivals: Mapping[str, MakeRival] = field(default_factory=lambda: RIVALS)  #: by name, beside Penstock's policies
 
 
@@ -93,6 +94,7 @@ def run(
                 wait_s_max=PATIENCE_S,
                 routing="round_robin" if rival else routing,
                 router=options.router,
+                sessions=options.gate,
             ),
             engines=tuple(
                 EngineSpec(f"engine-{n}", options.engine, options.engine.max_num_seqs) for n in range(options.endpoints)

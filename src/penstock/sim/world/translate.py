@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.values.observation import Observation
-from penstock.core.values.request import Contents, Request
+from penstock.core.values.request import Contents, Request, Turn
 from penstock.core.values.settings import EndpointSpec
 from penstock.sim.world.workload import Job
 from penstock.sim.world.world_values import EngineNode, EngineSpec
@@ -36,6 +36,7 @@ def request(job: Job) -> Request:
         streamed=stream.streamed,
         deadline_s=job.deadline_s,
         session=job.session,
+        turn=Turn(job.root, "" if job.session == job.root else job.session or "") if job.root is not None else None,
         prefix=job.blocks,
         prefix_chunk_bytes=max(1, round(job.block_tokens * job.body_bytes / job.prompt_tokens)),
     )

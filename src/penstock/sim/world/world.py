@@ -391,12 +391,13 @@ class World:
             strange = journey.node.spec.strange if journey.node is not None else PLAIN
             asked = ours and journey.job.stream.streamed
             seen = asked and strange.streams
+            again = journey.first_s is not None  # the engine computed it a second time, to make room for others
             if progress.first:
                 journey.first_s = now
                 self._serve(journey).prompt_tokens += journey.job.prompt_tokens
                 if not ours:
                     self._rival.first_token(journey.job)
-                if seen:
+                if seen and not again:
                     self._tell(journey.told.first_token(journey.lease, now=now))
             if progress.usage is not None and progress.finished:
                 self._serve(journey).output_tokens += tokens
