@@ -1278,7 +1278,6 @@ ONE: dict[str, object] = {"endpoints": [{"url": "http://a", "slots": 2}]}
             "tenants[0].limits.queued",
         ),
         ({"bands": [{"name": "standard", "min_share": 0.2}]}, "bands[0].min_share does nothing"),
-        ({"bands": [{"name": "standard", "shed_interval": "1s"}]}, "bands[0].shed_interval does nothing"),
         (
             {"bands": [{"name": "standard", "best_effort": True, "shed_target": "40s"}]},
             "bands[0].shed_target sheds no queued request",

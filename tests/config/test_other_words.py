@@ -49,11 +49,35 @@ def test_another_programs_name_is_answered_with_ours(document: dict[str, object]
     assert line in told
 
 
-def test_a_removed_setting_is_refused_with_its_replacement() -> None:
-    now = "a prompt is cached if most of what it does not share with others is"
-    assert lines({"routing": {"prefix_group_tokens": 4}}) == [
-        f"routing.prefix_group_tokens: was removed (delete it: {now})"
-    ]
+@pytest.mark.parametrize(
+    ("document", "line"),
+    [
+        (
+            {"routing": {"prefix_group_tokens": 4}},
+            (
+                "routing.prefix_group_tokens: was removed (delete it: a prompt is cached if most of what it does not share"
+                " with others is)"
+            ),
+        ),
+        (
+            {"bands": [{"name": "standard", "shed_interval": "9s"}]},
+            "bands[0].shed_interval: was removed (delete it: it is 5 s, longer than most answers take)",
+        ),
+        (
+            {"admission": {"max_preemptions": 1}},
+            "admission.max_preemptions: was removed (delete it: a request is preempted three times at most)",
+        ),
+        (
+            {"identity": {"anonymous": {"limits": {"models": {"m": {"running": 1}}}}}},
+            (
+                "identity.anonymous.limits.models: was removed (a tenant named `anonymous` has such limits: `tenants:"
+                " [{name: anonymous, limits: {models: …}}]`)"
+            ),
+        ),
+    ],
+)
+def test_a_removed_setting_is_refused_with_its_replacement(document: dict[str, object], line: str) -> None:
+    assert lines(document) == [line]
 
 
 @pytest.mark.parametrize(("whose", "word"), ALL, ids=[word for _, word in ALL])

@@ -387,7 +387,6 @@ EVERYTHING: list[dict[str, Any]] = [
                 "best_effort": True,
                 "preemptible": True,
                 "shed_target": 3,
-                "shed_interval": 4,
                 "fairness": {"policy": "weighted_tokens"},
                 "ordering": "shortest_first",
             },
@@ -402,7 +401,6 @@ EVERYTHING: list[dict[str, Any]] = [
             "max_time_per_output_token": 1,
             "reserved_slots": 0.2,
             "engine_priority": True,
-            "max_preemptions": 2,
             "max_preempted_share": 0.1,
         },
         "routing": {
@@ -484,7 +482,6 @@ EVERYTHING: list[dict[str, Any]] = [
                     "requests_per_minute": 11,
                     "tokens_per_minute": 12,
                     "tokens_per_day": 13,
-                    "models": {"qwen": every_limit(40)},
                 },
             },
             "allowed_hosts": ["penstock.example"],

@@ -91,8 +91,6 @@ def _bands(settings: Settings) -> Iterator[str]:
         where = f"bands[{index}]"
         if band.min_share and index == 0:
             yield f"{where}.min_share does nothing: no band is above it"
-        if band.shed_target is None and "shed_interval" in band.model_fields_set:
-            yield f"{where}.shed_interval does nothing without `shed_target`"
         if band.shed_target is not None and 2 * band.shed_target >= _max_wait(settings, band):
             yield f"{where}.shed_target sheds no queued request: twice as much is not before `max_wait`"
         for key in ("max_requests", "max_bytes", "max_tokens"):

@@ -7,7 +7,7 @@ and fairness are in `sections/tenancy.py`, the base class in `sections/section.p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationInfo, field_validator
 
@@ -167,6 +167,7 @@ class Queue(Section):
 class BandSection(Section):
     """Strict priority classes, highest first. A list in the file replaces the default one as a whole."""
 
+    removed: ClassVar[dict[str, str]] = {"shed_interval": "delete it: it is 5 s, longer than most answers take"}
     name: values.BandName = Field(description="A free name.")
     max_engine_waiting: values.Whole = setting(
         2,
@@ -184,17 +185,14 @@ class BandSection(Section):
     preemptible: values.Bool = setting(
         default=False,
         meaning="Requests of higher bands may take its slots: a running request of which its client has seen nothing "
-        "is aborted and queued again, within `admission.max_preemptions` and `admission.max_preempted_share`.",
+        "is aborted and queued again, three times at most, and within `admission.max_preempted_share`.",
     )
     shed_target: values.OptionalDuration = setting(
         None,
-        "Best-effort bands only: once the shortest wait of a flow stays above this for `shed_interval`, its requests "
+        "Best-effort bands only: once the shortest wait of a flow stays above this for 5 s, its requests "
         "that waited, or are expected to wait, twice this get 429 `overload`. Unset: no shedding. `10s` suits clients "
         "that retry.",
         gt=0,
-    )
-    shed_interval: values.Duration = setting(
-        5.0, "How long waits must stay above `shed_target`. Longer than an answer takes, or bursts are shed.", gt=0
     )
     ceiling: values.Number = setting(
         1.0, "The share of an endpoint's slots up to which this band may fill it.", gt=0, le=1
@@ -234,6 +232,7 @@ def numbers_of(bands: Sequence[BandSection], default_band: str) -> list[int]:
 class Admission(Section):
     """When an endpoint may get another request."""
 
+    removed: ClassVar[dict[str, str]] = {"max_preemptions": "delete it: a request is preempted three times at most"}
     slots_initial: values.Whole = setting(
         16, "The first guess if `slots` is `auto` and the engine does not report its number.", ge=1
     )
@@ -248,9 +247,6 @@ class Admission(Section):
     )
     reserved_slots: values.ReservedSlots = setting(
         "auto", "The share of slots kept free for flows under their fair share. `auto` measures the need."
-    )
-    max_preemptions: values.Whole = setting(
-        3, "How often a request of a preemptible band may be aborted for requests of higher bands.", ge=0, le=100
     )
     max_preempted_share: values.Number = setting(
         0.05, "The share of all slot time that preemption may lose. 0: nothing is preempted.", ge=0, le=1

@@ -145,7 +145,7 @@ async def test_the_page_is_for_browsers_and_json_for_programs(world: World) -> N
 
 async def test_all_without_a_key_together_have_limits_per_model(world: World) -> None:
     await world.engine()
-    await world.gateway(identity={"anonymous": {"limits": {"models": {"sim": {"requests_per_minute": 1}}}}})
+    await world.gateway(tenants=[{"name": "anonymous", "limits": {"models": {"sim": {"requests_per_minute": 1}}}}])
     assert (await world.chat_with({"x-tenant-id": "a"})).status == 200
     refused = await world.chat_with({"x-tenant-id": "b"})
     assert refused.status == 429

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -85,9 +85,18 @@ class OwnLimits(Section):
     )
 
 
-class TenantLimits(OwnLimits):
+class AnonymousLimits(OwnLimits):
+    """Limits of all clients without a tenant together. Default: none."""
+
+    removed: ClassVar[dict[str, str]] = {
+        "models": "a tenant named `anonymous` has such limits: `tenants: [{name: anonymous, limits: {models: …}}]`"
+    }
+
+
+class TenantLimits(AnonymousLimits):
     """Limits of a tenant. Default: none."""
 
+    removed: ClassVar[dict[str, str]] = {}
     models: Annotated[dict[values.ModelName, OwnLimits], BeforeValidator(values.items(0, LIMITED_MODELS_MAX))] = (
         setting({}, "")
     )
@@ -145,7 +154,7 @@ class Anonymous(Section):
     """The share of all clients without a key. Names they send are users within it."""
 
     weight: values.Weight = setting(1.0, "Its share, relative to tenants.")
-    limits: TenantLimits = TenantLimits()
+    limits: AnonymousLimits = AnonymousLimits()
 
 
 class Identity(Section):

@@ -3,7 +3,7 @@
 Model: a queued request of a higher band that only lacks a slot, and gets none soon by the forecast, takes that of the
 youngest preemptible lease, of the lowest band, of which the client has seen nothing. The youngest, because what is lost
 is the time since its dispatch. That lease is aborted, and its request goes back to its place in the queue with its age.
-`admission.max_preemptions` bounds how often that happens to one request; a token bucket bounds the lost slot time to
+`preemptions_max` bounds how often that happens to one request; a token bucket bounds the lost slot time to
 `admission.max_preempted_share` of all slot time (it may go into debt by one lease). With it a batch fills all idle
 slots: a slot that it holds counts as free when slots are reserved for flows under their share.
 

@@ -26,7 +26,7 @@ from penstock import clock
 from penstock.config import values
 from penstock.config.model import Settings
 from penstock.config.sections import tenancy
-from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant, TenantLimits
+from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.caller import Caller, Claims, Key, Sender, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
@@ -106,7 +106,7 @@ class Callers:
         self._networks = [ipaddress.ip_network(network) for network in identity.trusted_proxies]
         self._trusted_peers: dict[str, bool] = {}
         anonymous = settings.anonymous
-        is_limited = anonymous.limits != TenantLimits()
+        is_limited = bool(anonymous.limits.model_dump(exclude_defaults=True))
         # If there is nobody else, all share that part.
         self._part = ANONYMOUS if settings.tenants or self._networks or is_limited else ""
         self._part_weight = anonymous.weight if self._part else 1.0
