@@ -1,14 +1,15 @@
 """Two real vLLM and a real llama.cpp on this CPU, with unknown slots: their throughput.
 
-Needs the installation of `make test-engines`. For each size of the engines a closed loop of clients asks for short and
-for long answers: the engines directly (by turns), a gateway told nothing, the same gateway told the slots, and one with
-queueing off. All stand beside one another and are asked in short turns, each round in the other order, so that what
-else the machine does falls on all alike; the ratios are of one round each, and their mean is shown with its standard
-error. The hop itself shares the two cores with the engines, so `told` and `off` say what of a loss is the hop's. On a
-machine that others use the engines' own count of tokens a step says most: it is the batch they run, and wavers little.
+Needs the installation of `make test-engines`. For each size of the engines, length of answers and share of streams a
+closed loop of clients asks: the engines directly (by turns), a gateway told nothing, the same gateway told the slots,
+and one with queueing off, each freshly started. All stand beside one another and are asked in short turns, each round
+in the other order, so that what else the machine does falls on all alike; the ratios are of one round each, and their
+mean is shown with its standard error. The hop itself shares the two cores with the engines, so `told` and `off` say
+what of a loss is the hop's. On a machine that others use the engines' own count of tokens a step says most: it is the
+batch they run, and wavers little.
 
-python -m benchmarks.real_slots [--sizes 8 64 256] [--rounds 6] [--seconds 8] [--lengths short long]
-    [--ways untold told off envoy]
+python -m benchmarks.real_slots [--sizes 8 64 256] [--engines 2] [--rounds 6] [--seconds 8] [--tokens 8 128]
+    [--streams 0.5] [--ways untold told off envoy]
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import statistics
 import tempfile
 import time
@@ -32,14 +34,13 @@ from tests.gateway.epp.conftest import Envoy
 WARM_S = 10.0  # before anything counts: what the goal allows for finding out
 TURN_WARM_S = 3.0  # of each turn: until the gateway has read that what ran before is over
 LOOK_EVERY_S = 0.5
-TOKENS = {"short": 8, "long": 128}
 LOOKED_AT = ("slots", "engine_running", "engine_waiting")  # of an endpoint, by the gateway's state
 TOKENS_MADE = {"vllm": "vllm:generation_tokens_total", "llamacpp": "llamacpp:tokens_predicted_total"}
 STEPS_MADE = {"vllm": "vllm:iteration_tokens_total_count", "llamacpp": "llamacpp:n_decode_total"}
 
 
-async def load(urls: list[str], clients: int, tokens: int, until_s: float) -> None:
-    """A closed loop until then. Half of the clients stream."""
+async def load(urls: list[str], clients: int, tokens: int, streams: float, until_s: float) -> None:
+    """A closed loop until then. A share of the clients stream."""
 
     async def client(port: int, serial: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
@@ -47,7 +48,7 @@ async def load(urls: list[str], clients: int, tokens: int, until_s: float) -> No
             if time.monotonic() >= until_s:
                 break
             body: dict[str, Any] = {"model": MODEL, "prompt": f"{serial} {number} the river runs", "max_tokens": tokens}
-            body |= {"ignore_eos": True, "temperature": 0, "stream": serial % 2 == 0}
+            body |= {"ignore_eos": True, "temperature": 0, "stream": serial % 2 < 2 * streams}
             data = json.dumps(body).encode()
             head = "POST /v1/completions HTTP/1.1\r\nhost: e\r\ncontent-type: application/json\r\n"
             request = f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
@@ -145,10 +146,16 @@ def ratio(values: list[float], others: list[float]) -> str:
 
 
 async def turn(
-    urls: list[str], engines: list[Engine], gateway: Gateway | None, clients: int, tokens: int, seconds: float
+    urls: list[str],
+    engines: list[Engine],
+    gateway: Gateway | None,
+    clients: int,
+    tokens: int,
+    streams: float,
+    seconds: float,
 ) -> tuple[dict[str, float], list[dict[str, float]]]:
     """One turn of one way: what it is worth, and what was seen of the engines meanwhile."""
-    asked = asyncio.create_task(load(urls, clients, tokens, time.monotonic() + TURN_WARM_S + seconds))
+    asked = asyncio.create_task(load(urls, clients, tokens, streams, time.monotonic() + TURN_WARM_S + seconds))
     await asyncio.sleep(TURN_WARM_S)
     before = await asyncio.to_thread(Made.now, engines, gateway)
     seen = await looks(gateway, before.at_s + seconds) if gateway else []
@@ -159,48 +166,64 @@ async def turn(
 
 
 def measure(name: str, engines: list[Engine], size: int, args: argparse.Namespace, folder: Path) -> None:
-    clients = int(size * len(engines) * 1.5)
     with contextlib.ExitStack() as stack:
         for engine in engines:
             stack.callback(engine.process.kill)
             engine.process.start()
         for engine in engines:
             engine.ensure()
+        for tokens, streams in itertools.product(args.tokens, args.streams):
+            cell(name, engines, size, tokens, streams, args, folder)
+
+
+def cell(
+    name: str, engines: list[Engine], size: int, tokens: int, streams: float, args: argparse.Namespace, folder: Path
+) -> None:
+    """One length of answers and share of streams, with gateways that know nothing yet."""
+    clients = int(size * len(engines) * 1.5)
+    with contextlib.ExitStack() as stack:
         standing = gateways(folder, engines, size, args.ways, stack)
-        ways = {"direct": [e.url for e in engines], **{way: [url] for way, (_, url) in standing.items()}}
-        for length in args.lengths:
-            turns: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-            seen: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-            asyncio.run(load(ways[args.ways[0]], clients, TOKENS[length], time.monotonic() + WARM_S))
-            for number in range(args.rounds):
-                for way in list(ways)[:: -1 if number % 2 else 1]:
-                    gateway = standing[way][0] if way in standing else None
-                    asked = turn(ways[way], engines, gateway, clients, TOKENS[length], args.seconds)
-                    worth, looked = asyncio.run(asked)
-                    say(f"{way}: {', '.join(f'{value:.0f} {what}' for what, value in worth.items())}")
-                    turns[way].append(worth)
-                    seen[way] += looked
-            print(f"{name} of {size}, {length} answers, {clients} clients, {args.rounds} rounds")
-            for what in turns["direct"][0]:
-                values = {way: [worth[what] for worth in worths] for way, worths in turns.items()}
-                medians = ", ".join(f"{way} {statistics.median(values[way]):.1f}" for way in values)
-                print(f"  {what}: {medians}", end="")
-                if min(values["direct"]):
-                    of_direct = ", ".join(f"{way} {ratio(values[way], values['direct'])}" for way in args.ways)
-                    print(f"; of direct: {of_direct}", end="")
-                for way in args.ways:
-                    if "told" in values and way in ("untold", "envoy"):
-                        print(f"; {way} of told {ratio(values[way], values['told'])}", end="")
-                print()
-            for way in args.ways:
-                means = [f"{key} {statistics.fmean(look[key] for look in seen[way]):.1f}" for key in LOOKED_AT]
-                print(f"  an engine, {way}: {', '.join(means)}", flush=True)
+        ways = {"direct": [e.url for e in engines]} if args.direct else {}
+        ways |= {way: [url] for way, (_, url) in standing.items()}
+        turns: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+        seen: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+        asyncio.run(load(ways[args.ways[0]], clients, tokens, streams, time.monotonic() + WARM_S))
+        for number in range(args.rounds):
+            for way in list(ways)[:: -1 if number % 2 else 1]:
+                gateway = standing[way][0] if way in standing else None
+                asked = turn(ways[way], engines, gateway, clients, tokens, streams, args.seconds)
+                worth, looked = asyncio.run(asked)
+                say(f"{way}: {', '.join(f'{value:.0f} {what}' for what, value in worth.items())}")
+                turns[way].append(worth)
+                seen[way] += looked
+    print(
+        f"{name} of {size}, {tokens} tokens, {streams:.0%} streams, {clients} clients, {args.rounds} rounds, ", end=""
+    )
+    print(f"load {os.getloadavg()[0]:.0f}")
+    for what in next(iter(turns.values()))[0]:
+        values = {way: [worth[what] for worth in worths] for way, worths in turns.items()}
+        medians = ", ".join(f"{way} {statistics.median(values[way]):.1f}" for way in values)
+        print(f"  {what}: {medians}", end="")
+        if "direct" in values and min(values["direct"]):
+            of_direct = ", ".join(f"{way} {ratio(values[way], values['direct'])}" for way in args.ways)
+            print(f"; of direct: {of_direct}", end="")
+        for way in args.ways:
+            if "told" in values and way in ("untold", "envoy"):
+                print(f"; {way} of told {ratio(values[way], values['told'])}", end="")
+        print()
+    for way in args.ways:
+        means = [f"{key} {statistics.fmean(look[key] for look in seen[way]):.1f}" for key in LOOKED_AT]
+        print(f"  an engine, {way}: {', '.join(means)}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="*", default=[8, 64, 256], help="--max-num-seqs of each vLLM")
-    parser.add_argument("--lengths", nargs="*", choices=TOKENS, default=list(TOKENS))
+    parser.add_argument("--engines", type=int, default=2, help="vLLMs beside one another")
+    parser.add_argument("--tokens", type=int, nargs="*", default=[8, 128], help="of an answer")
+    parser.add_argument(
+        "--streams", type=float, nargs="*", default=[0.5], choices=[0.0, 0.5, 1.0], help="share of the clients"
+    )
     parser.add_argument(
         "--seconds", type=float, default=8.0, help="of each turn; better several generations of answers"
     )
@@ -208,13 +231,16 @@ def main() -> None:
     parser.add_argument(
         "--ways", nargs="*", choices=["untold", "told", "off", "envoy"], default=["untold", "told", "off"]
     )
+    parser.add_argument("--no-direct", dest="direct", action="store_false", help="do not ask the engines themselves")
     parser.add_argument("--no-llama", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for size in args.sizes:
-            vllms: list[Engine] = [Vllm(f"vllm-{n}-{size}", folder, "--max-num-seqs", str(size)) for n in "ab"]
-            measure("2 x vLLM", vllms, size, args, folder)
+            vllms: list[Engine] = [
+                Vllm(f"vllm-{n}-{size}", folder, "--max-num-seqs", str(size)) for n in range(args.engines)
+            ]
+            measure(f"{args.engines} x vLLM", vllms, size, args, folder)
         if not args.no_llama:
             measure("llama.cpp", [LlamaCpp("llama", folder)], LLAMA_SIZE, args, folder)
 
