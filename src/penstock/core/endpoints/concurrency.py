@@ -38,6 +38,7 @@ SLOTS_MIN = 2
 SLOTS_MAX = 4096  # no engine runs more
 HOLD_S, HOLD_S_MAX = 2.0, 10.0
 LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.5  # between two looks: two steps of most engines
+LOOKS = 2  # in a row that show a queue: one may be of another moment than our answers
 AHEAD = 8  # part of those that run may be sent beyond them until an engine has queued
 SURPLUS_MIN = 2  # may wait inside it: as many as bands let wait there by default
 
@@ -95,7 +96,7 @@ class FoundLimit(ConcurrencyLimit):
 
     __slots__ = (
         "_before", "_first", "_fits", "_grown_at", "_grown_s", "_hold_s", "_hold_until_s", "_judges", "_page",
-        "_plateau", "_queued", "_step", "_top", "_whole", "judge", "work",
+        "_queued", "_step", "_top", "_whole", "judge", "work",
     )  # fmt: skip
 
     def __init__(self, slots: int, *, ran: int = 0) -> None:
@@ -115,7 +116,6 @@ class FoundLimit(ConcurrencyLimit):
         self._hold_s, self._hold_until_s = HOLD_S, -math.inf
         self._grown_s = -math.inf
         self._forget()
-        self._plateau = math.inf  # the most that ran when it last decreased
 
     def _forget(self) -> None:
         """Forget evidence that was taken at another limit, or by another judge."""
@@ -144,12 +144,10 @@ class FoundLimit(ConcurrencyLimit):
             self._queued += 1
             self._step = min(self._step, 1)
             self._fits = max(self._fits, it.fits)
-            if self._queued >= it.looks:
+            if self._queued >= LOOKS:
                 self._shrink(now, int(self._fits))
             return
         self._queued, self._fits = 0, 0.0
-        if it.ran > 1.1 * self._plateau + 1.0:
-            self._hold_until_s, self._plateau = -math.inf, math.inf
         if (
             not full
             or it.inside <= max(self._before, IN_USE * self.slots - 1)
@@ -177,7 +175,6 @@ class FoundLimit(ConcurrencyLimit):
         self._hold_until_s = now + self._hold_s
         if self._before:
             self._hold_s = min(2.0 * self._hold_s, HOLD_S_MAX)
-        self._plateau = self._top
         self._forget()
 
     def on_false_page(self) -> None:

@@ -45,7 +45,6 @@ class Evidence(NamedTuple):
     queue: float  #: requests that wait for a server
     fits: float  #: with a queue: how many the engine has room for
     full: bool  #: all that were let in run or are on their way
-    looks: int  #: in a row that a queue takes to be one
     round_s: float  #: until a higher limit shows
 
 
@@ -130,10 +129,9 @@ class Judge:
 
 
 class PageJudge(Judge):
-    """The page: a queue is what a step left waiting at two readings, or at one if our streams are late as well.
+    """The page: a queue is what a step left waiting.
 
-    Nothing is let in between two readings beyond what the last one proved, and after a first queue nothing more while a
-    stream of ours is late, because its reading may be of a moment before that. It sees nothing while the page does not
+    Nothing is let in between two readings beyond what the last one proved. It sees nothing while the page does not
     count (`page.py`), and if the page shows no queue, although streams are late (`pages/all-running`,
     `pages/silent-queue`), or more were sent and no more run (`pages/all-zero`). That holds until it shows one.
     """
@@ -181,7 +179,6 @@ class PageJudge(Judge):
         if not moved or base is None or now - base.asked_s > READING_S_MAX:
             return None
         inside, queue = page.own + page.others, _queue(ledger, base)
-        late = late_streams(ledger, now, LATE)
         if queue == 0.0:
             self.fit = page.own
         return Evidence(
@@ -189,9 +186,8 @@ class PageJudge(Judge):
             ran=base.running,
             queue=queue,
             fits=max(base.running, inside - queue, 0.5 * min(inside, slots)),
-            full=page.queue <= ledger.fresh and not (self.honest and late),
-            looks=1 if queue >= FEW and 2 * len(late) >= queue else 2,
-            round_s=0.0 if base.running >= IN_USE * slots else SETTLES_S,
+            full=page.queue <= ledger.fresh,
+            round_s=0.0,
         )
 
 
@@ -225,7 +221,6 @@ class StreamsJudge(Judge):
             queue=queue,
             fits=max(work.ran + others, inside + others - queue, IN_USE * slots),
             full=engaged >= FULL_SHARE * min(inside, room),
-            looks=2 if queue >= 2.0 else 3,
             round_s=LATE * ledger.speed.base_s,
         )
 
@@ -287,7 +282,6 @@ class WholeJudge(Judge):
             queue=beside - ran if share < WHOLE_RAN else 0.0,
             fits=max(ran, IN_USE * slots),
             full=True,
-            looks=2,
             round_s=SETTLES_S,
         )
 
