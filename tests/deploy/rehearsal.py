@@ -59,7 +59,7 @@ def incidents(site: Site) -> list[Incident]:
 
     def gateway(name: str, engines: Sequence[Process], slots: int = 4, **settings: Any) -> Process:
         listed = [{"url": engine.url, "slots": slots} for engine in engines]
-        return site.gateway({"endpoints": listed, "health": {"eject_after": 100000}, **settings}, name)
+        return site.gateway({"endpoints": listed, "health": {"eject_after": 100000}, "store": False, **settings}, name)
 
     def add(name: str, told: Process, alerts: str, begin: Act, **more: Act) -> None:
         made.append(Incident(name, told, set(alerts.split()), begin, **more))
@@ -147,10 +147,31 @@ def incidents(site: Site) -> list[Incident]:
     cut = gateway("its decider killed", [engine], share={"listen": place[1], **share})
     add("its decider killed", cut, "PenstockAlone", decides.end, end=decides.begin)
 
+    spends = gateway("a budget is spent", [engine], identity={"anonymous": {"limits": {"tokens_per_day": 3000}}})
+    spending: list[Act] = []
+
+    def lift() -> None:
+        spending[0]()
+        site.write("a budget is spent", {"endpoints": [{"url": engine.url}], "store": False})
+        spends.send(signal.SIGHUP)
+
+    add(
+        "a budget is spent",
+        spends,
+        "PenstockBudgetSpent",
+        lambda: spending.append(site.caller(spends, 4, 0.1, max_tokens=40).let_go),
+        end=lift,
+    )
+
+    taken = site.folder / "taken"  # by a file
+    taken.write_text("")
+    homeless = gateway("no place for the ledger", [engine], store=True, state_dir=str(taken))
+    add("no place for the ledger", homeless, "PenstockLedgerNotWritten", lambda: None, end=taken.unlink)
+
     wrong = gateway("bad settings", [engine])
 
     def settings(**more: Any) -> None:
-        site.write("bad settings", {"endpoints": [{"url": engine.url}], **more})
+        site.write("bad settings", {"endpoints": [{"url": engine.url}], "store": False, **more})
         wrong.send(signal.SIGHUP)
 
     add("bad settings", wrong, "PenstockReloadFailed", lambda: settings(queue={"max_wait": "soon"}), end=settings)
@@ -159,7 +180,7 @@ def incidents(site: Site) -> list[Incident]:
 
 def rollout(site: Site) -> Incident:
     """Two gateways of which one has not followed. All others differ, too: these have a Prometheus of their own."""
-    settings: dict[str, Any] = {"endpoints": [{"url": "http://127.0.0.1:9"}]}
+    settings: dict[str, Any] = {"endpoints": [{"url": "http://127.0.0.1:9"}], "store": False}
     site.gateway(settings, "rollout-1", listen="127.0.0.1:0")  # where they listen is a setting, too
     second = site.gateway(settings, "rollout-2", listen="127.0.0.1:0")
 

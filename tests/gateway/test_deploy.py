@@ -13,6 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.config.load import ConfigError, from_mapping, load
+from penstock.config.sections.tenancy import OwnLimits
 from penstock.config.values import TOKENS_KNOWN
 from penstock.core.values.catalogue import Cause, EndpointState, Failure, Outcome, Reason
 from tests.gateway.conftest import World
@@ -37,8 +38,9 @@ def queries() -> list[str]:
 
 async def test_every_series_and_label_that_dashboard_and_alerts_use_is_exported(world: World) -> None:
     await world.engine()
-    await world.gateway()
+    await world.gateway(tenants=[{"name": "team", "limits": {"tokens_per_day": 1_000_000}}])
     await world.chat()
+    await world.ask("GET", "/admin/usage")  # from then on there is a ledger
     page = (await world.ask("GET", "/metrics")).body.decode()
     exported = {
         sample.name: set(sample.labels) for family in text_string_to_metric_families(page) for sample in family.samples
@@ -95,6 +97,7 @@ def test_every_word_that_dashboard_and_alerts_look_for_exists() -> None:
         "reason": {*Reason, *Failure, Cause.ENGINE_QUEUE, Cause.PREEMPTED, Cause.STUCK},
         "outcome": set(Outcome),
         "state": set(EndpointState),
+        "limit": set(OwnLimits.model_fields),
         "instance": {"$instance"},
         "job": {"penstock"},
     }

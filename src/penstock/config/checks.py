@@ -41,12 +41,12 @@ from penstock.config.problems import (
     write_path,
     written_at,
 )
-from penstock.config.sections.batch import BatchSection, StoreSection, store_checks, store_form
+from penstock.config.sections.batch import BatchSection, store_checks
 from penstock.config.sections.clients import ANY_ORIGIN, CorsSection, epp_checks
 from penstock.config.sections.discovery import discovery_checks, tls_checks
 from penstock.config.sections.locality import locality_checks
 from penstock.config.sections.models import ModelPrices, ModelSection, model_prices
-from penstock.config.sections.operation import Admin, Tracing, UsageSection
+from penstock.config.sections.operation import Admin, Tracing
 from penstock.config.sections.routing import RoutingSection, routing_checks
 from penstock.config.sections.section import Section
 from penstock.config.sections.share import share_checks
@@ -414,22 +414,6 @@ def _identity(document: Document) -> Found:
             yield problem(("identity", key), f"{shown} carries secrets, and names are shown and logged")
 
 
-def _stored(document: Document) -> Found:
-    """What is to be kept, without a store to keep it in."""
-    store = StoreSection.valid(store_form(document.get("store")))
-    if store is None or store.enabled:
-        return
-    identity, batch = Identity.valid(document.get("identity")), BatchSection.valid(document.get("batch"))
-    usage = UsageSection.valid(document.get("usage"))
-    asked: dict[Location, bool] = {
-        ("identity", "made_keys"): identity is not None and identity.made_keys,
-        ("batch", "serve"): batch is not None and batch.serve,
-        ("usage",): bool(document.get("usage")) and usage is not None and usage.keep > 0,
-    }
-    for location in [location for location, is_so in asked.items() if is_so]:
-        yield problem(location, "has no store, because `store` is off", "remove one of the two")
-
-
 def _is_band_name(value: str) -> bool:
     try:
         values.band_name(value)
@@ -465,6 +449,6 @@ def _longer(document: Document, section: str, key: str, limit: str, parts: Secti
 
 _CHECKS = (
     *(_tls, _endpoints, discovery_checks, _models, _paths, _bands, _min_shares, _fairness, _identity, _extras),
-    *(_tenants, _routing, _intervals, locality_checks, store_checks, _stored, share_checks, _admin, _cors),
+    *(_tenants, _routing, _intervals, locality_checks, store_checks, share_checks, _admin, _cors),
     *(_beyond_others, epp_checks),
 )

@@ -15,7 +15,7 @@ from pydantic import SecretStr, ValidationError
 from penstock.config.checks import cross_checks
 from penstock.config.layers import Flags, Merged, merge
 from penstock.config.model import EndpointSection, Settings
-from penstock.config.problems import ConfigError, Filled, Location, Problem, write_path
+from penstock.config.problems import ConfigError, Filled, Location, Problem, problem, write_path
 from penstock.config.sections.share import OWN
 from penstock.config.source import parse
 
@@ -34,7 +34,6 @@ __all__ = [
     "summary",
 ]
 
-FORMERLY = frozenset({"data", "url", "store"})  # names in `batch` that `other_words.py` moves
 HASH_CHARACTERS = 12  # enough to distinguish configurations, short enough for a label
 
 
@@ -127,7 +126,7 @@ def _hashed_secret(value: object) -> str:
 
 def built(merged: Merged) -> Settings:
     """Returns the settings of these layers. Raises `ConfigError` with all problems."""
-    if isinstance(batch := merged.document.get("batch"), Mapping) and FORMERLY & batch.keys():
+    if merged.document.get("batch"):
         from penstock.config.other_words import moved  # noqa: PLC0415 - few settings need it
 
         merged = moved(merged)
@@ -140,6 +139,8 @@ def built(merged: Merged) -> Settings:
 
         found += explain(error, merged.document)
     found += cross_checks(merged.document)
+    if settings is not None and not settings.store.enabled and (needs := settings.needs_store):
+        found.append(problem(tuple(needs.split(".")), "has no store, because `store` is off", "remove one of the two"))
     problems = merged.problems + [
         _with_origin(problem, merged.origin(location))
         for location, problem in found

@@ -452,10 +452,10 @@ class Settings(Section):
     def needs_store(self) -> str | None:
         """The setting that asks for a store, so the gateway can't do without; None: there is one by default only."""
         asked = {
-            "store": self.store.data is not None or self.store.url is not None,
+            "store": self.store.enabled and (self.store.data is not None or self.store.url is not None),
             "identity.made_keys": self.identity.made_keys,
             "batch.serve": self.batch.serve,
-            "usage": "usage" in self.model_fields_set and self.usage.keep > 0,
+            "usage": bool(self.usage.model_fields_set) and self.usage.keep > 0,
         }
         return next((name for name, is_so in asked.items() if is_so), None)
 

@@ -171,6 +171,8 @@ def moved(merged: Merged) -> Merged:
     """
     batch = mapping_of(merged.document.get("batch"))
     rest = {name: value for name, value in batch.items() if name not in ("data", "url", "store")}
+    if len(rest) == len(batch):
+        return merged
     store = {name: batch[name] for name in ("data", "url") if batch.get(name) is not None}
     if batch.get("store") == "postgres":
         store.setdefault("url", "postgres")  # refused, because its address is missing

@@ -41,8 +41,10 @@ from penstock.gateway.proxy.heartbeat import Heartbeats
 from penstock.gateway.proxy.ties import Affinities
 from penstock.gateway.queueing import queueing
 from penstock.gateway.reload import Reload
+from penstock.gateway.telemetry.exposition import Levels
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
+from penstock.gateway.telemetry.tenants import SPENT
 from penstock.gateway.usage.ledger import NO_LEDGER
 from penstock.http.server.server import Handler, HttpServer
 
@@ -77,6 +79,7 @@ class Parts:
         self.scheduler = scheduler = Scheduler(settings_map.scheduler_settings(settings), random=Random())
         self.driver = driver = Driver(scheduler, now=clock.now)
         self.metrics = metrics = Metrics(snapshot=lambda: scheduler.snapshot(requests=False, now=driver.now()))
+        metrics.add_sources([Levels(*SPENT, lambda: scheduler.budgets(now=driver.now()))])
         self.catalog = catalog = Catalog()
         self.endpoints = endpoints = EndpointRegistry(driver=driver, metrics=metrics, catalog=catalog)
         self.discovery = Discovery((), endpoints)

@@ -56,10 +56,10 @@ class StoreSection(Section):
 
 def store_form(value: object) -> object:
     """Returns the section for a short form; any other value unchanged."""
-    if value is False or (isinstance(value, str) and value.strip().lower() in ("off", "false")):
-        return {"enabled": False}
-    if value is True or (isinstance(value, str) and value.strip().lower() in ("on", "true")):
-        return {}
+    words = {"off": False, "false": False, "on": True, "true": True}
+    value = words.get(value.strip().lower(), value) if isinstance(value, str) else value
+    if isinstance(value, bool):
+        return {"enabled": value}
     if isinstance(value, str):
         return {"url" if value.startswith(POSTGRES) else "data": value}
     return value

@@ -29,6 +29,7 @@ from penstock.core.values.settings import Limits
 MINUTE_S = 60.0
 DAY_S = 86_400.0
 SHOWN_MAX = 50  # tenants in a snapshot; the others are counted
+BUDGETS_MAX = 300  # rates whose spent share is told, three of each tenant
 FOUND_MAX = 4096  # sets of accounts, whose records are kept
 
 Accounts = tuple[str, ...]  # of one request: its tenant's or part's, then those of its key and model
@@ -341,6 +342,17 @@ class Quotas:
             )
             for name, account in shown
         ]
+
+    def budgets(self, now: float, *, most: int = BUDGETS_MAX) -> list[tuple[tuple[str, str], float]]:
+        """Returns tenant, limit and spent share of the rates that are spent most: 1 is all of it, more is debt."""
+        limits = ("requests_per_minute", "tokens_per_minute", "tokens_per_day")
+        rows = [
+            ((account.name, limit), 1.0 - bucket.left(now) / bucket.size)
+            for account in self._accounts.values()
+            for limit, bucket in zip(limits, (account.requests, account.tokens, account.tokens_day), strict=True)
+            if bucket is not None and not account.own
+        ]
+        return heapq.nlargest(most, rows, key=lambda row: row[1])
 
 
 def _bucket(per_period: int | None, period_s: float) -> TokenBucket | None:

@@ -223,6 +223,10 @@ class Questions:
         """Returns the least rest of each rate of these accounts; None: no rate is set."""
         return self._state.quotas.allowance(accounts, now)
 
+    def budgets(self, *, now: float) -> list[tuple[tuple[str, str], float]]:
+        """Returns tenant, limit and spent share of tenants' rates, those spent most."""
+        return self._state.quotas.budgets(now)
+
     def limits_of(self, account: str) -> Limits | None:
         """Returns the limits of a tenant, or of an account within it; None: no limit."""
         return self._state.quotas.limits_of(account)

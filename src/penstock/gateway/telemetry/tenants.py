@@ -31,6 +31,8 @@ OTHERS = "others"
 STEP = math.log(1.1)
 LEAST_S = 1e-3  # shorter is as good
 WAIT, FIRST_TOKEN = "wait", "first_token"
+#: Name, help and labels of what tenants have spent of their rates.
+SPENT = "penstock_tenant_budget_used_ratio", "Spent share of a tenant's rate; 1: all of it.", ("tenant", "limit")
 
 
 class _TenantLine(NamedTuple):
