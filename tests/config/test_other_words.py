@@ -55,8 +55,8 @@ def test_another_programs_name_is_answered_with_ours(document: dict[str, object]
         (
             {"routing": {"prefix_group_tokens": 4}},
             (
-                "routing.prefix_group_tokens: was removed (delete it: a prompt is cached if most of what it does not share"
-                " with others is)"
+                "routing.prefix_group_tokens: was removed (delete it: a prompt is cached if most of what it does not"
+                " share with others is)"
             ),
         ),
         (
