@@ -59,20 +59,22 @@ class PickedJourney(QueuedJourney):
         if self.request.pinned is not None or not self.has_others:
             return []
         sent, targets, only = self.target, self._means.targets, self.request.only
-        but = {
-            name
-            for name, other in targets.items()
-            if (only and name not in only) or not _is_like(sent, other, self.model)
-        }
-        but.add(self.endpoint)
-        found: list[Upstream] = []
+
+        def fits(name: str) -> bool:
+            other = targets.get(name)
+            return other is not None and (not only or name in only) and _is_like(sent, other, self.model)
+
+        but, found = {self.endpoint}, list[Upstream]()
+        unfit: set[str] | None = None  # found out once the least loaded one is none: mostly all are alike
         while len(found) < count:
             name = self._driver.scheduler.least_loaded(self.request.model, but=but, now=self._driver.now())
             if name is None:
                 break
             but.add(name)
-            if name in targets:
+            if fits(name):
                 found.append(targets[name].upstream)
+            elif unfit is None:
+                but |= (unfit := {other for other in targets if not fits(other)})
         return found
 
     def rerouted(self, endpoint: str | None) -> None:
