@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Bytecode is kept, whatever the environment says: a run of the tests starts Python some two hundred times.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-all compiled compiled-dev test-compiled test-compiled-readers test-deploy rehearse-alerts image chart wheels test-page test-clients shots test-postgres test-engines check
+.PHONY: demo test test-all compiled compiled-dev test-compiled test-compiled-readers test-deploy rehearse-alerts image chart wheels release-check test-page test-clients shots test-postgres test-engines check
 .PHONY: soak chaos chaos-share fuzz bench cost lab docs generated lock clean
 .DEFAULT_GOAL := test
 
@@ -94,6 +94,11 @@ chart:
 	./scripts/deploy/chart
 wheels:
 	./scripts/deploy/wheels
+
+# Each step of a release that runs without the forge, once, over what is in dist/ (built first if it is empty: minutes).
+release-check:
+	PYTHON=$(PYTHON) ./scripts/deploy/install
+	PYTHON=$(PYTHON) ./scripts/deploy/release-check
 
 # The live page in a browser: CHROMIUM, one of the system's, or one that is fetched now.
 test-page: .venv/dev.stamp
@@ -189,6 +194,7 @@ generated: .venv/dev.stamp
 	$(BIN)/python -m tests.tidy.configuration > docs/configuration.md
 	$(BIN)/penstock schema > docs/penstock.schema.json
 	$(BIN)/python -m tests.tidy.codes
+	$(BIN)/python -m tests.tidy.readme
 	$(BIN)/python -m tests.tidy.diagram > docs/diagram.md
 	./scripts/deploy/chart_values
 

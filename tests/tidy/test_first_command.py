@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.build import COSTS
+from tests.tidy.readme import README, Published, stated, written
+
 ROOT = Path(__file__).parents[2]
 SHIMS = {
     "old": 'case "$*" in *version_info*"<"*) exit 1;; *print*) echo 3.10;; esac',
@@ -100,12 +103,40 @@ def test_make_takes_the_first_python_that_will_do(tmp_path: Path, pythons: dict[
     assert f"./scripts/venv '{chosen}' .venv" in done.stdout
 
 
+def commands(text: str) -> list[list[str]]:
+    """The command lines of each block, without their remarks."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    return [[line.split(" #")[0].strip() for line in block.splitlines()] for block in blocks]
+
+
+def test_the_readme_is_as_pyproject_says() -> None:
+    text, where = README.read_text(), stated()
+    assert text == written(text, where), "run: make generated"
+    tracked = subprocess.run(
+        ["git", "grep", "-lF", where.address], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert tracked.stdout.split() == ["README.md", "pyproject.toml"], "a fork changes its address in one place"
+
+
 def test_the_readme_begins_with_the_commands_that_do_all_set_up() -> None:
-    first = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert first is not None
-    clone, *made = first[1].splitlines()
-    assert [line.split(" #")[0].strip() for line in made] == ["make demo", "make test"]
-    address = clone.split()[2]
-    assert clone == f"git clone {address} && cd {address.rsplit('/', 1)[1]}"
-    tracked = subprocess.run(["git", "grep", "-lF", address], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert tracked.stdout.split() == ["README.md"], "a fork changes its address in one place"
+    text = written(README.read_text(), Published(published=False, address="https://forge.example/us/ours"))
+    first, second = commands(text)[:2]
+    assert first == ["git clone https://forge.example/us/ours && cd ours", "make demo", "make test"]
+    assert second[-1] == "pip install ."
+
+
+def test_once_it_is_published_the_package_comes_first_and_the_checkout_after_it() -> None:
+    text = written(README.read_text(), Published(published=True, address="https://forge.example/us/ours"))
+    first, second = commands(text)[:2]
+    assert first[1:] == ["pip install penstock-gateway", "penstock demo"]
+    assert second == ["git clone https://forge.example/us/ours && cd ours", "make demo", "make test"]
+    assert "pip install ." not in [line for block in commands(text) for line in block]
+
+
+def test_what_plain_python_costs_is_said_alike_everywhere() -> None:
+    """The pages that people and programs read have the figure of `penstock.build`, and no other."""
+    told = {
+        page.name: re.findall(r"([\d.]+ times the CPU per request)", page.read_text())
+        for page in (README, ROOT / "docs/operations.md")
+    }
+    assert told == {"README.md": [COSTS], "operations.md": [COSTS]}

@@ -196,7 +196,7 @@ class StreamsJudge(Judge):
 
     __slots__ = ("_streamed_s",)
     name = "streams"
-    tries = 1 / 32  # fewer than are reserved for light callers would not be used (`flood/other-model/200x100ms/20`)
+    tries = 0.03125  # 1 / 32: fewer than are reserved for light callers would not be used (`flood/other-model/200x100ms/20`)
 
     def __init__(self) -> None:
         self._streamed_s = -math.inf
