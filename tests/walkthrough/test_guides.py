@@ -51,6 +51,24 @@ def test_applications(tmp_path: Path) -> None:
     assert '"tenant":"mine"' in out
 
 
+def test_agents(tmp_path: Path) -> None:
+    out = guide("agents.md", tmp_path)
+    assert "event: message_stop" in out, out
+    assert re.search(r'^\{"input_tokens": ?\d+\}$', out, re.MULTILINE), out
+    assert re.search(r"^event: response\.(completed|incomplete)$", out, re.MULTILINE), out
+
+
+def test_paths(tmp_path: Path) -> None:
+    out = guide("paths.md", tmp_path)
+    assert out.startswith("ok: 1 endpoint"), out
+    asked = re.findall(r"^(/\S+) (\d+) (\S*)$", out, re.MULTILINE)
+    assert [(path, status, bool(endpoint)) for path, status, endpoint in asked] == [
+        ("/ping", "200", True),
+        ("/tokenizer_info?model=sim", "404", True),
+        ("/pong", "404", False),
+    ], out
+
+
 def test_litellm_behind(tmp_path: Path) -> None:
     out = guide("litellm.md", tmp_path)
     assert re.findall(r"^HTTP/1\.1 (\d+)", out, re.MULTILINE) == ["200", "200"], out
