@@ -149,6 +149,12 @@ def test_late_observations_halt_no_engine(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_higher_limit_has_time_to_show_on_a_page_of_two_seconds_ago() -> None:
+    """Whole answers: at once it is taken back, because no more run there yet (0.28)."""
+    assert run_cell(CELLS["pages/late-2s/whole/200x100ms/20"], 1).of_told >= OF_TOLD_MIN
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["flood/door-1s/64x20ms/100", "flood/door-1s/200x100ms/20", "flood/other-model/200x100ms/20"]
 )

@@ -131,9 +131,11 @@ class Judge:
 class PageJudge(Judge):
     """The page: a queue is what a step left waiting.
 
-    Nothing is let in between two readings beyond what the last one proved. It sees nothing while the page does not
-    count (`page.py`), and if the page shows no queue, although streams are late (`pages/all-running`,
-    `pages/silent-queue`), or more were sent and no more run (`pages/all-zero`). That holds until it shows one.
+    Nothing is let in between two readings beyond what the last one proved, and after a first queue nothing more while a
+    stream of ours is late, because its reading may be of a moment before that (`pages/late-2s/4x50ms/100`). It sees
+    nothing while the page does not count (`page.py`), and if the page shows no queue, although streams are late
+    (`pages/all-running`, `pages/silent-queue`), or more were sent and no more run (`pages/all-zero`). That holds until
+    it shows one.
     """
 
     __slots__ = ("_hides", "_late_until_s", "fit", "honest", "silent")
@@ -185,9 +187,9 @@ class PageJudge(Judge):
             inside=inside,
             ran=base.running,
             queue=queue,
-            fits=max(base.running, inside - queue, 0.5 * min(inside, slots)),
-            full=page.queue <= ledger.fresh,
-            round_s=0.0,
+            fits=max(base.running, inside - queue),
+            full=page.queue <= ledger.fresh and not (self.honest and late_streams(ledger, now, LATE)),
+            round_s=0.0 if base.running >= IN_USE * slots else SETTLES_S,  # `pages/late-2s/whole/200x100ms/20`
         )
 
 
