@@ -89,7 +89,9 @@ async def test_an_answer_that_goes_on_stays_in_its_session(world: World, came: l
     asked = {"model": "sim", "input": "hello"}
     for more in ({}, {"previous_response_id": "resp_one"}, {"previous_response_id": "resp_two"}):
         assert (await world.ask(path="/v1/responses", body={**asked, **more})).status == 200
-    assert [request.turn for request in came] == [None, Turn("resp_one"), Turn("resp_one")]
+    long = [{"role": "user", "content": LONG}]  # and more before it, which only the engine knows
+    await world.ask(path="/v1/responses", body={**asked, "input": long, "previous_response_id": "of another gateway"})
+    assert [request.turn for request in came] == [None, Turn("resp_one"), Turn("resp_one"), None]
 
 
 async def test_users_may_be_named_as_newer_clients_do(world: World, came: list[Request]) -> None:

@@ -30,7 +30,7 @@ def turn(
     body: dict[str, Any] | None = None,
     *,
     settings: dict[str, Any] | None = None,
-    previous: str | None = None,
+    previous: str = "",
     large: bool = False,
     **headers: Any,
 ) -> Turn | None:
@@ -38,7 +38,9 @@ def turn(
     given = {name.replace("__", "%").replace("_", "-").replace("%", "_"): value for name, value in headers.items()}
     peeked, raw = read(body or {}, large=large)
     turns = Turns(SessionSection.model_validate(settings or {}), 7)
-    return turns.turn({name.encode(): value.encode() for name, value in given.items()}, raw, peeked, previous)
+    assert peeked.text is not None
+    named = turns.named({name.encode(): value.encode() for name, value in given.items()}, raw, peeked, previous)
+    return named or turns.by_prompt(peeked.text)
 
 
 def test_claude_code() -> None:
@@ -107,7 +109,6 @@ def test_fields_of_the_body(body: dict[str, Any], name: str | None, *, large: bo
 
 def test_an_answer_that_goes_on_belongs_to_the_session_of_the_one_before() -> None:
     assert turn(previous="s") == Turn("s")
-    assert turn({"input": [{"role": "user", "content": LONG}]}, previous="") is None, "its prompt is not all there"
     assert turn({"session_id": "x"}, previous="s") == Turn("x")
 
 

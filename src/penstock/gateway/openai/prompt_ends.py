@@ -10,8 +10,8 @@ write `null` or nothing beside calls of tools. Left out are also cache marks, wh
 calls, the form of a text (a string, or a list with one text), and the spaces and the order of fields. The bytes between
 a text's quotes are hashed as they came. `seed` is secret, and the same in all processes of a group (`prefix_keys.py`).
 
-Only pieces at the last `ENDS_LATE` ends and those of the root are decoded, however long the prompt is. A prompt that is
-one text has the end of the whole alone: nobody knows where the one before it ended.
+Only the texts at the last `ENDS_LATE` ends and those of the root are hashed, however long the prompt is. A prompt that
+is one text has the end of the whole alone: nobody knows where the one before it ended.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ _PIECE: Final = msgspec.defstruct(
     [("role", str | None, None), ("type", str | None, None), *[(name, msgspec.Raw, NOTHING) for name in _RAW]],
     gc=False,
 )
-_split: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _pieces: Final = msgspec.json.Decoder(list[_PIECE]).decode  # type: ignore[valid-type]
-_piece: Final = msgspec.json.Decoder(_PIECE).decode
 
 
 def ends_of(text: Text, seed: int) -> tuple[int, ...]:
@@ -61,35 +59,33 @@ def ends_of(text: Text, seed: int) -> tuple[int, ...]:
         if memoryview(messages)[0] == _QUOTE:
             asked = _hash(messages, seed, 0)
             return (_end(_end(root, 0, asked), 0, asked),)
-        given = _split(messages)
-        return _of_list(given, root, seed)
+        return _of_list(_pieces(messages), root, seed)
     except (msgspec.DecodeError, RecursionError):
         return ()
 
 
-def _of_list(given: list[msgspec.Raw], root: int, seed: int) -> tuple[int, ...]:
+def _of_list(pieces: list[Any], root: int, seed: int) -> tuple[int, ...]:
     before = asked = first = 0
-    for message in given[:ROOT_MAX]:
-        piece = _piece(message)
+    for piece in pieces[:ROOT_MAX]:
         if _is_answer(piece):
             first = asked
             break
         before, asked = asked, _hash_piece(piece, seed, 0)
         root = _end(root, 0, asked)
-    if first:
-        first = _end(root, before, asked)
-    found = _late(given, root, seed)
-    if first and first not in found:
-        found.append(first)
+    else:
+        if len(pieces) <= ROOT_MAX:  # nothing is answered yet
+            return (_end(root, before, asked),) if pieces else ()
+    found = _late(pieces, root, seed)
+    if first and (end := _end(root, before, asked)) not in found:
+        found.append(end)
     return tuple(found[::-1])
 
 
-def _late(given: list[msgspec.Raw], root: int, seed: int) -> list[int]:
+def _late(pieces: list[Any], root: int, seed: int) -> list[int]:
     """Returns the last ends, the last one first."""
     found: list[int] = []
     at_end, asked = True, 0  # what follows is no question; the piece of an end whose piece before it is not known yet
-    for message in given[: -LOOK_MAX - 1 : -1]:
-        piece = _piece(message)
+    for piece in pieces[: -LOOK_MAX - 1 : -1]:
         if _is_answer(piece):
             at_end = True
         elif asked or at_end:
@@ -100,7 +96,7 @@ def _late(given: list[msgspec.Raw], root: int, seed: int) -> list[int]:
                     return found
             asked = value if at_end else 0
             at_end = False
-    if asked and len(given) <= LOOK_MAX:
+    if asked and len(pieces) <= LOOK_MAX:
         found.append(_end(root, 0, asked))
     return found
 
@@ -129,10 +125,10 @@ def _hash(value: msgspec.Raw, key: int, depth: int) -> int:
 
 
 def _hash_piece(piece: Any, key: int, depth: int) -> int:
-    if bytes(memoryview(piece.text)[: len(_BILLING)]) == _BILLING:
+    if piece.text is not NOTHING and bytes(memoryview(piece.text)[: len(_BILLING)]) == _BILLING:
         return key
-    values = (piece.text, piece.content, piece.output, piece.image_url, piece.source, piece.input_audio, piece.file)
-    for value in values:
+    for name in _RAW:
+        value = getattr(piece, name)
         if value is not NOTHING:
             key = _hash(value, key, depth)
     return key

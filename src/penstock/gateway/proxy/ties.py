@@ -85,8 +85,7 @@ class Affinities:
             if self._reads_prefix and not goes_on:
                 keys = prefix_keys.keys(text, model, self.prefix_seed, self.cut)
             if (
-                len(body) >= LONG_BYTES
-                or goes_on
+                goes_on
                 or self._names_any
                 or not self._headers.isdisjoint(exchange.lookup)
                 or text.metadata is not NOTHING
@@ -94,8 +93,10 @@ class Affinities:
                 or text.conversation is not NOTHING
                 or text.prompt_cache_key is not NOTHING
             ):
-                previous = self.responses.session(peek.previous_response) if goes_on else None
-                turn = self._reader.turn(exchange.lookup, body, peek, previous)
+                previous = self.responses.session(peek.previous_response) if goes_on else ""
+                turn = self._reader.named(exchange.lookup, body, peek, previous)
+            if turn is None and len(body) >= LONG_BYTES and not goes_on:
+                turn = self._reader.by_prompt(text)
         return session, keys, home, turn
 
     def who(self, exchange: Exchange, body: Body, peek: Peek) -> tuple[str | None, str | None]:

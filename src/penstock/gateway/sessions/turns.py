@@ -20,7 +20,7 @@ from penstock.config.sections.routing import SessionName, SessionSection
 from penstock.core.values.request import Turn
 from penstock.gateway.identity.name_quota import safe_name
 from penstock.gateway.openai.body import Peek
-from penstock.gateway.openai.fields import NOTHING, Named, field_reader
+from penstock.gateway.openai.fields import NOTHING, Named, Text, field_reader
 from penstock.gateway.openai.prompt_ends import ends_of
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.sessions.table import BODY, HEADERS, KNOWN, LAST, PARENT_IN_USER_ID, PREVIOUS, USER_ID, Row
@@ -59,10 +59,10 @@ class Turns:
             name = self._read_field(self._field, body)
         return name or None
 
-    def turn(self, headers: Headers, body: Body, peek: Peek, previous: str | None) -> Turn | None:
-        """Returns a request's turn; None: it names no session, and its prompt is short or not all there.
+    def named(self, headers: Headers, body: Body, peek: Peek, previous: str = "") -> Turn | None:
+        """Returns a request's turn by the first name that it has; None: it has none.
 
-        `previous` is the session of the answer that it goes on from, empty if that is not known; None: it is all there.
+        `previous` is the session of the answer that it goes on from, empty if there is none, or that is not known.
         """
         assert peek.text is not None
         given = _Given(self, headers, body, peek.text, previous)
@@ -75,7 +75,11 @@ class Turns:
             if (turn := given.read(row)) is not None:
                 last = headers.get(LAST, b"").strip().lower() in (b"true", b"1")
                 return Turn(turn.session, turn.part, (), last=True) if last else turn
-        ends = ends_of(peek.text, self._seed) if previous is None else ()
+        return None
+
+    def by_prompt(self, text: Text) -> Turn | None:
+        """Returns the turn of a long prompt that is all there; None: it is short, or can't be read."""
+        ends = ends_of(text, self._seed)
         return Turn("", "", ends) if ends else None
 
     def own_field(self, name: str, body: Body) -> str:
@@ -93,7 +97,7 @@ class _Given:
 
     __slots__ = ("_body", "_headers", "_previous", "_text", "_turns")
 
-    def __init__(self, turns: Turns, headers: Headers, body: Body, text: Named, previous: str | None) -> None:
+    def __init__(self, turns: Turns, headers: Headers, body: Body, text: Named, previous: str) -> None:
         self._turns = turns
         self._headers = headers
         self._body = body
@@ -128,7 +132,7 @@ class _Given:
         if name == "prompt_cache_key":
             return name_in(text.prompt_cache_key)
         if name == PREVIOUS:
-            return self._previous or ""
+            return self._previous
         if name in (USER_ID, PARENT_IN_USER_ID):
             return _of_user_id(text)[1 if name == USER_ID else 2]
         return ""
