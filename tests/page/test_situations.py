@@ -10,7 +10,13 @@ from tests.gateway.conftest import World, chat, request
 from tests.page.conftest import Window
 
 SIZES = {1400: 1000, 1920: 1080, 390: 844}
-FIVE = ["waiting here", "waiting inside engines", "first token p99, streams", "tokens in and out / s", "went wrong"]
+FIVE = [
+    "waiting here",
+    "waiting inside engines",
+    "first token p99, streams of all",
+    "tokens in and out / s",
+    "went wrong",
+]
 Situation = Callable[[World, Window], Awaitable[tuple[str, str, str]]]
 
 

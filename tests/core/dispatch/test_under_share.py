@@ -148,6 +148,16 @@ def test_the_snapshot_reports_which_tenants_take_more_than_their_share() -> None
     assert not more(made, 2.0)["flood"], "none of its requests waits"
 
 
+def test_alone_in_its_band_a_tenant_takes_more_than_its_share_if_most_of_what_runs_is_its_own() -> None:
+    bands = (BandSettings("high"), BandSettings("low"))
+    made = scheduler(SchedulerSettings(bands=bands), a=3)
+    for at in range(3):
+        made.arrived(request(f"l{at}", band=1, tenant="low"), now=0.0)
+    made.arrived(request("h", band=0, tenant="high"), now=1.0)
+    made.arrived(request("late", band=1, tenant="low"), now=1.0)
+    assert more(made, 1.0) == {"high": False, "low": True}
+
+
 def test_without_flows_nobody_takes_more_than_a_share() -> None:
     made = scheduler(SchedulerSettings(fairness="fcfs"), a=1)
     for at in range(5):

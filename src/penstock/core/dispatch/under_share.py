@@ -135,11 +135,15 @@ class UnderShare:
         return node.in_flight + 1 <= self._pool.slots(model) * part or self._asked_for_less(node, part, now)
 
     def asks_for_more(self, node: Node, models: Iterable[str], now: float) -> bool:
-        """True if a flow, of which requests for these models wait, takes more than its share: all of it, if alone."""
+        """True if a flow, of which requests for these models wait, takes more than its share. Alone in its band, where
+        nobody else has a share: if most of what runs is its own.
+        """
         parent = node.parent
         if parent is None:
             return False
-        return self._part(node, parent, now) >= 1.0 or not any(self.under_share(node, model, now) for model in models)
+        if self._part(node, parent, now) >= 1.0:
+            return 2 * node.in_flight > sum([band.tree.root.in_flight for band in self._queues.bands])
+        return not any(self.under_share(node, model, now) for model in models)
 
     def asked_under_share(self, node: Node, now: float) -> bool:
         """True if a flow recently asked for about its fair share of the work or less."""

@@ -49,7 +49,7 @@ export function showBars() {
     bar.style.setProperty("--part", `${Math.round(100 * t.share_of_all)}%`);
     bar.classList.toggle("fair", fair != null);
     bar.style.setProperty("--fair", `${Math.min(99, Math.round(100 * (fair ?? 0)))}%`);
-    const first = t.first_token_p50_s == null ? "" : `first token ${seconds(t.first_token_p50_s)} · p99 ${seconds(t.first_token_p99_s)}`;
+    const first = t.first_token_p50_s == null ? "" : `first token ${seconds(t.first_token_p50_s)}${t.first_token_p99_s == null ? "" : ` · p99 ${seconds(t.first_token_p99_s)}`}`;
     const parts = [fair == null ? percent(t.share_of_all) : `${percent(t.share_of_all)}, fair ${percent(fair)}`];
     if (first) parts.push(first);
     if (t.waiting) parts.push(`${count(t.waiting)} wait, oldest ${seconds(t.oldest_wait_s)}`);
@@ -104,7 +104,7 @@ export function drawStack(range) {
   const tall = height - BOTTOM - TOP;
   const from = kept.length ? Math.min(kept[0][0], now - 10) : now - 10;
   const totals = kept.map(([, rates]) => Object.values(rates).reduce((all, rate) => all + rate, 0));
-  const top = Math.max(1, ...totals) * 1.05;
+  const top = Math.max(2, ...totals.map((total) => total * 1.05)); // its half is a whole number, too
   const x = (at) => LEFT + ((at - from) / (now - from)) * (width - LEFT);
   const y = (value) => TOP + tall - (value / top) * tall;
   const base = kept.map(() => 0);

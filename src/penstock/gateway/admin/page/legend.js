@@ -6,7 +6,7 @@ export const MEANS = {
   running: "requests at an engine until the end of the answer; the dashed line: slots",
   "slots taken": "a slot is room for one request at an engine: how many Penstock sends it at a time",
   "oldest wait": "the wait of the oldest queued request",
-  "first token, streams only": "from the whole request to the first byte of its answer, of the streams of the last ten seconds: half took at most p50, 99 of 100 at most p99 (dashed)",
+  "first token, streams of all": "from the whole request to the first byte of its answer, of the streams of the last ten seconds: half took at most p50, 99 of 100 at most p99 (dashed)",
   "first token of a tenant": "the same of its streams that ended in the last minute. The number above is the worst of tenants within their share: one over it has requests waiting although it got its fair part, and waits by its own doing",
   "sent to engines / s": "requests that left the queue for an engine",
   "tokens / s": "tokens of prompts and answers, over the last ten seconds. Of answers that stream they count as they come, in steps of some dozens; of others when they end",

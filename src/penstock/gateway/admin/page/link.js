@@ -1,7 +1,7 @@
 // The connection: frames of /admin/events, again and again, with the token that somebody typed in. The token goes in the
 // Authorization header only, so that no other site's page can act here.
 
-import { $, put, seen } from "./seen.js";
+import { $, coded, put, seen } from "./seen.js";
 
 // A link for a wall has a token that only reads, behind the `#`: it goes to no server, log or other site. The browser keeps
 // it, so that a screen that starts again needs nobody, and the address shows it no more.
@@ -47,7 +47,7 @@ function linked(on, label) {
 }
 
 export function notice(message) {
-  put($("notice"), message);
+  coded($("notice"), message);
   $("notice").hidden = !message;
 }
 

@@ -7,7 +7,7 @@ import { addTenants, drawStack, loadTenants, showBars } from "./fair.js";
 import { grouped, matching, openGroups } from "./groups.js";
 import { MEANS, legend } from "./legend.js";
 import { listenForever, takeToken } from "./link.js";
-import { $, matches, put, seen } from "./seen.js";
+import { $, coded, matches, put, seen } from "./seen.js";
 import { count, percent, seconds, text, whole } from "./tables.js";
 import { showKeys } from "./keys.js";
 import { found, search } from "./try.js";
@@ -26,7 +26,7 @@ const charts = [
   curve("waiting inside engines", { inside: "" }, amount),
   curve("oldest wait", { oldest_s: "" }, seconds),
   curve("running", { running: "", slots: "slots" }, amount),
-  curve("first token, streams only", { first_token_p50_s: "p50", first_token_p99_s: "p99" }, seconds),
+  curve("first token, streams of all", { first_token_p50_s: "p50", first_token_p99_s: "p99" }, seconds),
   curve("sent to engines / s", { sent_per_s: "" }, amount),
   curve("tokens / s", { tokens_per_s: "" }, amount),
   curve("fullest KV memory", { kv_max: "" }, percent, { top: 1 }),
@@ -98,13 +98,13 @@ function numbers(entries, list = $("numbers")) {
 // The worst first token of those within their share; that of a flood stands beside it as what it asked for.
 function late({ lately, tenants, bands }) {
   const { worst } = lately;
-  if (!worst) return ["first token p99, streams", seconds(lately.first_token_p99_s), "first token, streams only"];
+  if (!worst) return ["first token p99, streams of all", seconds(lately.first_token_p99_s), "first token, streams of all"];
   const byDesign = new Set(bands.filter((b) => b.preemptible).map((b) => b.name));
   const more = tenants.filter((t) => t.over_share && t.first_token_p99_s != null && !byDesign.has(t.band));
   const most = more.reduce((one, t) => (t.first_token_p99_s > (one?.first_token_p99_s ?? 0) ? t : one), null);
   const asked = worst.within_share && most ? `; over its share: ${text(most.tenant, 20)} ${seconds(most.first_token_p99_s)}` : "";
-  const whose = worst.within_share ? `worst within its share: ${text(worst.tenant, 20)}` : `all ask for more; worst: ${text(worst.tenant, 20)}`;
-  return [`first token p99, ${whose}${asked}`, seconds(worst.first_token_p99_s), "first token of a tenant"];
+  const whose = worst.within_share ? `worst within its share: ${text(worst.tenant, 20)}` : `worst of all: ${text(worst.tenant, 20)}`;
+  return [`first token p99, last minute, ${whose}${asked}`, seconds(worst.first_token_p99_s), "first token of a tenant"];
 }
 
 // The numbers that are read from across the room, five at most.
@@ -138,18 +138,6 @@ function tenantRows(s) {
   const busy = new Set(s.tenants.map((t) => text(t.tenant, 60)));
   const idle = s.configured.filter((t) => !busy.has(t.tenant));
   return [...rows, ...idle.map((t) => ({ ...t, idle: true, band: "", waiting: 0, running: 0, oldest_wait_s: 0, went_wrong: {}, share_of_all: 0, within: "" }))];
-}
-
-// What stands between backticks is what somebody types.
-function coded(node, value) {
-  if (node.said === value) return;
-  node.said = value;
-  node.replaceChildren(...value.split("`").map((part, at) => {
-    if (at % 2 === 0) return part;
-    const code = document.createElement("code");
-    code.textContent = part;
-    return code;
-  }));
 }
 
 // Who carries the bytes, where it is not this process alone.

@@ -26,7 +26,7 @@ class TenantsTimes(msgspec.Struct, frozen=True):
     """A tenant's last minute in one band, in seconds; None: there was none."""
 
     first_token_p50_s: float | None = None
-    first_token_p99_s: float | None = None
+    first_token_p99_s: float | None = None  #: also None of fewer than `LEAST` streams
     streams: int = 0  #: that these are of
     wait_p50_s: float | None = None
     wait_p99_s: float | None = None
@@ -84,7 +84,9 @@ class TimesWindow:
         """Return the worst of those within their share, otherwise of all; None: nobody streamed of late."""
         by_design = {band.name for band in snapshot.bands if band.preemptible}
         all_times = self.by_tenant().items()
-        streams = [(key, its) for key, its in all_times if key[1] not in by_design and its.streams >= LEAST]
+        streams = [
+            (key, its) for key, its in all_times if key[1] not in by_design and its.first_token_p99_s is not None
+        ]
         within = [(key, its) for key, its in streams if key not in self._over]
         return _worst(within, within_share=True) or _worst(streams, within_share=False)
 
@@ -106,7 +108,8 @@ def _worst(rows: Iterable[tuple[tuple[str, str], TenantsTimes]], *, within_share
 
 def _times(waits: list[tuple[int, int]], firsts: list[tuple[int, int]]) -> TenantsTimes:
     first_p50_s, first_p99_s = _quantiles_s(firsts)
-    return TenantsTimes(first_p50_s, first_p99_s, sum(number for _, number in firsts), *_quantiles_s(waits))
+    streams = sum(number for _, number in firsts)
+    return TenantsTimes(first_p50_s, first_p99_s if streams >= LEAST else None, streams, *_quantiles_s(waits))
 
 
 def _quantiles_s(counts: list[tuple[int, int]]) -> tuple[float | None, float | None]:
