@@ -766,7 +766,7 @@ class Scheduler(Questions):
         sessions: Iterable[tuple[str, str, str]],
         prefixes: Iterable[tuple[str, Sequence[int]]],
         *,
-        now: float,  # noqa: ARG002
+        now: float,
     ) -> list[Action]:
         """Keep the endpoints of sessions (model, session, endpoint) and of prefixes (endpoint, keys), oldest first."""
         state = self._state
@@ -775,6 +775,7 @@ class Scheduler(Questions):
         for name, prefix in prefixes:
             if (endpoint := state.pool.get(name)) is not None:
                 state.router.sent_before(prefix, endpoint)
+                state.gate.returning(now)
         return []
 
     # --- time ---

@@ -10,9 +10,11 @@ import msgspec
 import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
+from penstock.core.scheduler import Scheduler
 from penstock.core.sessions.gate import SessionGate
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.catalogue import Cause
+from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Contents, Request, Turn, Usage
 from penstock.core.values.settings import (
@@ -23,6 +25,7 @@ from penstock.core.values.settings import (
     SchedulerSettings,
     SessionSettings,
 )
+from penstock.core.values.takeover import Underway
 
 
 class Bench:
@@ -30,7 +33,12 @@ class Bench:
     after each fact. A turn is named by its session and a number."""
 
     def __init__(
-        self, *kv_tokens: int | None, wait_s: float = 300.0, bands: tuple[str, ...] = ("standard",), **more: Any
+        self,
+        *kv_tokens: int | None,
+        wait_s: float = 300.0,
+        bands: tuple[str, ...] = ("standard",),
+        checked: bool = True,
+        **more: Any,
     ) -> None:
         gate = {name: more.pop(name) for name in ("lease_s", "slice_s", "worth_s") if name in more}
         self.settings = SchedulerSettings(
@@ -40,7 +48,7 @@ class Bench:
             sessions=SessionSettings(memory=True, wait_s=wait_s, wait_s_max=0.0, corrected=False),
             **more,
         )
-        self.scheduler = CheckedScheduler(self.settings, random=Random(1))
+        self.scheduler: Scheduler = (CheckedScheduler if checked else Scheduler)(self.settings, random=Random(1))
         for name, value in gate.items():
             setattr(self.gate, f"_{name}", value)
         for number, tokens in enumerate(kv_tokens):
@@ -84,6 +92,8 @@ class Bench:
             contents=Contents(0, token_ids=tokens),
             output_tokens_max=1,
             streamed=True,
+            prefix=(hash_of(session), hash_of(session)),
+            prefix_chunk_bytes=tokens * 4,
             turn=Turn(session, part, last=last),
         )
         self.do(self.scheduler.arrived(request, now=self.now))
@@ -270,7 +280,7 @@ def test_two_tenants_cannot_name_each_others_session() -> None:
 @pytest.mark.parametrize(("weights", "expected"), [((1.0, 1.0), 1.0), ((1.0, 2.0), 2.0)])
 def test_memory_held_over_time_is_by_weight(weights: tuple[float, float], expected: float) -> None:
     by_name = dict(zip(("one", "two"), weights, strict=True))
-    held, _, _ = loop(sessions={"one": 45, "two": 45}, weights=by_name, memory=2000, seconds=400)
+    held, _, _ = loop(sessions={"one": 45, "two": 45}, weights=by_name, memory=2000, seconds=300)
     assert held["two"] / held["one"] == pytest.approx(expected, rel=0.08)
 
 
@@ -293,7 +303,7 @@ def test_a_wait_ends_by_pausing_a_session_of_the_same_tenant() -> None:
 
 
 def test_no_wait_is_longer_than_w_and_the_turn_under_way() -> None:
-    _, waits, gate = loop(sessions={"one": 40}, weights={"one": 1.0}, seconds=1200, wait_s=120.0)
+    _, waits, gate = loop(sessions={"one": 40}, weights={"one": 1.0}, seconds=600, wait_s=120.0)
     assert gate.forced > 0
     assert max(waits) > 100.0, "the memory is short"
     assert max(waits) <= 120.0 + 20.0 + 5.0  # a turn takes up to 20 s
@@ -437,7 +447,64 @@ def test_a_restarted_endpoint_has_no_residents() -> None:
     assert bench.turn("a", 900) not in bench.at
 
 
+# --- a change of leader -------------------------------------------------------------------------------------
+
+
+def followed(bench: Bench, *, sent: dict[str, str]) -> Bench:
+    """Another scheduler after the one of `bench`, whose requests are as their edges know them; `sent`: idle sessions'
+    prompts, and where."""
+    other = Bench(*[x.capacity for x in bench.gate.ledger.memories.values()], routing="predicted_ttft")
+    other.now, other.tokens, other.count = bench.now, dict(bench.tokens), bench.count
+    other.scheduler.halted(afresh=True, now=bench.now)
+    other.scheduler.remembered([], [(at, (hash_of(name),) * 2) for name, at in sent.items()], now=bench.now)
+    entries = bench.scheduler.inspect().entries.values()
+    for entry in sorted(entries, key=lambda each: each.state is State.WAITING):
+        underway = None
+        if entry.state is not State.WAITING:
+            underway = Underway(-bench.leases[entry.id], bench.at[entry.id], 1.0, begun=True)
+            other.at[entry.id], other.leases[entry.id] = underway.endpoint, underway.lease
+        waited_s = bench.now - entry.waits_since_s if underway is None else entry.waited_s
+        other.scheduler.adopted(entry.request, came_s=waited_s, waited_s=waited_s, underway=underway, now=bench.now)
+    other.do(other.scheduler.begun(afresh=True, now=bench.now))
+    return other
+
+
+def test_after_a_change_of_leader_sessions_keep_their_places() -> None:
+    bench = Bench(1000, lease_s=1e9, routing="predicted_ttft")
+    running = bench.turn("a", 500)
+    bench.whole("b", 400)
+    bench.later(1.0)
+    waiting = bench.turn("c", 300)
+    bench.later(5.0)
+    other = followed(bench, sent={"b": "e0"})
+    assert other.home("a") == "e0"
+    assert waiting not in other.at, "b may come back"
+    assert other.turn("b", 400) in other.at
+    assert other.held("t") == 900
+    other.later(20.0)
+    assert waiting not in other.at
+    row = other.scheduler.session("t", "c", now=other.now)
+    assert row is not None
+    assert row.waits_s == pytest.approx(25.0)
+    other.end(running)
+
+
+def test_a_session_that_does_not_come_back_loses_its_place_to_who_waits() -> None:
+    bench = Bench(1000, lease_s=1e9, routing="predicted_ttft")
+    bench.turn("a", 500)
+    bench.whole("b", 400)
+    waiting = bench.turn("c", 300)
+    other = followed(bench, sent={"b": "e0"})
+    other.later(11.0)
+    assert waiting in other.at
+
+
 # --- a loop -----------------------------------------------------------------------------------------------------
+
+
+def hash_of(session: str) -> int:
+    """The key of a session's prompt."""
+    return sum(ord(letter) for letter in session)
 
 
 def loop(

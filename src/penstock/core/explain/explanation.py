@@ -60,7 +60,19 @@ class Requeued(msgspec.Struct, frozen=True):
     failure: str
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class SessionWait(msgspec.Struct, frozen=True):
+    """The session of a request that waits for memory."""
+
+    session: str
+    turn: int  #: which of its turns, among those seen here
+    tokens: int  #: of its context, and of sub-agents under way
+    beside: int  #: sessions that are resident
+    stopped: bool  #: an operator paused it
+    wait_s_max: float  #: the bound on the wait of a session
+    price: float  #: the part of all prefill that this bound costs now
+
+
+class Explanation(msgspec.Struct):
     """Everything known of one request. Times are seconds after its arrival, unless named otherwise."""
 
     id: str
@@ -88,3 +100,4 @@ class Explanation(msgspec.Struct, frozen=True):
     ended_s: float | None
     reason: Reason | None
     limit: LimitReached | None = None  #: of its tenant, if that is the reason
+    session: SessionWait | None = None  #: while it waits for memory

@@ -9,7 +9,7 @@ from itertools import islice
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.explain.endpoints_wanted import ModelLoad, loads_now
-from penstock.core.explain.explanation import Explanation
+from penstock.core.explain.explanation import Explanation, SessionWait
 from penstock.core.explain.recorder import KEPT
 from penstock.core.explain.snapshot import (
     NO_ROWS,
@@ -238,7 +238,18 @@ class Questions:
         if entry is None:
             return None
         wait_s = state.estimated_wait_s(entry, now) if entry.state is State.WAITING else None
-        return state.recorder.explain(entry, estimated_wait_s=wait_s, now=now)
+        told = state.recorder.explain(entry, estimated_wait_s=wait_s, now=now)
+        if entry.held and entry.state is State.WAITING and (session := state.gate.session_of(request_id)) is not None:
+            told.session = SessionWait(
+                session=session.name,
+                turn=session.turns_total + 1,
+                tokens=session.footprint,
+                beside=sum([memory.residents for memory in state.gate.ledger.memories.values()]),
+                stopped=session.stopped,
+                wait_s_max=state.gate.settings.wait_s,
+                price=state.gate.price(),
+            )
+        return told
 
     def requests(self, *, now: float) -> Iterator[RequestRow]:
         """Yields the newest `KEPT` requests that are here, and the last `KEPT` that ended, newest first."""

@@ -32,12 +32,17 @@ more than `LINES_MAX` tenants that claim room at once.
 W: m · f / (prefill rate · W) of one engine's time (`price`). With 7 sessions of 85,000 tokens, 25,000 tokens a second
 and 60 s that is 40 %, with 300 s 8 %.
 
+**After a change of leader** residents are known by their leases under way. An idle one is known again by its next turn:
+for `RETURN_S` nobody else is let in, and for a lease a turn whose prompt was sent to an endpoint before is resident
+there. Lost are operators' pauses, counts of turns, and the order of who waited by W in the other's line: age is kept.
+
 It does nothing for a model of which an endpoint in service tells no memory, and none where endpoints have roles.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import Final
@@ -45,7 +50,7 @@ from typing import Final
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
-from penstock.core.sessions.ledger import AgentSession, EndpointMemory, Holder, MemoryLedger, Tenancy
+from penstock.core.sessions.ledger import FOUND, AgentSession, EndpointMemory, Holder, MemoryLedger, Tenancy
 from penstock.core.sessions.recognition import SessionNames
 from penstock.core.util.decaying import DecayingRate
 from penstock.core.values.request import Request, Usage
@@ -60,6 +65,7 @@ LOOK_MAX: Final = 16  # sessions of one tenant that may pass one which does not 
 LINES_MAX: Final = 32  # tenants looked at in one round, and as many more of those that waited W
 ADMITTED_MAX: Final = 64  # sessions let in by one fact; the next one goes on
 TENANTS_SHOWN: Final = 50  # in the row of an endpoint
+RETURN_S: Final = 10.0  # half of all think times are shorter
 LOOK_S: Final = 1.0  # between two looks without a fact: leases and slices are tens of seconds
 
 
@@ -106,6 +112,7 @@ class SessionGate:
         self._stopped: dict[str, AgentSession] = {}  # by operators
         self._staying: dict[str, float] = {}  # requests that go to one endpoint alone, and until when; in that order
         self._admissions = DecayingRate()
+        self._closed_until_s = self._returns_until_s = -math.inf  # after a change of leader
 
     # --- facts --------------------------------------------------------------------------------------------------
 
@@ -143,11 +150,17 @@ class SessionGate:
             return True
         footprint = turn.tokens + session.agents if not part else max(session.footprint, turn.tokens)
         if not session.stopped and not session.waiting:
-            places = self._places(session, entry, now)
+            places = _by_origin(self._places(entry, now), session)
+            if now < self._returns_until_s and (back := _was_at(entry, places, self._pool)) is not None:
+                self._begin(turn)
+                self.ledger.take(session, back.name, now)
+                self._hold_to_limit(back)
+                return True
             if not places or footprint < SMALL * min([memory.capacity for memory in places]):
                 self._begin(turn)
                 return True
-            if not self.waiting and all(m.room >= footprint + self._spare(m) for m in places):
+            waits_on = waited_s > 0.0 and now < self._closed_until_s
+            if not self.waiting and not waits_on and all(m.room >= footprint + self._spare(m) for m in places):
                 self._begin(turn)
                 self.ledger.take(session, places[0].name, now)
                 return True
@@ -168,6 +181,8 @@ class SessionGate:
         """Returns requests that go now. To be asked after each fact, and when time has passed (`looks_s`)."""
         self.stirred = False
         going: list[Entry] = []
+        if now < self._closed_until_s:
+            return going
         for _ in range(min(self.waiting, ADMITTED_MAX)):
             session = self._admit_one(now)
             if session is None:
@@ -209,6 +224,11 @@ class SessionGate:
             session.model = entry.model
             self._begin(turn)
             self.sent(entry, endpoint, now)
+
+    def returning(self, now: float) -> None:
+        """Another scheduler decided until `now`: its idle residents come back with their next turns."""
+        if self.on:
+            self._closed_until_s, self._returns_until_s = now + RETURN_S, now + self._lease_s
 
     def ended(self, entry: Entry, usage: Usage | None, now: float) -> None:
         """A request with a turn ended, with its `usage`; None: it got no answer, or its client gave up, or waited."""
@@ -491,8 +511,8 @@ class SessionGate:
         only = entry.request.only
         return None if only and name not in only else endpoint
 
-    def _places(self, session: AgentSession, entry: Entry, now: float) -> list[EndpointMemory]:
-        """Returns where a session may be resident, its origin first, then those with the most room.
+    def _places(self, entry: Entry, now: float) -> list[EndpointMemory]:
+        """Returns where a request's session may be resident, those with the most room first.
 
         Empty: the gate does nothing for it, because none is there or one tells no memory.
         """
@@ -503,8 +523,7 @@ class SessionGate:
                 if memory is None:
                     return []
                 memories.append(memory)
-        origin = session.origin
-        memories.sort(key=lambda memory: (memory.name != origin, -memory.room, memory.name))
+        memories.sort(key=lambda memory: (-memory.room, memory.name))
         return memories
 
     def _order(self, now: float) -> list[Holder]:
@@ -519,9 +538,14 @@ class SessionGate:
 
     def _admit_one(self, now: float) -> AgentSession | None:
         """Make one waiting session resident, if any can be."""
+        known: dict[tuple[str, tuple[str, ...]], list[EndpointMemory]] = {}  # the places of this moment
         for holder in self._order(now):
             for place, session in enumerate(islice(holder.line.values(), LOOK_MAX)):
-                places = self._places(session, next(iter(session.waiting.values())), now)
+                entry = next(iter(session.waiting.values()))
+                key = entry.model, entry.request.only
+                if key not in known:
+                    known[key] = self._places(entry, now)
+                places = known[key]
                 found = self._place(session, places, now) if place == 0 else self._free(session, places)
                 if found is not None or not places:
                     self._leave(session)
@@ -534,19 +558,18 @@ class SessionGate:
 
     def _free(self, session: AgentSession, places: list[EndpointMemory]) -> EndpointMemory | None:
         """Returns the endpoint with free room for a session, its origin if that is one."""
-        for memory in places:
-            if memory.room >= session.footprint + self._spare(memory):
-                return memory
-            if session.origin == memory.name:
-                return None
-        return None
+        if not places:
+            return None
+        origin = self.ledger.memories.get(session.origin) if session.origin is not None else None
+        memory = origin if origin in places else places[0]
+        return memory if memory.room >= session.footprint + self._spare(memory) else None
 
     def _place(self, session: AgentSession, places: list[EndpointMemory], now: float) -> EndpointMemory | None:
         """Returns the endpoint of a session that becomes resident now, with its room made; or None."""
         holder, waited_s = session.holder, now - session.waits_s
         nothing = not holder.booked
         due = session.first or waited_s >= CLAIM * self.settings.wait_s
-        for memory in places:
+        for memory in _by_origin(places, session):
             hurries = nothing or due or any(_above(other, session) for other in memory.tenancies)
             spare = 0 if hurries else self._spare(memory)
             missing = min(session.footprint + spare, memory.usable) - memory.room
@@ -638,6 +661,25 @@ def _with_turns(tenancy: Tenancy, admitted_s: float) -> Iterator[AgentSession]:
             break
         if session.turns and not session.parts:
             yield session
+
+
+def _was_at(entry: Entry, places: list[EndpointMemory], pool: Pool) -> EndpointMemory | None:
+    """Returns where most of a prompt was sent before, by what routing knows; None: nowhere most of it."""
+    if entry.cached_tokens < FOUND * entry.prompt_tokens:
+        return None
+    located = entry.located
+    for memory in places:
+        if located.tokens(pool[memory.name].index) >= FOUND * entry.prompt_tokens:
+            return memory
+    return None
+
+
+def _by_origin(places: list[EndpointMemory], session: AgentSession) -> list[EndpointMemory]:
+    """Returns the places with the session's origin first."""
+    origin = session.origin
+    if origin is None or not places or places[0].name == origin:
+        return places
+    return sorted(places, key=lambda memory: memory.name != origin)
 
 
 def _head(holder: Holder) -> AgentSession:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.config.sections.tenancy import ANONYMOUS
-from penstock.core.explain.explanation import Explanation, Requeued, Sent, Served
+from penstock.core.explain.explanation import Explanation, Requeued, Sent, Served, SessionWait
 from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.lifecycle import State
 from penstock.gateway.admin.phrases import SIZED_BY, count, printable, seconds, short_name
@@ -43,6 +43,8 @@ def story(told: Explanation) -> list[str]:
     lines += [_requeued(step) for step in told.requeues]
     if told.state is State.WAITING:
         lines.append(f"Waits now: {'; '.join([*_causes_now(told), _left(told)])}.")
+        if told.session is not None:
+            lines += _session(told.session, told)
     if told.tried:
         lines.append("It was forecast to miss its deadline, and sent anyway to measure the present wait.")
     if told.sent is not None:
@@ -55,6 +57,17 @@ def story(told: Explanation) -> list[str]:
             reason += f", {limit_name(told.limit)}: {told.limit.most:,}"
         lines.append(f"Ended {told.state} after {seconds(told.ended_s)}{reason}.")
     return lines
+
+
+def _session(session: SessionWait, told: Explanation) -> list[str]:
+    """Which session waits for memory, and what the bound on that costs."""
+    name = f"turn {session.turn} of session {short_name(session.session)}"
+    if session.stopped:
+        return [f"It is {name}, which an operator paused."]
+    fits = f"its {session.tokens:,} tokens do not fit beside {count(session.beside, 'session')}"
+    expected = "" if told.estimated_wait_s is None else f"; expected {seconds(told.estimated_wait_s)}"
+    bound = f"No session waits much longer than {seconds(session.wait_s_max)} (`sessions.wait`)"
+    return [f"It is {name}: {fits}{expected}.", f"{bound}; that costs {session.price:.0%} of all prefill now."]
 
 
 def _causes_now(told: Explanation) -> list[str]:
