@@ -22,7 +22,8 @@ QUEUED = {"queueing", "scheduling"}  # an event in `scheduling` moves a request,
 SUBJECTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "its place in the queue, and how long it may keep it": (
         QUEUED,
-        ("deadline_s", "held", "key", "node", "pool_empty", "queued_since_s", "visit", "wait_s_max", "waited_s"),
+        ("deadline_s", "held", "held_s", "key", "node", "pool_empty", "queued_since_s", "visit", "wait_s_max",
+         "waited_s"),
     ),
     "its size class while it waits": ({"queueing"}, ("size_class",)),
     "what it is estimated to take": (QUEUED, ("output_tokens", "prompt_tokens", "whole", "work")),

@@ -291,6 +291,8 @@ def _metrics(
     seen = f"{reading.running:g} running, {reading.waiting:g} waiting"
     if reading.kv_usage is not None:
         seen += f", KV {reading.kv_usage:.0%}"
+    if reading.kv_capacity_tokens:
+        seen += f" of {reading.kv_capacity_tokens:,.0f} tokens"
     if moves is False:
         return EngineFeature(
             "metrics", FeatureState.MISSING, f"{seen}; it does not move though it answers", "", NOT_BELIEVED

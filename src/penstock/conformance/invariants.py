@@ -445,6 +445,9 @@ class CheckedScheduler(Scheduler):
     def bumped(self, request_id: str, *, now: float) -> list[Action]:
         return self._checked(super().bumped(request_id, now=now), now)
 
+    def kv_cleared(self, endpoint: str, *, now: float) -> list[Action]:
+        return self._checked(super().kv_cleared(endpoint, now=now), now)
+
     def session_paused(self, tenant: str, session: str, *, now: float) -> list[Action]:
         return self._checked(super().session_paused(tenant, session, now=now), now)
 

@@ -512,11 +512,14 @@ class Scheduler(Questions):
             self._state.router.removed(known, keys)
         return []
 
-    def kv_cleared(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
+    def kv_cleared(self, endpoint: str, *, now: float) -> list[Action]:
         """An endpoint reports that its prefix cache is empty."""
-        if (known := self._state.pool.get(endpoint)) is not None:
-            self._state.router.cleared(known)
-        return []
+        state = self._state
+        if (known := state.pool.get(endpoint)) is None:
+            return []
+        state.router.cleared(known)
+        state.gate.restarted(endpoint)
+        return pumping.pumped(state, now)
 
     def kv_lost(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002
         """The KV-event stream of an endpoint broke: use our own history until it reports again."""

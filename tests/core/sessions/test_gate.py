@@ -11,7 +11,7 @@ import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.scheduler import Scheduler
-from penstock.core.sessions.gate import SessionGate
+from penstock.core.sessions.gate import SessionGate, price
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.lifecycle import State
@@ -445,6 +445,59 @@ def test_a_restarted_endpoint_has_no_residents() -> None:
     bench.do(bench.scheduler.endpoint_up("e0", now=bench.now))
     assert waiting in bench.at
     assert bench.turn("a", 900) not in bench.at
+
+
+def test_an_engine_that_cleared_its_cache_has_no_residents() -> None:
+    bench = Bench(1000)
+    bench.whole("a", 900)
+    waiting = bench.turn("b", 900)
+    bench.do(bench.scheduler.kv_cleared("e0", now=bench.now))
+    assert waiting in bench.at
+
+
+def test_time_at_the_gate_does_not_count_as_a_standing_queue() -> None:
+    bench = Bench(1000, lease_s=1e9, wait_s=100.0)
+    shed = BandSettings("standard", shed_target_s=2.0, shed_interval_s=1.0)
+    settings = msgspec.structs.replace(bench.settings, bands=(shed,))
+    bench.do(bench.scheduler.reconfigured(settings, now=bench.now))
+    bench.whole("a", 900)
+    waiting = bench.turn("b", 900)
+    bench.do(bench.scheduler.endpoint_changed("e0", slots=1, now=bench.now))
+    chat = bench.turn("", 1)
+    bench.later(97.0)
+    assert bench.gate.waiting == 0, "it came in, and waits for the slot"
+    assert waiting not in bench.refused
+    bench.end(chat)
+    assert waiting in bench.at
+
+
+def test_answers_that_find_less_than_was_left_show_that_less_fits() -> None:
+    bench = Bench(1000)
+    bench.scheduler.reconfigured(
+        msgspec.structs.replace(
+            bench.settings, sessions=msgspec.structs.replace(bench.settings.sessions, corrected=True)
+        ),
+        now=bench.now,
+    )
+    memory = bench.gate.ledger.memories["e0"]
+    for name in ("a", "b"):
+        bench.whole(name, 400)
+    bench.end(bench.turn("b", 400), cached=10)
+    assert memory.usable == 784, "800 booked tokens did not fit"
+    assert bench.home("a") is None
+    for _ in range(5):
+        bench.end(bench.turn("b", 750), cached=400)
+    assert memory.usable == 794, "750 did"
+    for _ in range(100):
+        bench.end(bench.turn("b", 490), cached=0)
+    assert memory.usable == 500, "never less than half"
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "share"), [(60.0, 0.40), (120.0, 0.20), (300.0, 0.08)], ids=["60 s", "120 s", "300 s"]
+)
+def test_the_price_of_a_bound_is_told_beforehand(wait_s: float, share: float) -> None:
+    assert price(7, 85_000, 25_000, wait_s) == pytest.approx(share, abs=0.005)
 
 
 # --- a change of leader -------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def leaves(band: BandSettings, entry: Entry, now: float) -> None:
 
     How soon a request went that overtook others proves nothing.
     """
-    if band.shed_target_s is not None and now - entry.waits_since_s <= band.shed_target_s:
+    if band.shed_target_s is not None and now - entry.in_line_since_s <= band.shed_target_s:
         leaf = _leaf(entry)
         if leaf.head() is entry:
             leaf.calm_s = now
@@ -41,7 +41,7 @@ def due_s(band: BandSettings, entry: Entry) -> float:
     """Returns when a waiting request is to be shed if no short wait is seen in its flow before; infinity: never."""
     if band.shed_target_s is None:
         return math.inf
-    allowed_s = entry.waits_since_s + TARGETS * band.shed_target_s
+    allowed_s = entry.in_line_since_s + TARGETS * band.shed_target_s
     return max(allowed_s, _leaf(entry).calm_s + band.shed_interval_s)
 
 

@@ -75,10 +75,10 @@ class Entry:
 
     __slots__ = (
         "account", "accounts", "affinity", "alike", "backfilled", "band", "blocks", "cached_tokens", "charged",
-        "charged_output", "cost", "counted", "counted_in", "deadline_s", "held", "id", "key", "keys_since", "lease",
-        "located", "looked_up", "model", "node", "only", "output_seen", "output_tokens", "pinned", "pool_empty",
-        "prefix", "prices", "prompt_tokens", "queued_since_s", "request", "retry", "seq", "size_class", "sought",
-        "source", "state", "streamed", "tenant", "twin_computing", "uncached_tokens", "visit", "wait_s_max",
+        "charged_output", "cost", "counted", "counted_in", "deadline_s", "held", "held_s", "id", "key", "keys_since",
+        "lease", "located", "looked_up", "model", "node", "only", "output_seen", "output_tokens", "pinned",
+        "pool_empty", "prefix", "prices", "prompt_tokens", "queued_since_s", "request", "retry", "seq", "size_class",
+        "sought", "source", "state", "streamed", "tenant", "twin_computing", "uncached_tokens", "visit", "wait_s_max",
         "waited_s", "whole", "work",
     )  # fmt: skip
 
@@ -111,6 +111,7 @@ class Entry:
         self.key: tuple[int, float] = (0, float(seq))  #: the client's priority, then the ordering's key
         self.visit = 0  #: how often it entered a queue: distinguishes its place in a heap from earlier ones
         self.held = False  #: it waits for its session to come in, in no flow's queue, or ended so
+        self.held_s = 0.0  #: how long it did, before it stood in its flow's queue
         self.queued_since_s = 0.0  #: when it entered last
         self.waited_s = 0.0  #: in earlier visits
         self.pool_empty = False  #: no endpoint for its model was in service when its wait was allowed
@@ -141,6 +142,11 @@ class Entry:
     def waits_since_s(self) -> float:
         """When the request began to wait, had it waited all its time in one go."""
         return self.queued_since_s - self.waited_s
+
+    @property
+    def in_line_since_s(self) -> float:
+        """The same without the time for which it was held: no slot was kept from it then."""
+        return self.queued_since_s - self.waited_s + self.held_s
 
     def expect(self, estimate: Estimate, *, whole: bool = True) -> None:
         """Note the `estimate` of its size; nothing is known to be cached. `whole`: its prompt may not be divided."""

@@ -107,6 +107,7 @@ def _join(state: SchedulerState, entry: Entry, now: float) -> None:
     state.under_share.arrived(entry, now)
     if entry.model not in band.tree.root.backlog and state.pump.holds(entry.model, band):
         band.tree.held.add(entry.model)
+    entry.held_s = now - entry.queued_since_s
     state.queues.let_in(entry)
     waiting.entered(state, entry, now)
     waiting.arm(state, entry, now)
