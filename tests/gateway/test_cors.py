@@ -68,6 +68,13 @@ async def test_a_page_that_is_listed_may_ask_and_read(world: World, workers: int
         assert "origin" in [value for name, value in answer.headers if name == "vary"]
 
 
+async def test_a_path_that_the_settings_add_is_for_pages_too(world: World, workers: int) -> None:
+    await world.engine()
+    await world.gateway(workers=workers, cors=CORS, paths=[{"path": "/own", "kind": "free"}])
+    assert (await preflight(world, PAGE, "/own")).status == 204
+    assert cors(await preflight(world, PAGE, "/other")) == {}
+
+
 @pytest.mark.parametrize("path", ["/admin", "/admin/", "/admin/state", "/metrics", "/health", "/ready", "/autoscale"])
 async def test_no_page_gets_operators_paths(world: World, workers: int, path: str) -> None:
     await world.engine()

@@ -240,6 +240,19 @@ def test_a_picture_of_several_megabytes_is_one_picture(escaped: bool) -> None:
     assert found.contents.text_bytes < 500
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")], ids=["compact", "spaced"])
+def test_each_of_several_conversations_is_an_input_with_an_answer(separators: tuple[str, str]) -> None:
+    """vLLM's `/v1/chat/completions/batch`."""
+    talk = [
+        {"role": "system", "content": "Be brief, [[please]]."},
+        {"role": "user", "content": [{"type": "text", "text": "a, b, c"}, {"type": "text", "text": '"["'}]},
+    ]
+    for count in (1, 2, 5):
+        found = both({"model": "m", "messages": [talk] * count, "stop": ["x", "y"]}, separators=separators)
+        assert (found.inputs, found.answers, found.token_ids) == (count, count, 0)
+    assert both({"model": "m", "messages": talk, "stop": ["x", "y"]}, separators=separators).answers == 1
+
+
 def test_pooling_requests_have_no_answers() -> None:
     found = both({"model": "m", "input": ["a", "b"]}, pooled=True)
     assert (found.inputs, found.answers) == (2, 0)
