@@ -12,7 +12,7 @@ import pytest
 
 from tests.ports import free_port
 
-LINES_MAX = 29_200  # with the gate on sessions, which is on; of code: without comments, docstrings and empty lines
+LINES_MAX = 28_850  # with the gate on sessions, which is on; of code: without comments, docstrings and empty lines
 OFF = {
     "files and batches": ("penstock.batch.api", "penstock.batch.runner", "penstock.batch.manager"),
     "the store, until something is written": ("penstock.batch.store.sql", "penstock.batch.store.database", "sqlite3"),
@@ -26,6 +26,7 @@ OFF = {
         "penstock.gateway.proxy.stored_answers",
     ),
     "packed bodies, and headers of load balancers": ("penstock.http.inflate", "penstock.http.server.proxy_header"),
+    "dialects of engines that are not there": ("penstock.engines.vllm", "penstock.engines.sglang"),
     "policies of other packages": ("penstock.core.routing.other_packages",),
     "issued keys": ("penstock.gateway.keys",),
     "workers and groups": ("penstock.share", "penstock.gateway.cluster", "penstock.gateway.elect"),

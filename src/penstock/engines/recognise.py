@@ -6,24 +6,34 @@ object that no other does. An engine that gives no sign at all is `openai`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 
 from penstock.engines.base import Engine, Json, Model
-from penstock.engines.llamacpp import LLAMACPP
-from penstock.engines.lmdeploy import LMDEPLOY
-from penstock.engines.ollama import OLLAMA
-from penstock.engines.openai import OPENAI
 from penstock.engines.page import plain
-from penstock.engines.sglang import SGLANG
-from penstock.engines.tgi import TGI
-from penstock.engines.trtllm import TRTLLM
-from penstock.engines.vllm import VLLM
 
 PENSTOCK = "penstock"  # a gateway's `name` in its documents: it speaks its callers' dialects and is no engine
+#: The engines' names, which are those of their modules, the most frequent first.
+NAMES = ("vllm", "sglang", "tgi", "llamacpp", "trtllm", "lmdeploy", "ollama", "openai")
 
-ENGINES: dict[str, Engine] = {
-    engine.name: engine for engine in (VLLM, SGLANG, TGI, LLAMACPP, TRTLLM, LMDEPLOY, OLLAMA, OPENAI)
-}
+
+class _Engines(Mapping[str, Engine]):
+    """All engines by name. One is imported when it is looked at, so a gateway before vLLM imports no other dialect."""
+
+    def __getitem__(self, name: str) -> Engine:
+        if name not in NAMES:
+            raise KeyError(name)
+        engine: Engine = getattr(import_module(f"penstock.engines.{name}"), name.upper())
+        return engine
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NAMES)
+
+    def __len__(self) -> int:
+        return len(NAMES)
+
+
+ENGINES = _Engines()
 
 
 def by_models(models: list[Model]) -> Engine | None:
