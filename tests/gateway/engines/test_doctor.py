@@ -172,7 +172,7 @@ async def test_the_command_prints_for_people_and_programs(world: Faces, capsys: 
     assert lines[1].split() == [made[0].name, "vLLM", "0.32.0", "m", "(8192)", "auto", "yes", "?", "?", "no"]
     assert lines[2].split() == [made[1].name, "llama.cpp", "b1-0c1e570", "m", "(4096)", "4", "no", "?", "–", "–"]
     assert f"load metrics at {made[1].name} (llama.cpp)\n  switched on by: --metrics\n" in out
-    plain = "This is plain Python: 1.5 times the CPU per request of a compiled build. Wheels for Linux are compiled"
+    plain = "This is plain Python: 2.9 times the CPU per request of a compiled build. Wheels for Linux are compiled"
     assert "2 endpoints can be used." in lines
     assert lines[-1].startswith(plain) is not compiled()
     code, out, _ = await command(capsys, "--json", *urls, "--endpoint", "http://127.0.0.1:1", "--timeout", "0.5")
