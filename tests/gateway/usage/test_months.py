@@ -59,6 +59,7 @@ async def one(world: World, team: str, number: int, *, streams: bool) -> dict[st
     more: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if streams else {}
     client = await world.client_for(chat(f"{team} {number % 3} " * 20, tokens=1 + number % 5, **more), by(team))
     answer = await client.answer()
+    client.hang_up()
     assert answer.status == 200, answer
     usage: dict[str, int] = (answer.events()[-1] if streams else answer.json())["usage"]
     return usage

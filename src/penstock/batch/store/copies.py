@@ -25,6 +25,7 @@ from penstock.config.load import ConfigError, load
 from penstock.config.sections.batch import NO_FOLDER, STORE, SYSTEM_FOLDER, store_folder
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
+SAME_SECOND_MAX = 100  # stores that are replaced in one second, each of which is kept
 _STEP_PAGES = 2_560  # 10 MiB
 _LOGS = ("-wal", "-shm")  # what SQLite keeps beside a file
 
@@ -88,9 +89,10 @@ def restore(source: Path, folder: Path, *, now: float) -> tuple[Content, Path | 
     with lock(folder):
         file, part = folder / FILE, folder / f"{FILE}.part"
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-        before = folder / f"{FILE}.before-{stamp}"
-        if before.exists():
-            raise StoreError(f"{before} exists")
+        names = (f"{FILE}.before-{stamp}{number}" for number in ("", *range(-1, -SAME_SECOND_MAX, -1)))
+        before = next((path for name in names if not (path := folder / name).exists()), None)
+        if before is None:
+            raise StoreError(f"{folder} has too many replaced stores of this second")
         try:
             part.unlink(missing_ok=True)
             part.touch(mode=0o600)
