@@ -180,6 +180,9 @@ def test_a_large_body_has_the_same_ends_as_a_small_one() -> None:
     [
         {"messages": [{"role": "user", "content": "hi"}]},
         {"prompt": LONG},
+        {"system": LONG},
+        {"instructions": LONG, "prompt": "x"},
+        {"system": LONG, "messages": None},
         {"input": [LONG, LONG]},
         {"input": [1, 2, 3] * 3000},
         {"messages": {"role": "user", "content": LONG}},

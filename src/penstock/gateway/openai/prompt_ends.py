@@ -52,11 +52,12 @@ def ends_of(text: Text, seed: int) -> tuple[int, ...]:
     """
     messages = text.input if text.messages is NOTHING else text.messages
     system = text.instructions if text.system is NOTHING else text.system
-    if not BYTES_MIN <= len(memoryview(messages)) + len(memoryview(system)) <= BYTES_MAX:
+    whole = memoryview(messages)
+    if not whole or not BYTES_MIN <= len(whole) + len(memoryview(system)) <= BYTES_MAX:
         return ()
     try:
         root = _hash(system, seed, 0)
-        if memoryview(messages)[0] == _QUOTE:
+        if whole[0] == _QUOTE:
             asked = _hash(messages, seed, 0)
             return (_end(_end(root, 0, asked), 0, asked),)
         return _of_list(_pieces(messages), root, seed)
