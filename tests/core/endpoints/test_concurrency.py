@@ -166,3 +166,22 @@ def test_a_request_that_begins_while_a_server_is_idle_was_on_its_way(left: int, 
     late = there(own, range(10, 30), at=1.2)
     own.first_token(late[0], 2.2)
     assert own.speed.path_s == pytest.approx(way_s, abs=0.02)
+
+
+def test_whole_answers_that_are_as_slow_with_fewer_waited_in_no_queue() -> None:
+    """An engine that never queues becomes four times slower, with 256 requests there: they fell to 83."""
+    limit = FoundLimit(32)
+    own = Ledger(limit, stale_after_s=5.0)
+    ends: deque[tuple[float, Lease]] = deque()
+    now, serial = 0.0, 0
+    while now < 20.0:
+        while len(own.leases) < limit.slots:
+            serial += 1
+            sent = lease(serial, at=now, streamed=False)
+            own.add(sent)
+            ends.append((now + (0.2 if now < 3.0 else 0.8), sent))
+        now, ended = ends.popleft()
+        own.answered(ended, 8, now)
+        own.remove(ended, now)
+        limit.look(own, now, wanted=True)
+    assert limit.slots > 180

@@ -25,7 +25,7 @@ LATE = 2.0  # times the prediction
 LATE_SHOWN = 4.0  # as running, by a page without a queue
 LATE_S_MIN = 0.05  # pauses of our own loop and of the network are no queue
 LATE_S = 1.5  # a page that stood still for longer beside our streams shows an earlier moment than they do,
-LATE_KEPT_S = 30.0  # and may again (`flood/late-2s/200x100ms/20`)
+BLIND_S = 30.0  # and may again (`flood/late-2s/200x100ms/20`): nothing is doubted for good
 DOUBTS = 3  # readings in a row: one may be of another moment than our answers
 READING_S_MAX = 1.0  # a page that took longer is of a starved machine: what it shows was not so when we asked
 WINDOW_STEPS = 0.75  # of a step: less than one, so that those that ended in it ran at once
@@ -124,7 +124,7 @@ class Judge:
         """Returns when to look if nothing happens until then."""
         return math.inf
 
-    def denied(self) -> None:
+    def denied(self, now: float) -> None:
         """Note that more were sent, that none of them was shown to wait, and that no more run."""
 
 
@@ -134,34 +134,33 @@ class PageJudge(Judge):
     Nothing is let in between two readings beyond what the last one proved, and after a first queue nothing more while a
     stream of ours is late, because its reading may be of a moment before that (`pages/late-2s/4x50ms/100`). It sees
     nothing while the page does not count (`page.py`), and if the page shows no queue, although streams are late
-    (`pages/all-running`, `pages/silent-queue`), or more were sent and no more run (`pages/all-zero`). That holds until
-    it shows one.
+    (`pages/all-running`, `pages/silent-queue`), or more were sent and no more run (`pages/all-zero`).
     """
 
-    __slots__ = ("_hides", "_late_until_s", "fit", "honest", "silent")
+    __slots__ = ("_blind_until_s", "_hides", "fit", "honest")
     name = "page"
     grows = 1.0
 
     def __init__(self) -> None:
         self.honest = False  #: it has shown a queue: if it shows none, there is none
-        self.silent = False
         self.fit = 0  #: so many of ours were there at the last reading without a queue
-        self._late_until_s = -math.inf
+        self._blind_until_s = -math.inf
         self._hides = 0  # readings in a row without a queue while streams were late
 
     def sees(self, ledger: Ledger, now: float) -> bool:
         """True while the page counts, shows its queue, and has not stood still lately beside our streams."""
         if ledger.shows and ledger.page.still_s >= LATE_S:
-            self._late_until_s = now + LATE_KEPT_S
-        return not self.silent and now >= self._late_until_s and ledger.page.credible(now)
+            self._blind_until_s = now + BLIND_S
+        return now >= self._blind_until_s and ledger.page.credible(now)
 
     @property
     def more(self) -> float:
         return 0.0 if self.honest else 0.1  # what was sent may still be on its way
 
-    def denied(self) -> None:
+    def denied(self, now: float) -> None:
         """Doubt the page, unless it has ever shown a queue."""
-        self.silent = not self.honest
+        if not self.honest:
+            self._blind_until_s = now + BLIND_S
 
     def doubt(self, ledger: Ledger, now: float) -> None:
         """Hold a reading against our own streams, whoever is responsible."""
@@ -169,11 +168,11 @@ class PageJudge(Judge):
         if base is None:
             return
         if _queue(ledger, base) > 0.0:
-            self.honest, self.silent, self._hides = True, False, 0
+            self.honest, self._hides = True, 0
         else:
             self._hides = self._hides + 1 if late_streams(ledger, now, LATE_SHOWN) else 0
         if self._hides >= DOUBTS:
-            self.denied()
+            self.denied(now)
 
     def weigh(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, moved: bool) -> Evidence | None:  # noqa: ARG002
         """Compare what waits and runs on the page with the requests that had been sent when it was asked for."""
@@ -198,7 +197,7 @@ class StreamsJudge(Judge):
 
     __slots__ = ("_streamed_s",)
     name = "streams"
-    tries = 0.03125  # 1 / 32: fewer than are reserved for light callers would not be used (`flood/other-model/200x100ms/20`)
+    tries = 0.03125  # fewer than are reserved for light callers would not be used (`flood/other-model/200x100ms/20`)
 
     def __init__(self) -> None:
         self._streamed_s = -math.inf
@@ -235,9 +234,13 @@ class StreamsJudge(Judge):
 
 
 class WholeJudge(Judge):
-    """Whole answers: those that waited took longer per token than the fastest."""
+    """Whole answers: those that waited took longer per token than the fastest.
 
-    __slots__ = ("_answers", "_beside", "_fastest_s", "_seconds", "_since_s", "_tokens")
+    A queue is as long as more are there than run, so with fewer there they take less time. If they do not, the engine
+    is slower than it was, as on a busy machine.
+    """
+
+    __slots__ = ("_answers", "_beside", "_fastest_s", "_seconds", "_since_s", "_slow_beside", "_slow_s", "_tokens")
     name = "answers"
     grows = 1.0
     tries = 0.125  # their times vary by more than one request would change them
@@ -245,6 +248,7 @@ class WholeJudge(Judge):
     def __init__(self) -> None:
         self._fastest_s = 0.0  # the least time per token
         self._since_s = -math.inf  # answers sent earlier do not count
+        self._slow_beside = self._slow_s = 0.0
         self._forget()
 
     def _forget(self) -> None:
@@ -271,9 +275,10 @@ class WholeJudge(Judge):
         beside, per_token_s = self._beside / self._answers, self._seconds / self._tokens
         if self._fastest_s == 0.0 or per_token_s < self._fastest_s:
             self._fastest_s = per_token_s
-        share = self._fastest_s / per_token_s
-        if share < WHOLE_RAN:
-            self._fastest_s += 0.1 * (per_token_s - self._fastest_s)  # the engine may have become slower
+        share, before, before_s = self._fastest_s / per_token_s, self._slow_beside, self._slow_s
+        if share < WHOLE_RAN and beside < 0.9 * before and per_token_s > 0.5 * (1.0 + beside / before) * before_s:
+            self._fastest_s, share = per_token_s, 1.0
+        self._slow_beside, self._slow_s = (beside, per_token_s) if share < WHOLE_RAN else (0.0, 0.0)
         self._forget()
         if beside < IN_USE * slots:
             return None
