@@ -316,7 +316,8 @@ class Gateways(SharedWorld):
         if self.kind is Scheduler:
             return  # what is to be seen takes too many for looking at each
         self._check_known()
-        waits = [client for process in self.edges.values() for client in process.clients.values() if not client.engine]
+        here = [client for process in self.edges.values() for client in process.clients.values()]
+        waits = [client for client in here if not client.engine and client.request.turn is None]  # others may be held
         has_room = any(len(engine.running) < engine.slots for engine in self.engines.values())
         if self.sent_s < self.now and waits and has_room:
             since_s = max(self.sent_s, min(client.arrived_s for client in waits))

@@ -12,8 +12,8 @@ from functools import partial
 from random import Random
 
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.request import Request
-from penstock.core.values.settings import BandSettings, QueueBounds
+from penstock.core.values.request import Request, Turn
+from penstock.core.values.settings import BandSettings, QueueBounds, SessionSettings
 from tests import long_run
 from tests.share.gateways import TTL_S, Gateways, Troubles
 from tests.share.virtual import BANDS, Chances
@@ -43,7 +43,9 @@ def tried(kind: str, seed: int, *, requests: int) -> Gateways:
         chances=chances,
         troubles=KINDS[kind],
         settings=SchedulerSettings(
-            bands=tuple(BandSettings(name) for name in BANDS), bounds=QueueBounds(requests_max=200)
+            bands=tuple(BandSettings(name) for name in BANDS),
+            bounds=QueueBounds(requests_max=200),
+            sessions=SessionSettings(memory=True, wait_s=10.0, wait_s_max=70.0),
         ),
         until_s=over_s,
     )
@@ -62,6 +64,7 @@ def tried(kind: str, seed: int, *, requests: int) -> Gateways:
             session=random.choice("uvw") if random.random() < 0.3 else None,
             prefix=tuple(range(random.randrange(8))) if random.random() < 0.3 else (),
             pinned=random.choice("xy") if random.random() < 0.03 else None,
+            turn=Turn(random.choice("ijkl")) if random.random() < 0.4 else None,
         )
         world.at(over_s * random.random(), partial(_arrives, world, request, random.choice(list(world.edges))))
     world.run(over_s + 120.0)

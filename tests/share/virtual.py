@@ -28,6 +28,7 @@ from penstock.share.edge import Edge
 from penstock.share.frames import decider_reader, edge_reader, written
 from penstock.share.messages import Down, EndpointRow, Endpoints, Loads, Up, Welcome
 
+KV_TOKENS = 250  # of each engine: two contexts of a hundred tokens
 BANDS = ("interactive", "standard", "batch")
 
 
@@ -182,7 +183,7 @@ class Parent:
         self.scheduler = world.kind(world.settings, random=Random(world.random.random()))
         now = world.now
         for endpoint, engine in world.engines.items():
-            spec = EndpointSpec(endpoint, engine.slots, frozenset({"m"}))
+            spec = EndpointSpec(endpoint, engine.slots, frozenset({"m"}), kv_tokens=KV_TOKENS)
             self.scheduler.endpoint_added(spec, now=now)
             self.scheduler.endpoint_up(endpoint, now=now)
             world.at(now + 0.1, partial(self._gauges, engine))

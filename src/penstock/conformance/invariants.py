@@ -581,6 +581,7 @@ class CheckedScheduler(Scheduler):
         assert held == {name for session in sessions.values() for name in session.waiting}
         waiting = [session for session in sessions.values() if session.waiting]
         assert gate.waiting == sum(not session.stopped for session in waiting)
+        assert set(gate.lines) == {session.holder for session in waiting if not session.stopped}
         for session in waiting:
             assert session.home is None, f"{session.key} waits, and is resident"
             lines = [holder for holder in ledger.holders.values() if session.key in holder.line]

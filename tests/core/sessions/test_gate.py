@@ -500,6 +500,21 @@ def test_the_price_of_a_bound_is_told_beforehand(wait_s: float, share: float) ->
     assert price(7, 85_000, 25_000, wait_s) == pytest.approx(share, abs=0.005)
 
 
+def test_a_session_whose_request_comes_in_another_band_keeps_its_place() -> None:
+    bench = Bench(1000, bands=("high", "low"))
+    running = bench.turn("a", 900)
+    low = bench.turn("b", 900, band=1)
+    bench.later(5.0)
+    high = bench.turn("b", 900, part="agent")
+    row = bench.scheduler.session("t", "b", now=bench.now)
+    assert row is not None
+    assert (row.band, row.waits_s) == (0, 5.0)
+    bench.give_up(low)
+    bench.give_up(high)
+    bench.end(running)
+    assert bench.idle()
+
+
 # --- a change of leader -------------------------------------------------------------------------------------
 
 

@@ -108,7 +108,7 @@ class SessionGate:
         self._worth_s = worth_s
         self._names = SessionNames()
         self.turns: dict[str, Turned] = {}  #: by request: those that wait or are under way
-        self._lines: dict[Holder, None] = {}  # those of whom sessions wait
+        self.lines: dict[Holder, None] = {}  #: those of whom sessions wait
         self._stopped: dict[str, AgentSession] = {}  # by operators
         self._staying: dict[str, float] = {}  # requests that go to one endpoint alone, and until when; in that order
         self._admissions = DecayingRate()
@@ -129,7 +129,7 @@ class SessionGate:
         self.ledger = MemoryLedger()
         for name, capacity in capacities.items():
             self.ledger.tells(name, capacity)
-        self.turns, self._lines, self._stopped, self._staying = {}, {}, {}, {}
+        self.turns, self.lines, self._stopped, self._staying = {}, {}, {}, {}
         self.waiting, self.stirred = 0, False
         return going
 
@@ -370,11 +370,11 @@ class SessionGate:
         rate = self._admissions.per_s(now)
         if rate <= 0.0:
             return left_s
-        return min(left_s, self.position(session) * len(self._lines) / rate)
+        return min(left_s, self.position(session) * len(self.lines) / rate)
 
     def price(self) -> float:
         """Returns which part of all engines' prefill the bound on waits costs, as things are; 0 while nothing waits."""
-        sessions = [session for holder in self._lines for session in holder.line.values()]
+        sessions = [session for holder in self.lines for session in holder.line.values()]
         if not sessions:
             return 0.0
         context = sum([session.footprint for session in sessions]) / len(sessions)
@@ -407,7 +407,7 @@ class SessionGate:
 
     def rows(self, now: float, most: int) -> list[SessionRow]:
         """Returns the first of those that wait, are resident, and were last seen, in this order."""
-        first = [session for holder in self._lines for session in holder.line.values()]
+        first = [session for holder in self.lines for session in holder.line.values()]
         first += self._stopped.values()
         for memory in self.ledger.memories.values():
             first += [session for tenancy in memory.tenancies.values() for session in tenancy.residents.values()]
@@ -457,7 +457,15 @@ class SessionGate:
             return None
         name, part = found
         holder = self.ledger.holder(request.band, *self._tenant(request))
-        return self.ledger.session(name, request.tenant, holder), part
+        session = self.ledger.session(name, request.tenant, holder)
+        if session.holder is not holder:  # this request is of another band
+            waits = session.key in session.holder.line
+            if waits:
+                self._leave(session)
+            self.ledger.move(session, holder)
+            if waits:
+                self._join(session)
+        return session, part
 
     def _tenant(self, request: Request) -> tuple[str, float]:
         """Returns the name and weight by which memory is shared."""
@@ -490,7 +498,7 @@ class SessionGate:
         line[session.key] = session
         if last is not None and last.waits_s > session.waits_s:
             session.holder.line = dict(sorted(line.items(), key=lambda item: (not item[1].first, item[1].waits_s)))
-        self._lines[session.holder] = None
+        self.lines[session.holder] = None
         self.waiting += 1
 
     def _leave(self, session: AgentSession) -> None:
@@ -501,7 +509,7 @@ class SessionGate:
         del holder.line[session.key]
         self.waiting -= 1
         if not holder.line:
-            del self._lines[holder]
+            del self.lines[holder]
 
     def _usable(self, name: str, entry: Entry, now: float) -> Endpoint | None:
         """Returns an endpoint by its name, if it may serve a request now."""
@@ -528,7 +536,7 @@ class SessionGate:
 
     def _order(self, now: float) -> list[Holder]:
         """Returns the tenants to look at: the least level first, then those with sessions that waited W."""
-        lines = list(self._lines)
+        lines = list(self.lines)
         if len(lines) <= LINES_MAX:
             return sorted(lines, key=_rank)
         order = heapq.nsmallest(LINES_MAX, lines, key=_rank)

@@ -166,8 +166,6 @@ class MemoryLedger:
             self._forget()
         else:
             self.sessions.move_to_end(key)
-        if session.holder is not holder:
-            self._move(session, holder)
         return session
 
     def holder(self, band: int, name: str, weight: float) -> Holder:
@@ -240,14 +238,11 @@ class MemoryLedger:
         elif memory.booked > FULL * memory.usable:
             memory.usable = min(memory.capacity, memory.usable + round(GROW * memory.capacity))
 
-    def _move(self, session: AgentSession, holder: Holder) -> None:
-        """A session is of another band from now on; a waiting one keeps its place by its age."""
+    def move(self, session: AgentSession, holder: Holder) -> None:
+        """A `session` that stands in no line is of another `holder` from now on."""
         home, admitted_s, turns = session.home, session.admitted_s, session.turns
         if home is not None:
             self.give_up(session)
-        if session.holder.line.pop(session.key, None) is not None:
-            line = {**holder.line, session.key: session}
-            holder.line = dict(sorted(line.items(), key=lambda item: item[1].waits_s))
         session.holder = holder
         if home is not None:
             self.take(session, home, admitted_s)
