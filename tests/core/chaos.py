@@ -24,7 +24,7 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Abort, Action, Decode, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.catalogue import Failure
 from penstock.core.values.observation import Observation
-from penstock.core.values.request import Request, Usage
+from penstock.core.values.request import Request, Turn, Usage
 from penstock.core.values.settings import BandSettings, EndpointSpec, Limits, Prices, QueueBounds
 
 TENANTS = {"one": 1.0, "two": 2.0, "half": 0.5, "limited": 1.0}  # and their weights
@@ -71,6 +71,7 @@ class Chaos:
     drain: bool = False
     operators: bool = False  #: they remove, drain, pause, bump and cancel, and take it back
     roles: bool = False  #: some endpoints only compute prompts, some only answer
+    agents: bool = False  #: many requests are turns of sessions
     kind: type[CheckedScheduler] = CheckedScheduler
 
     def __post_init__(self) -> None:
@@ -174,6 +175,7 @@ class Chaos:
             locate_s=random.choice((0.0, 0.0, 0.3)),
             divisible=not self.roles or random.random() < 0.9,
             prices=PRICES.get(tenant) if self.priced else None,
+            turn=self._turn() if self.agents else None,
         )
         self._carry_out(self.scheduler.arrived(request, now=self.now))
         if request.locate_s:
@@ -214,6 +216,12 @@ class Chaos:
         self.at(self.now + self.random.random(), partial(self._observe, name))
         self.at(self.now + self.random.random(), partial(self._trouble, name))
         self.at(self.now + self.random.random(), partial(self._probe, name))
+
+    def _turn(self) -> Turn | None:
+        random = self.random
+        if random.random() < 0.3:
+            return None
+        return Turn(random.choice("klmnop"), random.choice(("", "", "agent")), last=random.random() < 0.05)
 
     def _spec(self, name: str) -> EndpointSpec:
         engine = self.engines[name]

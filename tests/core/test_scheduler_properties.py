@@ -17,7 +17,14 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Dispatch
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Request
-from penstock.core.values.settings import AdmissionSettings, BandSettings, Limits, QueueBounds, RoutingSettings
+from penstock.core.values.settings import (
+    AdmissionSettings,
+    BandSettings,
+    Limits,
+    QueueBounds,
+    RoutingSettings,
+    SessionSettings,
+)
 from tests.core.chaos import Chaos
 
 ONE_BAND = SchedulerSettings(bounds=QueueBounds(requests_max=60), wait_s_max=3.0)
@@ -66,6 +73,7 @@ PER_BAND = replace(
         EVERYTHING.bands[2],
     ),
 )
+AGENTS = replace(EVERYTHING, sessions=SessionSettings(memory=True, wait_s=5.0, wait_s_max=20.0))
 WORLDS: dict[str, Callable[[int], Chaos]] = {
     "one_band": lambda seed: Chaos(seed, ONE_BAND, requests=600),
     "three_bands": lambda seed: Chaos(seed, THREE_BANDS, requests=450),
@@ -102,6 +110,10 @@ WORLDS: dict[str, Callable[[int], Chaos]] = {
     "roles_with_queueing_off": lambda seed: Chaos(
         seed, replace(ONE_BAND, queue_enabled=False), requests=200, roles=True
     ),
+    "agents": lambda seed: Chaos(seed, AGENTS, requests=400, agents=True, kv_capacity_tokens=2_000),
+    "agents_and_operators": lambda seed: Chaos(
+        seed, AGENTS, requests=400, trouble=0.2, agents=True, kv_capacity_tokens=2_000, operators=True
+    ),
     "drained_half_way": lambda seed: Chaos(seed, replace(ONE_BAND, wait_s_max=30.0), requests=400, drain=True),
 }
 
@@ -137,6 +149,7 @@ QUICK = (
     "queueing_off",
     "everything",
     "operators_at_work",
+    "agents_and_operators",
     "roles_and_little_kv_memory",
     "drained_half_way",
 )

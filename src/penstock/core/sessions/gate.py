@@ -208,6 +208,8 @@ class SessionGate:
         session, memory = turn.session, self.ledger.memories.get(endpoint)
         if session.home == endpoint or (turn.part and session.home is not None):
             return
+        if session.waiting:  # another turn of it waits, so it is booked when that comes in
+            return
         if session.home is not None:
             self.ledger.give_up(session)
         if memory is not None and session.footprint >= SMALL * memory.capacity:
