@@ -8,7 +8,7 @@ from pathlib import Path
 import penstock
 
 HOT = "penstock.core.dispatch.pump"  # compiled in every build that compiles anything
-COSTS = "2.9 times the CPU per request"  # docs/results.md, "CPU beside others"
+COSTS = "2.9 times the instructions per request"  # docs/results.md, "CPU beside others"
 REMEDY = "Wheels for Linux are compiled; in a checkout `PENSTOCK_COMPILE=yes pip install .` compiles (gcc, python3-dev)"
 
 

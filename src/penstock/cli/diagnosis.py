@@ -13,6 +13,7 @@ from enum import Enum
 import msgspec
 
 from penstock import clock
+from penstock.config.address import which_port
 from penstock.config.model import EndpointSection
 from penstock.core.values.observation import Observation
 from penstock.engines.base import Engine, Facts, Model, Priority
@@ -140,7 +141,7 @@ class Doctor:
         self, endpoint: EndpointSection, upstream: Upstream, headers: Headers, ask: Ask, reader: LoadReader
     ) -> Report:
         configured = ENGINES.get(endpoint.engine)
-        listing, problem = await _listing(ask, configured)
+        listing, problem = await _listing(ask, configured, endpoint.url)
         if problem is not None:
             return Report(endpoint.name, endpoint.url, [problem])
         found = await identify.which_engine(ask, listing)
@@ -187,17 +188,17 @@ class Doctor:
         )
 
 
-async def _listing(ask: Ask, configured: Engine | None) -> tuple[Listing, str | None]:
+async def _listing(ask: Ask, configured: Engine | None, url: str) -> tuple[Listing, str | None]:
     """Returns an endpoint's models, and the problem with listing them, if any."""
     path = configured.models_path if configured else "/v1/models"
     answer = await ask(path)
     if answer.failure is not None:
-        return Listing(None), _said(answer)
+        return Listing(None), _said(answer) + which_port(url)
     if answer.status in (401, 403):
         return Listing(None), f"it answers {answer.status}: `api_key` is missing or wrong"
     listing = identify.listing_of(answer)
     if listing.models is None and not listing.absent:
-        return listing, f"its model list {path} says: {_said(answer)}"
+        return listing, f"its model list {path} says: {_said(answer)}{which_port(url)}"
     return listing, None
 
 

@@ -172,6 +172,14 @@ def same_place(url: str) -> tuple[str, str, str]:
     return parts.scheme, host_and_port(url), parts.path
 
 
+def which_port(url: str) -> str:
+    """Returns a question after the port, for an engine that is not reached at a URL without one; otherwise nothing."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.port is not None:
+        return ""
+    return f" (port 80, because the URL names none: {parts.scheme}://{parts.netloc}:8000{parts.path}?)"
+
+
 def _split(value: str) -> SplitResult | None:
     """Returns the parts of an http(s) URL; None if `value` is no such URL. Raises `Refused` if its port is unusable."""
     try:

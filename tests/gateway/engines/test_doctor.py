@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from penstock.build import compiled, kind
+from penstock.cli import diagnosis
 from penstock.cli.diagnosis import Doctor, FeatureState, Report
 from penstock.cli.doctor import unserved
 from penstock.cli.main import main
 from penstock.config.model import EndpointSection, Settings
+from penstock.gateway.endpoints.probe import ProbeAnswer
+from penstock.http.client.pool import UpstreamError, UpstreamErrorKind, UpstreamException
 from tests.gateway.engines import faces
 from tests.gateway.engines.conftest import Faces
 from tests.gateway.engines.faces import Route
@@ -157,6 +160,29 @@ async def test_an_engine_that_accepts_and_never_answers_is_given_up(world: Faces
     assert report.problems == ["first byte timeout: not complete within 0.2 s"]
 
 
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("http://127.0.0.1", "http://127.0.0.1:8000?"),
+        ("http://127.0.0.1/prefix", "http://127.0.0.1:8000/prefix?"),
+        ("http://[::1]", "http://[::1]:8000?"),
+        ("http://127.0.0.1:80", ""),
+        ("https://127.0.0.1", ""),
+        ("unix:/nowhere/engine.sock", ""),
+    ],
+)
+async def test_a_url_without_a_port_where_no_engine_is_asks_for_it(
+    url: str, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_: str) -> ProbeAnswer:
+        return ProbeAnswer(0, failure=UpstreamException(UpstreamError(UpstreamErrorKind.CONNECT, "refused")))
+
+    monkeypatch.setattr(diagnosis, "asking", lambda *_, **__: refused)
+    (problem,) = (await examine(url)).problems
+    assert problem.startswith("connect: refused")
+    assert (asked in problem, ":8000" in problem) == (True, bool(asked))
+
+
 async def command(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
     code = await asyncio.to_thread(main, ["doctor", *args])
     out, err = capsys.readouterr()
@@ -172,7 +198,7 @@ async def test_the_command_prints_for_people_and_programs(world: Faces, capsys: 
     assert lines[1].split() == [made[0].name, "vLLM", "0.32.0", "m", "(8192)", "auto", "yes", "?", "?", "no"]
     assert lines[2].split() == [made[1].name, "llama.cpp", "b1-0c1e570", "m", "(4096)", "4", "no", "?", "–", "–"]
     assert f"load metrics at {made[1].name} (llama.cpp)\n  switched on by: --metrics\n" in out
-    plain = "This is plain Python: 2.9 times the CPU per request of a compiled build. Wheels for Linux are compiled"
+    plain = f"This is {kind()} of a compiled build. Wheels for Linux are compiled"
     assert "2 endpoints can be used." in lines
     assert lines[-1].startswith(plain) is not compiled()
     code, out, _ = await command(capsys, "--json", *urls, "--endpoint", "http://127.0.0.1:1", "--timeout", "0.5")

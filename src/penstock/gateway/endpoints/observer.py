@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from penstock.config.address import which_port
 from penstock.core.endpoints.health import Presence
 from penstock.engines.base import Engine, Facts, Model
 from penstock.engines.openai import OPENAI
@@ -238,7 +239,7 @@ class Observer:
         if presence is Presence.UP:
             presence = prober.presence = self._at_rest()
         if presence is not before:
-            why = "" if answer.failure is None else f": {answer.failure.error.detail}"
+            why = "" if answer.failure is None else f": {answer.failure.error.detail}{which_port(self._target.url)}"
             logger.info("endpoint %s is %s%s", self._name, presence, why)
         if presence is Presence.UP:
             self._driver.tell(scheduler.endpoint_up(self._name, now=self._driver.now()))
