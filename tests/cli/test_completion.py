@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pty
 import re
 import select
 import shutil
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
 
 from penstock.cli.commands import parser
-from penstock.cli.completion import SHELLS, script
+from penstock.cli.completion import KINDS, SHELLS, names, script
 from penstock.cli.main import main
 from tests.patience import WAIT_S
+from tests.ports import free_port
 
 
 def commands(of: argparse.ArgumentParser, *path: str) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
@@ -80,6 +87,11 @@ def test_the_command_prints_it(shell: str, capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_a_tab_in_a_real_bash(typed: str, completed: str, tmp_path: Path) -> None:
+    at_a_terminal(tmp_path, typed, completed)
+
+
+def at_a_terminal(tmp_path: Path, typed: str, completed: str) -> None:
+    """Type into a bash that has the script, until the terminal shows what is completed."""
     (tmp_path / "penstock.bash").write_text(script("bash"))
     (tmp_path / "some-settings.yaml").write_text("")
     pid, terminal = pty.fork()
@@ -90,6 +102,7 @@ def test_a_tab_in_a_real_bash(typed: str, completed: str, tmp_path: Path) -> Non
             "TERM": "dumb",
             "INPUTRC": "/dev/null",
             "BASH_SILENCE_DEPRECATION_WARNING": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
         os.execvp("bash", ["bash", "--norc", "--noprofile", "-i"])
     try:
@@ -101,6 +114,81 @@ def test_a_tab_in_a_real_bash(typed: str, completed: str, tmp_path: Path) -> Non
     finally:
         os.close(terminal)
         os.waitpid(pid, 0)
+
+
+STATE = {
+    "tenants": [{"tenant": "team-a"}, {"tenant": "team-b"}, {"tenant": "a b"}],
+    "endpoints": [{"name": "10.0.0.7:8000"}, {"name": "gpu-1:8000"}],
+    "requests": {"waiting": [{"id": "req-9"}], "running": [{"id": "$(touch /tmp/x)"}, {"id": "-rf"}], "ended": []},
+}
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A gateway that knows `STATE`, or what its server was told instead."""
+
+    def do_GET(self) -> None:
+        told: Any = vars(self.server).get("told", json.dumps(STATE))
+        assert self.path == "/admin/state"
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(told.encode())
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setenv("PENSTOCK_URL", f"http://127.0.0.1:{server.server_port}")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"),
+    [("tenants", ["team-a", "team-b"]), ("endpoints", ["10.0.0.7:8000", "gpu-1:8000"]), ("requests", ["req-9"])],
+)
+def test_names_are_those_of_the_running_gateway_that_a_shell_takes_as_they_stand(
+    kind: str, known: list[str], gateway: ThreadingHTTPServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", "--names", kind]) == 0
+    assert capsys.readouterr() == ("".join(f"{name}\n" for name in known), "")
+
+
+@pytest.mark.parametrize("told", ["{}", "[]", "nonsense", '{"tenants": [{}], "endpoints": null, "requests": []}'])
+def test_of_an_answer_without_names_there_are_none(told: str, gateway: ThreadingHTTPServer) -> None:
+    vars(gateway)["told"] = told
+    assert [names(kind) for kind in KINDS] == [[], [], []]
+
+
+def test_a_gateway_that_is_not_there_or_says_nothing_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", f"http://127.0.0.1:{free_port()}")
+    assert names("tenants") == []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PENSTOCK_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert names("tenants") == []
+
+
+def test_without_a_shell_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion"]) == 2
+    assert "for which shell? (bash, zsh, fish)" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("penstock tenant pause team-\t\t", "team-a  team-b"),
+        ("penstock endpoint drain 10.0.0.7:8\t", "penstock endpoint drain 10.0.0.7:8000 "),
+        ("penstock explain req\t", "penstock explain req-9 "),
+        ("penstock queue bump req\t", "penstock queue bump req-9 "),
+    ],
+)
+def test_a_tab_asks_the_gateway(typed: str, completed: str, tmp_path: Path, gateway: ThreadingHTTPServer) -> None:
+    at_a_terminal(tmp_path, typed, completed)
 
 
 def _until(terminal: int, text: str) -> None:
