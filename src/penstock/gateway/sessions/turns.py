@@ -44,7 +44,8 @@ class Turns:
         self._fields = {name: field_reader(name) for name in (self._field, *fields) if name}
         self._rows = [_own_row(name) for name in settings.names]
         # A header that is known anyway has its place among the known ones.
-        self._is_first = self._cookie is not None or bool(self._field) or self._header not in (None, *HEADERS)
+        own = self._header is not None and self._header not in HEADERS
+        self._is_first = self._cookie is not None or bool(self._field) or own
         self._seed = seed
 
     def session(self, headers: Headers, body: Body, peek: Peek) -> str | None:
