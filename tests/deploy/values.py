@@ -212,6 +212,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
         "persistence has nothing to hold",
     ),
     (
+        {"persistence": {"enabled": True}, "settings": {"store": "/x"}},
+        "settings.store would be a second store",
+    ),
+    (
         {"persistence": {"enabled": True}, "settings": {"batch": {"data": "/x"}}},
         "settings.batch.data would be overwritten",
     ),

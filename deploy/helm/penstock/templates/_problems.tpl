@@ -56,6 +56,9 @@
 {{- if eq ($batch.store | default "sqlite") "postgres" }}
 {{- $p = append $p "persistence has nothing to hold where settings.batch.store is postgres: switch it off" }}
 {{- end }}
+{{- if hasKey $settings "store" }}
+{{- $p = append $p "settings.store would be a second store: persistence has a folder of its own" }}
+{{- end }}
 {{- if hasKey $batch "data" }}
 {{- $p = append $p "settings.batch.data would be overwritten: persistence has a folder of its own" }}
 {{- end }}
