@@ -40,15 +40,17 @@ async def test_the_kind_of_a_path_decides_about_its_lease(world: World, path: st
         await ended(stream)
 
 
+@pytest.mark.parametrize(("kind", "leases"), [("free", 0), ("leased", 1)])
 async def test_a_request_without_a_body_is_picked_an_endpoint_and_an_alias_in_its_query_is_replaced(
-    world: World,
+    world: World, kind: str, leases: int
 ) -> None:
-    paths = [{"path": OWN, "method": "GET", "kind": "free"}]
+    paths = [{"path": OWN, "method": "GET", "kind": kind}]
     async with pool(world, 1, paths=paths, models={"nice": {"to": "sim"}}) as its:
         for asked, sent in (("sim", None), ("nice", f"{OWN}?x=1&model=sim")):
             stream = its.stream()
             await stream.head("GET", f"{OWN}?x=1&model={asked}", end=True)
             assert headers((await stream.hears()).request_headers).get(":path") == sent, "as it came, if it may"
+            assert world.picture().running == leases
             await ended(stream)
 
 
