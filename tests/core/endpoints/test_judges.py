@@ -59,3 +59,14 @@ def test_an_operator_who_sets_the_size_ends_the_search(by_hand: int | Literal["a
     made.endpoint_changed("e", slots=by_hand, now=1.0)
     made.observed("e", Observation(1.5, running=1, waiting=0, progress=2.0), now=1.5)
     assert sized_by(made, 1.5) == {"e": "" if by_hand == 8 else "page"}
+
+
+def test_a_page_that_shows_no_queue_is_believed_while_requests_are_on_their_way() -> None:
+    """A busy engine takes seconds to take whole answers in: it had 2 of 256 slots by the time of its answers."""
+    made = unsized()
+    for number in range(64):
+        made.arrived(request(f"r{number}"), now=0.0)
+    for at, running in ((1.0, 2), (2.5, 2), (4.0, 4), (5.5, 4), (7.0, 8)):
+        made.observed("e", Observation(at, running=running, waiting=0, queued=0, progress=at), now=at)
+        assert sized_by(made, at) == {"e": "page"}
+    assert made.snapshot(now=7.0).endpoints[0].slots >= 16

@@ -155,7 +155,6 @@ class FoundLimit(ConcurrencyLimit):
         ):
             return
         if self._before and self._top < self._grown_at + self.judge.more * (self.slots - self._before):
-            self.judge.denied(now)
             self._shrink(now, max(self._before, int(self._top)))  # a higher limit did not run more
             return
         if self._before and self._step > 1:

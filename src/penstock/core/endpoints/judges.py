@@ -25,7 +25,7 @@ LATE = 2.0  # times the prediction
 LATE_SHOWN = 4.0  # as running, by a page without a queue
 LATE_S_MIN = 0.05  # pauses of our own loop and of the network are no queue
 LATE_S = 1.5  # a page that stood still for longer beside our streams shows an earlier moment than they do,
-BLIND_S = 30.0  # and may again (`flood/late-2s/200x100ms/20`): nothing is doubted for good
+LATE_KEPT_S = 30.0  # and may again (`flood/late-2s/200x100ms/20`)
 DOUBTS = 3  # readings in a row: one may be of another moment than our answers
 READING_S_MAX = 1.0  # a page that took longer is of a starved machine: what it shows was not so when we asked
 WINDOW_STEPS = 0.75  # of a step: less than one, so that those that ended in it ran at once
@@ -106,11 +106,7 @@ class Judge:
     name = ""  #: as `explain` reports it
     grows = 0.5  #: of the limit, while no queue was seen
     tries = 0.0  #: of the limit, at least, after that
-
-    @property
-    def more(self) -> float:
-        """How much of an increase must run, so that it is not taken back."""
-        return 0.5
+    more = 0.5  #: of an increase must run, so that it is not taken back
 
     def sees(self, ledger: Ledger, now: float) -> bool:  # noqa: ARG002
         """Whether it has anything to go by."""
@@ -124,9 +120,6 @@ class Judge:
         """Returns when to look if nothing happens until then."""
         return math.inf
 
-    def denied(self, now: float) -> None:
-        """Note that more were sent, that none of them was shown to wait, and that no more run."""
-
 
 class PageJudge(Judge):
     """The page: a queue is what a step left waiting.
@@ -134,33 +127,26 @@ class PageJudge(Judge):
     Nothing is let in between two readings beyond what the last one proved, and after a first queue nothing more while a
     stream of ours is late, because its reading may be of a moment before that (`pages/late-2s/4x50ms/100`). It sees
     nothing while the page does not count (`page.py`), and if the page shows no queue, although streams are late
-    (`pages/all-running`, `pages/silent-queue`), or more were sent and no more run (`pages/all-zero`).
+    (`pages/all-running`, `pages/silent-queue`). That holds until it shows one.
     """
 
-    __slots__ = ("_blind_until_s", "_hides", "fit", "honest")
+    __slots__ = ("_hides", "_late_until_s", "fit", "honest", "silent")
     name = "page"
     grows = 1.0
+    more = 0.0  # what was sent may still be on its way
 
     def __init__(self) -> None:
         self.honest = False  #: it has shown a queue: if it shows none, there is none
         self.fit = 0  #: so many of ours were there at the last reading without a queue
-        self._blind_until_s = -math.inf
+        self.silent = False
+        self._late_until_s = -math.inf
         self._hides = 0  # readings in a row without a queue while streams were late
 
     def sees(self, ledger: Ledger, now: float) -> bool:
         """True while the page counts, shows its queue, and has not stood still lately beside our streams."""
         if ledger.shows and ledger.page.still_s >= LATE_S:
-            self._blind_until_s = now + BLIND_S
-        return now >= self._blind_until_s and ledger.page.credible(now)
-
-    @property
-    def more(self) -> float:
-        return 0.0 if self.honest else 0.1  # what was sent may still be on its way
-
-    def denied(self, now: float) -> None:
-        """Doubt the page, unless it has ever shown a queue."""
-        if not self.honest:
-            self._blind_until_s = now + BLIND_S
+            self._late_until_s = now + LATE_KEPT_S
+        return not self.silent and now >= self._late_until_s and ledger.page.credible(now)
 
     def doubt(self, ledger: Ledger, now: float) -> None:
         """Hold a reading against our own streams, whoever is responsible."""
@@ -168,11 +154,11 @@ class PageJudge(Judge):
         if base is None:
             return
         if _queue(ledger, base) > 0.0:
-            self.honest, self._hides = True, 0
+            self.honest, self.silent, self._hides = True, False, 0
         else:
             self._hides = self._hides + 1 if late_streams(ledger, now, LATE_SHOWN) else 0
         if self._hides >= DOUBTS:
-            self.denied(now)
+            self.silent = not self.honest
 
     def weigh(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, moved: bool) -> Evidence | None:  # noqa: ARG002
         """Compare what waits and runs on the page with the requests that had been sent when it was asked for."""
