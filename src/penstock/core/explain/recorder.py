@@ -2,7 +2,7 @@
 
 A request has a `Trail` here from its arrival on, and the last `KEPT` that ended are kept with theirs. On the way only
 references and numbers at hand are noted; durations per cause, and which requests went first and why, are worked out
-on request. See docs/decisions/0008-explaining-a-wait.md for the costs and limits.
+on request. See docs/decisions/0008 for the costs and limits.
 """
 
 from __future__ import annotations
