@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -40,7 +41,8 @@ class Bench:
         checked: bool = True,
         **more: Any,
     ) -> None:
-        gate = {name: more.pop(name) for name in ("lease_s", "slice_s", "worth_s") if name in more}
+        gate: dict[str, Any] = {name: more.pop(name) for name in ("lease_s", "slice_s", "worth_s") if name in more}
+        gate["worth"] = more.pop("worth", math.inf)  # prompts of these tests would be computed in milliseconds
         self.settings = SchedulerSettings(
             bands=tuple(BandSettings(name) for name in bands),
             wait_s_max=math.inf,
@@ -94,7 +96,7 @@ class Bench:
             streamed=True,
             prefix=(hash_of(session), hash_of(session)),
             prefix_chunk_bytes=tokens * 4,
-            turn=Turn(session, part, last=last),
+            turn=Turn(ends=(hash_of(session),)) if session.startswith("~") else Turn(session, part, last=last),
         )
         self.do(self.scheduler.arrived(request, now=self.now))
         return turn
@@ -515,6 +517,28 @@ def test_a_session_whose_request_comes_in_another_band_keeps_its_place() -> None
     assert bench.idle()
 
 
+def test_single_prompts_without_a_name_neither_wait_nor_count() -> None:
+    bench = Bench(1000)
+    for number in range(20):
+        bench.whole(f"~{number}", 900)
+    assert (bench.held("t"), bench.gate.pauses) == (0, 0)
+    bench.whole("~0", 900)
+    assert bench.held("t") == 900, "its second turn: it is a session"
+    assert bench.turn("~new", 900) in bench.at
+    assert bench.turn("named", 900) not in bench.at
+
+
+def test_a_context_that_is_computed_in_a_moment_keeps_its_place_for_a_moment() -> None:
+    bench = Bench(1000, lease_s=30.0, worth=10.0)
+    rate = bench.scheduler.inspect().pool["e0"].ledger.speed.rate
+    bench.whole("a", 800)
+    waiting = bench.turn("b", 800)
+    bench.later(10.0 * 800 / rate - 0.01)
+    assert waiting not in bench.at
+    bench.later(1.1)
+    assert waiting in bench.at
+
+
 # --- a change of leader -------------------------------------------------------------------------------------
 
 
@@ -572,7 +596,7 @@ def test_a_session_that_does_not_come_back_loses_its_place_to_who_waits() -> Non
 
 def hash_of(session: str) -> int:
     """The key of a session's prompt."""
-    return sum(ord(letter) for letter in session)
+    return crc32(session.encode())
 
 
 def loop(

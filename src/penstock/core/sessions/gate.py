@@ -19,7 +19,9 @@ endpoint, and the turn goes there or, if that has no room for `worth_s` or is aw
    for `worth_s`, or by rule 1 or 2.
 Of the tenants the one that holds the least per weight is first, within a tenant who waits longest. Residents that grow
 beyond M cost idle sessions of the tenant that holds the most per weight their place. A session whose context is less
-than `SMALL` of every memory neither waits nor counts: computing it again takes a moment.
+than `SMALL` of every memory neither waits nor counts: computing it again takes a moment. Nor does the first prompt
+without a name, which may be the only one: it is a session's from its second turn on. And a lease is no longer than
+`WORTH` times what computing the context again takes.
 
 **Bound.** Let every turn end within T, and let a tenant have n residents. Of his sessions, m claim room by rule 2 when
 another one begins to, at `CLAIM` · W. Within each T every resident is idle at least once with a turn behind it, and the
@@ -44,7 +46,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Final
 
 from penstock.core.endpoints.endpoint import Endpoint
@@ -61,6 +63,8 @@ CLAIM: Final = 0.95  # of W: the rest is for a session to end its turn
 SPARE: Final = 0.08  # of an endpoint's memory: two sessions of 85,000 tokens in 2,200,000
 SMALL: Final = 0.002  # of an endpoint's memory: five hundred fill it, and one is computed within a step or two
 GROWN_MAX: Final = 0.05  # of an endpoint's memory: residents may exceed it until one of a tenant over his share is idle
+WORTH: Final = 10.0  # times the seconds of prefill: a wait for a place costs its client all of them, a prompt a tenth
+IDLE_MAX: Final = 64  # idle sessions of a tenant at one endpoint whose leases are looked at, the longest idle first
 LOOK_MAX: Final = 16  # sessions of one tenant that may pass one which does not fit, into free room
 LINES_MAX: Final = 32  # tenants looked at in one round, and as many more of those that waited W
 ADMITTED_MAX: Final = 64  # sessions let in by one fact; the next one goes on
@@ -93,6 +97,7 @@ class SessionGate:
         lease_s: float = 30.0,
         slice_s: float = 120.0,
         worth_s: float = 30.0,
+        worth: float = WORTH,
     ) -> None:
         """`settings.wait_s` is W. Others as in the rules above; `tenant_level`: which element of a flow's path."""
         self.settings = settings
@@ -106,6 +111,7 @@ class SessionGate:
         self._lease_s = lease_s
         self._slice_s = slice_s
         self._worth_s = worth_s
+        self._worth = worth
         self._names = SessionNames()
         self.turns: dict[str, Turned] = {}  #: by request: those that wait or are under way
         self.lines: dict[Holder, None] = {}  #: those of whom sessions wait
@@ -150,6 +156,9 @@ class SessionGate:
             return True
         footprint = turn.tokens + session.agents if not part else max(session.footprint, turn.tokens)
         if not session.stopped and not session.waiting:
+            if _may_be_single(session, entry):
+                self._begin(turn)
+                return True
             places = _by_origin(self._places(entry, now), session)
             if now < self._returns_until_s and (back := _was_at(entry, places, self._pool)) is not None:
                 self._begin(turn)
@@ -212,7 +221,9 @@ class SessionGate:
             return
         if session.home is not None:
             self.ledger.give_up(session)
-        if memory is not None and session.footprint >= SMALL * memory.capacity:
+        if _may_be_single(session, entry):
+            session.origin = endpoint
+        elif memory is not None and session.footprint >= SMALL * memory.capacity:
             self.moves += session.origin not in (None, endpoint)
             self.ledger.take(session, endpoint, now)
             self._hold_to_limit(memory)
@@ -613,10 +624,14 @@ class SessionGate:
         """Yields the idle sessions of an endpoint whose room a session may take, in order; some twice."""
         holder = session.holder
         nothing, rank = not holder.booked, _rank(holder)[:2]
+        lease_per_token = self._worth / self._pool[memory.name].ledger.speed.rate
         highest = sorted(memory.tenancies.values(), key=lambda tenancy: _rank(tenancy.holder), reverse=True)
         for tenancy in highest:
             if _rank(tenancy.holder)[:2] >= rank:
-                yield from takewhile(lambda other: now - other.idle_s >= self._lease_s, tenancy.idle.values())
+                for other in islice(tenancy.idle.values(), IDLE_MAX):
+                    idle_s = now - other.idle_s
+                    if idle_s >= self._lease_s or idle_s >= lease_per_token * other.booked:
+                        yield other
         for tenancy in highest:
             if _above(tenancy.holder, session):
                 yield from tenancy.idle.values()
@@ -671,6 +686,12 @@ def _with_turns(tenancy: Tenancy, admitted_s: float) -> Iterator[AgentSession]:
             break
         if session.turns and not session.parts:
             yield session
+
+
+def _may_be_single(session: AgentSession, entry: Entry) -> bool:
+    """True of a prompt that its client did not name, and that nothing followed yet."""
+    turn = entry.request.turn
+    return not session.turns_total and turn is not None and not turn.session
 
 
 def _was_at(entry: Entry, places: list[EndpointMemory], pool: Pool) -> EndpointMemory | None:
