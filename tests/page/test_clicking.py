@@ -81,7 +81,7 @@ async def test_a_no_changes_nothing_and_a_refusal_is_shown(world: World, window:
     await page.click("#key-new")
     await window.fill(tenant="nobody", name="ci")
     await page.click("#ask-yes")
-    await window.says("There is no tenant `nobody` in the settings.", "#notice")
+    await window.says("There is no tenant nobody in the settings.", "#notice")
     await window.control("key-new")
     await window.fill(tenant="team", name="ci", running="many")
     await page.click("#ask-yes")
