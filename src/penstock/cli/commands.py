@@ -16,7 +16,14 @@ import penstock
 from penstock.build import kind, shadowed
 
 RUN, SET_UP, OPERATE, TRY = "run", "set up", "operate a running gateway", "try out, without a GPU"
-_LISTING = {"endpoint": "list", "tenant": "ls", "keys": "ls", "batch": "ls", "queue": "list"}  # each one's own word
+_LISTING = {
+    "endpoint": "list",
+    "tenant": "ls",
+    "keys": "ls",
+    "batch": "ls",
+    "queue": "list",
+    "sessions": "ls",
+}  # each one's own word
 _EXAMPLES = """\
 examples:
   penstock demo                                             before and after, in half a minute
@@ -264,6 +271,13 @@ _COMMANDS = {
         "cli.steering.endpoint",
         "Change the endpoints of a running gateway. The settings do not change.",
         examples="endpoint list; endpoint add http://gpu-2:8000 --slots 64; endpoint drain gpu-0:8000",
+    ),
+    "sessions": _Command(
+        "show agents' sessions; pause, resume or prefer one",
+        "cli.steering.sessions",
+        "Show the sessions of agents that hold the engines' KV memory or wait for it (docs/sessions.md), or pause, "
+        "resume or prefer one.",
+        examples="sessions ls; sessions ls --tenant team-a --state waiting; sessions show NAME; sessions pause NAME",
     ),
     "tenant": _Command(
         "pause, limit or clear a tenant of a running gateway",

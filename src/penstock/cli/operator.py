@@ -66,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         time.sleep(WATCH_S)
         if not args.json:
-            _console(args).clear()  # a terminal; otherwise one follows the other
+            console_of(args).clear()  # a terminal; otherwise one follows the other
 
 
-def _console(args: argparse.Namespace) -> Console:
+def console_of(args: argparse.Namespace) -> Console:
     return Console(highlight=False, width=WIDE_COLUMNS if args.wide else None)
 
 
@@ -78,7 +78,7 @@ def _status(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(state))
     else:
-        console = _console(args)
+        console = console_of(args)
         console.print(views.headline(state))
         if "verdict" in state:  # an older gateway has none
             console.print(Text(state["verdict"]))
@@ -98,7 +98,7 @@ def _edges(client: AdminClient, args: argparse.Namespace) -> int:
     elif not state.get("edges"):
         print("one process carries all requests")
     else:
-        _show_edges(_console(args), state)
+        _show_edges(console_of(args), state)
     return 0
 
 
@@ -115,7 +115,7 @@ def _queue(client: AdminClient, args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps({key: state[key] for key in ("headline", "waiting", "tenants", "requests")}))
             return 0
-        console = _console(args)
+        console = console_of(args)
         console.print(views.headline(state))
         if state["waiting"]:
             console.print(views.tenants(state, 20), views.requests(state, "waiting", 40, console.width), sep="\n")
@@ -141,7 +141,7 @@ def _explain(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told))
         return 0
-    console = _console(args)
+    console = console_of(args)
     for line in told["story"]:
         console.print(Text(views.plain(line, 2_000)))
     candidates = (told["explanation"]["sent"] or {}).get("candidates", [])
@@ -162,7 +162,7 @@ def _find(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told))
         return 0
-    console = _console(args)
+    console = console_of(args)
     for row in told["requests"]:
         where = row["endpoint"] or row["reason"] or row["cause"] or ""
         said = f"{row['state']} {views.plain(where)}".rstrip()
@@ -179,7 +179,7 @@ def _try(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told))
         return 0
-    console = _console(args)
+    console = console_of(args)
     for line in told["story"]:
         console.print(Text(views.plain(line, 2_000)))
     if told["status"] is None:
@@ -223,7 +223,7 @@ def _top(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(client.call("GET", "/admin/state")))
         return 0
-    console = _console(args)
+    console = console_of(args)
     if args.once or not console.is_terminal:
         console.print(views.screen(client.call("GET", "/admin/state"), console.width, None))
         return 0

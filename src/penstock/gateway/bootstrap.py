@@ -218,13 +218,22 @@ class Parts:
         from penstock.gateway.admin.verbs import EndpointVerbs  # noqa: PLC0415
         from penstock.gateway.builtin.trial import Trial  # noqa: PLC0415
         from penstock.gateway.keys.key_verbs import KeyVerbs  # noqa: PLC0415
+        from penstock.gateway.sessions.session_verbs import SessionVerbs  # noqa: PLC0415
 
         driver, routes = self.driver, AdminRoutes(self.auth, self.events.audit)
         self.requests = requests = RequestVerbs(driver, routes.who)
         keys = KeyVerbs(self.book, lambda: self.reload.settings, clock.wall)
         steering = (EndpointVerbs(self.endpoints, driver), TenantVerbs(driver, self.callers, self.orders), keys)
         trial = Trial(self.app, driver, self.callers)
-        for verbs in (Pages(), Looks(self.watch), requests, *steering, trial, ReloadVerb(self.reload)):
+        for verbs in (
+            Pages(),
+            Looks(self.watch),
+            requests,
+            SessionVerbs(driver),
+            *steering,
+            trial,
+            ReloadVerb(self.reload),
+        ):
             verbs.add_to(routes)
         if (book := self.ledger()) is None:
             routes.absent("GET", "/admin/usage", NO_LEDGER)

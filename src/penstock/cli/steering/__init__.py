@@ -1,1 +1,4 @@
-"""Commands about a running gateway, a noun and a verb: `endpoint.py`, `tenant.py`, `decider.py`, `wall.py`."""
+"""Commands about a running gateway, a noun and a verb.
+
+`endpoint.py`, `tenant.py`, `sessions.py`, `decider.py`, `wall.py`.
+"""

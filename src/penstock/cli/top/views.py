@@ -136,6 +136,24 @@ def group(share: State) -> Text:
     return line
 
 
+def sessions(rows: list[State]) -> Table:
+    """Returns agents' sessions. Names are whole, because `sessions show` takes them."""
+    table = _table("session", "tenant", "state", ">turns", ">tokens", ">waits", ">about", "endpoint")
+    for row in rows:
+        home = row["endpoint"] or (f"({row['origin']})" if row["origin"] else "")
+        table.add_row(
+            _name(row["session"], 200),
+            _name(row["tenant"], 14),
+            "stopped" if row["stopped"] else row["state"],
+            f"{row['turns']:,}",
+            f"{row['tokens']:,}",
+            *("" if row[key] is None else seconds(row[key]) for key in ("waits_s", "expected_s")),
+            _name(home, 18),
+        )
+    table.columns[0].max_width = None
+    return table
+
+
 def edges(state: State) -> Table:
     last = "epoch" if state.get("share") else "starts"
     table = _table("worker", "where", ">up", ">requests", ">clients", ">CPU", ">link", ">lag", f">{last}")

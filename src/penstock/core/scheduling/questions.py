@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
@@ -33,9 +33,10 @@ from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request
-from penstock.core.values.rows import Allowance, Serving, SessionRow
+from penstock.core.values.rows import Allowance, Serving, SessionRow, SessionsSnapshot
 from penstock.core.values.settings import Limits
 
+NO_WISHES: Mapping[str, str] = {}
 _SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: a request that can't wait is sent anyway
 
 
@@ -301,9 +302,21 @@ class Questions:
             preempted_slot_s=state.preemption.lost_s_total,
         )
 
-    def sessions(self, *, now: float, most: int = 1_000) -> list[SessionRow]:
-        """Returns agents' sessions: those that wait, those that are resident, then the others, the latest first."""
-        return self._state.gate.rows(now, most)
+    def sessions(self, *, now: float, most: int = 1_000, like: Mapping[str, str] = NO_WISHES) -> list[SessionRow]:
+        """Returns agents' sessions: those that wait, those that are resident, then the others, the latest first.
+
+        `like`: with these values of `session`, `tenant`, `endpoint` or `state`; `most` at most.
+        """
+        return self._state.gate.rows(now, most, like)
+
+    def session_sums(self) -> SessionsSnapshot:
+        """Returns the sums over all sessions, and the memory of each endpoint."""
+        return self._state.gate.snapshot()
+
+    def session_requests(self, tenant: str, name: str) -> tuple[list[str], list[str]]:
+        """Returns the requests of a session that wait for its memory, and those that do not any more."""
+        found = self._state.gate.find(tenant, name)
+        return ([], []) if found is None else (list(found.waiting), list(found.parts))
 
     def session(self, tenant: str, name: str, *, now: float) -> SessionRow | None:
         """Returns the session of a tenant by its name; None if it is not known."""

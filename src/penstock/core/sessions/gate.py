@@ -45,8 +45,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Final
 
 from penstock.core.endpoints.endpoint import Endpoint
@@ -397,15 +397,12 @@ class SessionGate:
     def row(self, session: AgentSession, now: float) -> SessionRow:
         """Returns the row of a session."""
         waits = bool(session.waiting)
-        state = "waiting" if waits else "paused"
-        if session.home is not None or session.parts:
-            state = "resident" if session.parts else "idle"
         return SessionRow(
             session=session.name,
             tenant=session.tenant,
             model=session.model,
             band=session.holder.band,
-            state=state,
+            state=_state(session),
             stopped=session.stopped,
             endpoint=session.home,
             origin=session.origin,
@@ -418,17 +415,21 @@ class SessionGate:
             resident_s=now - session.admitted_s if session.home is not None else None,
         )
 
-    def rows(self, now: float, most: int) -> list[SessionRow]:
-        """Returns the first of those that wait, are resident, and were last seen, in this order."""
+    def rows(self, now: float, most: int, like: Mapping[str, str]) -> list[SessionRow]:
+        """Returns the first of those that wait, are resident, and were last seen, in this order.
+
+        `like`: with these values of `session`, `tenant`, `endpoint` or `state`.
+        """
         first = [session for holder in self.lines for session in holder.line.values()]
         first += self._stopped.values()
         for memory in self.ledger.memories.values():
             first += [session for tenancy in memory.tenancies.values() for session in tenancy.residents.values()]
-        chosen = {session.key: session for session in first[:most]}
-        for key, session in reversed(self.ledger.sessions.items()):
+        chosen: dict[str, AgentSession] = {}
+        for session in chain(first, reversed(self.ledger.sessions.values())):
             if len(chosen) >= most:
                 break
-            chosen.setdefault(key, session)
+            if not like or _is_like(session, like):
+                chosen[session.key] = session
         return [self.row(session, now) for session in chosen.values()]
 
     def snapshot(self) -> SessionsSnapshot:
@@ -711,6 +712,19 @@ def _by_origin(places: list[EndpointMemory], session: AgentSession) -> list[Endp
     if origin is None or not places or places[0].name == origin:
         return places
     return sorted(places, key=lambda memory: memory.name != origin)
+
+
+def _state(session: AgentSession) -> str:
+    if session.parts:
+        return "resident"
+    if session.home is not None:
+        return "idle"
+    return "waiting" if session.waiting else "paused"
+
+
+def _is_like(session: AgentSession, like: Mapping[str, str]) -> bool:
+    facts = {"session": session.name, "tenant": session.tenant, "endpoint": session.home, "state": _state(session)}
+    return all(facts[key] == value for key, value in like.items())
 
 
 def _head(holder: Holder) -> AgentSession:
