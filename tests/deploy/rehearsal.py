@@ -147,7 +147,7 @@ def incidents(site: Site) -> list[Incident]:
     cut = gateway("its decider killed", [engine], share={"listen": place[1], **share})
     add("its decider killed", cut, "PenstockAlone", decides.end, end=decides.begin)
 
-    spends = gateway("a budget is spent", [engine], identity={"anonymous": {"limits": {"tokens_per_day": 3000}}})
+    spends = gateway("a budget is spent", [engine], identity={"anonymous": {"limits": {"tokens_per_day": 500}}})
     spending: list[Act] = []
 
     def lift() -> None:
@@ -159,7 +159,7 @@ def incidents(site: Site) -> list[Incident]:
         "a budget is spent",
         spends,
         "PenstockBudgetSpent",
-        lambda: spending.append(site.caller(spends, 4, 0.1, max_tokens=40).let_go),
+        lambda: spending.append(site.caller(spends, 4, 0.1, max_tokens=20).let_go),
         end=lift,
     )
 
