@@ -44,7 +44,7 @@ def test_series_that_are_watched_exist() -> None:
         name for row in rows("watching.md", "series") for name in re.findall(r"`penstock_(\w+?)(?:_total)?`", row[0])
     ]
     assert len(names) > 10
-    assert [name for name in names if not re.search(rf'"(?:penstock_)?{name}"', source)] == []
+    assert [name for name in names if not re.search(rf'"(?:penstock_)?{name}(?:_total)?"', source)] == []
 
 
 def test_settings_that_directives_become_exist() -> None:

@@ -14,7 +14,7 @@ from tests.gateway.epp.test_messages import pool
 from tests.gateway.workers.beside import WorkerBeside
 
 PROMPT = "word " * 400  # some 500 tokens
-SMALL: dict[str, Any] = {"kv_blocks": 50, "block_size": 16}  # 800 tokens
+SMALL: dict[str, Any] = {"kv_blocks": 50, "block_size": 16, "step_s": 0.05}  # 800 tokens
 
 
 @pytest.fixture(params=[1, 2])
@@ -43,7 +43,7 @@ async def test_a_session_waits_until_another_is_idle_and_had_its_turn(world: Wor
     await world.engine(**SMALL)
     await world.gateway(slots=8, workers=workers, sessions={"wait": "1s"})
     await memory_is_known(world)
-    first = await turn(world, "a", tokens=100_000)
+    first = await turn(world, "a", tokens=200)
     await first.begun()
     second = await turn(world, "b")
     await world.until(lambda: sessions(world).waiting == 1)
@@ -51,16 +51,24 @@ async def test_a_session_waits_until_another_is_idle_and_had_its_turn(world: Wor
     told = await world.ask("GET", f"/admin/requests/{row.id}")
     assert "turn 1 of session b" in told.body.decode()
     assert "do not fit beside 1 session" in told.body.decode()
+    assert await world.metric("penstock_sessions_waiting") == 1
+    assert await world.metric("penstock_endpoint_sessions") == 1
+    assert await world.metric("penstock_endpoint_sessions_idle") == 0
+    assert 400 < await world.metric("penstock_endpoint_session_tokens") < 800
+    assert await world.metric("penstock_endpoint_session_usable_tokens") == 800
     first.hang_up()
     assert (await second.answer()).status == 200
     assert (sessions(world).waiting, sessions(world).resident) == (0, 1)
+    assert (await world.metric("penstock_sessions_waiting"), await world.metric("penstock_endpoint_sessions")) == (0, 1)
+    assert await world.metric("penstock_session_pauses_total") == 1
+    assert await world.metric("penstock_session_moves_total") == 0
 
 
 async def test_a_client_that_hangs_up_while_its_session_waits_leaves_the_line(world: World, workers: int) -> None:
     await world.engine(**SMALL)
     await world.gateway(slots=8, workers=workers)
     await memory_is_known(world)
-    first = await turn(world, "a", tokens=100_000)
+    first = await turn(world, "a", tokens=200)
     await first.begun()
     second = await turn(world, "b")
     await world.until(lambda: sessions(world).waiting == 1)
@@ -75,7 +83,7 @@ async def test_chat_of_single_turns_is_left_alone_beside_sessions_that_wait(worl
     await world.engine(**SMALL)
     await world.gateway(slots=8)
     await memory_is_known(world)
-    first = await turn(world, "a", tokens=100_000)
+    first = await turn(world, "a", tokens=200)
     await first.begun()
     second = await turn(world, "b")
     await world.until(lambda: sessions(world).waiting == 1)

@@ -36,6 +36,14 @@ SERIES = {
     "penstock_endpoint_kv_usage_ratio": ("gauge", {"endpoint"}),
     "penstock_endpoint_refusals": ("gauge", {"endpoint"}),
     "penstock_observation_age_seconds": ("gauge", {"endpoint"}),
+    "penstock_endpoint_sessions": ("gauge", {"endpoint"}),
+    "penstock_endpoint_sessions_idle": ("gauge", {"endpoint"}),
+    "penstock_endpoint_session_tokens": ("gauge", {"endpoint"}),
+    "penstock_endpoint_session_usable_tokens": ("gauge", {"endpoint"}),
+    "penstock_sessions_waiting": ("gauge", set()),
+    "penstock_session_pauses_total": ("counter", set()),
+    "penstock_session_moves_total": ("counter", set()),
+    "penstock_session_forced_total": ("counter", set()),
     "penstock_ttft_seconds_count": ("histogram", {"model", "band"}),
     "penstock_request_seconds_count": ("histogram", {"model", "band"}),
     "penstock_time_per_output_token_seconds_count": ("histogram", {"model", "band"}),
@@ -101,6 +109,11 @@ async def test_what_an_engine_that_was_read_does_not_tell_is_no_number(world: Wo
     driver.tell(driver.scheduler.observed("one", reading, now=driver.now()))
     assert await world.metric("penstock_endpoint_waiting", endpoint="one") == 0
     assert math.isnan(await world.metric("penstock_endpoint_kv_usage_ratio", endpoint="one"))
+
+
+async def test_without_the_gate_on_sessions_there_are_no_series_of_them(world: World) -> None:
+    await world.gateway(endpoints=[{"url": "http://127.0.0.1:9"}], sessions={"memory": "off"})
+    assert b"session" not in (await world.ask("GET", "/metrics")).body
 
 
 async def test_requests_are_counted_by_how_they_ended(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What stands at some level now, for `/metrics`: queues, endpoints and sources of hits, from one snapshot per page.
+"""Queues, endpoints, sessions and sources of hits at one moment, for `/metrics`: from one snapshot per page.
 
 A line is made when it is asked for, so that a page of many endpoints and models is written in slices.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from penstock.core.explain.snapshot import BandSnapshot, EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import EndpointState
-from penstock.core.values.rows import SourceSnapshot
+from penstock.core.values.rows import MemoryRow, SessionsSnapshot, SourceSnapshot
 from penstock.gateway.telemetry.exposition import Levels, columns, level
 from penstock.gateway.telemetry.series import ENDPOINTS_MAX, OTHER, Histogram
 
@@ -27,7 +28,7 @@ class Gauges:
     def lines(self) -> Iterator[str]:
         snapshot = self._snapshot()
         sources = columns(_P, "source", _OF_SOURCES, lambda: ((source.source, source) for source in snapshot.sources))
-        for levels in (*self._queues(snapshot), *_endpoints(snapshot), *sources):
+        for levels in (*self._queues(snapshot), *_endpoints(snapshot), *_sessions(snapshot), *sources):
             yield from levels.lines()
 
     def _queues(self, snapshot: Snapshot) -> Iterator[Levels]:
@@ -88,6 +89,18 @@ _OF_ENDPOINTS: list[tuple[str, str, Callable[[EndpointSnapshot], float]]] = [
         lambda e: math.nan if e.observed_s_ago is None else e.observed_s_ago,
     ),
 ]
+_OF_MEMORY: list[tuple[str, str, Callable[[MemoryRow], float]]] = [
+    ("endpoint_sessions", "Agents' sessions resident in its KV memory.", lambda m: m.sessions),
+    ("endpoint_sessions_idle", "Of these, between turns.", lambda m: m.idle),
+    ("endpoint_session_tokens", "KV memory that they hold.", lambda m: m.held_tokens),
+    ("endpoint_session_usable_tokens", "KV memory that they may hold; 0 if unknown.", lambda m: m.usable_tokens),
+]
+_OF_SESSIONS: list[tuple[str, str, Callable[[SessionsSnapshot], float]]] = [
+    ("sessions_waiting", "Agents' sessions that wait for KV memory.", lambda s: s.waiting),
+    ("session_pauses_total", "Sessions whose memory was given to others.", lambda s: s.pauses_total),
+    ("session_moves_total", "Sessions that came back at another endpoint.", lambda s: s.moves_total),
+    ("session_forced_total", "Sessions let in because they had waited `sessions.wait`.", lambda s: s.forced_total),
+]
 _OF_SOURCES: list[tuple[str, str, Callable[[SourceSnapshot], float]]] = [
     ("prefix_hit_tokens_total", "Prompt tokens that were cached as expected.", lambda s: s.hit_tokens),
     ("prefix_predicted_tokens_total", "Prompt tokens expected to be cached there.", lambda s: s.predicted_tokens),
@@ -103,6 +116,21 @@ def _endpoints(snapshot: Snapshot) -> Iterator[Levels]:
     states = [(e, state) for e in shown for state in EndpointState]
     text, names = "1 for the state it is in.", ["endpoint", "state"]
     yield Levels("penstock_endpoint_state", text, names, lambda: (((e.name, s), e.state is s) for e, s in states))
+
+
+def _sessions(snapshot: Snapshot) -> Iterator[Levels]:
+    """Nothing with `sessions.memory: off`."""
+    sessions = snapshot.sessions
+    if sessions is None:
+        return
+    shown = sessions.memory[:ENDPOINTS_MAX]
+    yield from columns(_P, "endpoint", _OF_MEMORY, lambda: ((row.endpoint, row) for row in shown))
+    for name, text, value in _OF_SESSIONS:
+        yield Levels(_P + name, text, [], partial(_alone, value(sessions)))
+
+
+def _alone(value: float) -> list[tuple[tuple[str, ...], float]]:
+    return [((), value)]
 
 
 def _gauge(endpoint: EndpointSnapshot, value: float | None) -> float:
