@@ -68,7 +68,7 @@ class Look(WorldObserver):
         self.rule = EndpointsWanted(ScalingTargets(start_s=START_S))
 
     def second(self, world: World) -> None:
-        load = world.scheduler.loads().get(MODEL)
+        load = world.scheduler.loads(now=world.now).get(MODEL)
         if load is not None:
             self.rule.note(load, world.now)
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from penstock.conformance.invariants import CheckedScheduler
+from penstock.core.explain.endpoints_wanted import EndpointsWanted, ScalingTargets
 from penstock.core.scheduler import Scheduler
 from penstock.core.sessions.gate import SessionGate, price
 from penstock.core.values.actions import Action, Dispatch
@@ -408,8 +409,59 @@ def test_a_held_request_says_why_it_waits_and_how_long() -> None:
     assert {(w.cause, w.seconds) for w in told.waits} == {(Cause.SESSION_MEMORY, 10.0)}
     shown = bench.scheduler.snapshot(now=bench.now)
     assert (shown.waiting, shown.bands[0].waiting, shown.queues[0].requests, shown.models[0].waiting) == (1, 1, 1, 1)
-    assert bench.scheduler.loads()["m"].waiting == 1, "held demand is demand"
+    assert bench.scheduler.loads(now=bench.now)["m"].waiting == 1, "held demand is demand"
     assert bench.scheduler.places([waiting], now=bench.now)[waiting].position == 1
+
+
+def wanted(bench: Bench) -> int:
+    rule = EndpointsWanted(ScalingTargets())
+    rule.note(bench.scheduler.loads(now=bench.now)["m"], bench.now)
+    return rule.wanted
+
+
+def test_a_held_session_wants_an_endpoint_though_slots_are_free() -> None:
+    bench = Bench(1000)
+    first = bench.turn("a", 900)
+    assert wanted(bench) == 1, "it fits alone"
+    bench.turn("b", 900)
+    assert wanted(bench) == 2
+    for name in "cde":
+        bench.turn(name, 450)
+    assert wanted(bench) == 4, "3,150 tokens of 920 each"
+    bench.add("e1", 1000)
+    assert wanted(bench) == 4
+    assert first in bench.at
+
+
+def test_a_held_session_that_is_small_wants_an_endpoint_if_the_gate_leaves_no_more_room() -> None:
+    bench = Bench(1000)
+    bench.turn("a", 900)
+    bench.turn("b", 50)
+    assert bench.scheduler.snapshot(now=bench.now).waiting == 1
+    assert wanted(bench) == 2, "950 of the 920 that residents may fill"
+
+
+def test_idle_sessions_want_an_endpoint_as_long_as_they_are_in_use() -> None:
+    bench = Bench(1000, 1000, 1000)
+    bench.whole("a", 900)
+    bench.whole("b", 900)
+    bench.turn("c", 900)
+    assert wanted(bench) == 3, "with fewer, the next turns of two would have no room"
+    bench.later(31.0)
+    assert wanted(bench) == 1
+
+
+def test_a_session_larger_than_any_endpoint_wants_one() -> None:
+    bench = Bench(1000)
+    bench.turn("a", 5000)
+    assert wanted(bench) == 1
+
+
+def test_memory_says_nothing_where_an_endpoint_tells_none() -> None:
+    bench = Bench(1000, None)
+    for name in "abcd":
+        bench.turn(name, 900)
+    assert wanted(bench) == 1
 
 
 def test_held_requests_count_in_the_bounds_of_the_queue() -> None:

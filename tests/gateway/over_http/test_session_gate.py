@@ -52,6 +52,10 @@ async def test_a_session_waits_until_another_is_idle_and_had_its_turn(world: Wor
     assert "turn 1 of session b" in told.body.decode()
     assert "do not fit beside 1 session" in told.body.decode()
     assert await world.metric("penstock_sessions_waiting") == 1
+    world.gate.autoscale.look()
+    scaled = (await world.ask("GET", "/autoscale/sim")).json()
+    assert (scaled["waiting"], scaled["endpoints"], scaled["endpoints_wanted"]) == (1, 1, 2)
+    assert await world.metric("penstock_endpoints_wanted", model="sim") == 2
     assert await world.metric("penstock_endpoint_sessions") == 1
     assert await world.metric("penstock_endpoint_sessions_idle") == 0
     assert 400 < await world.metric("penstock_endpoint_session_tokens") < 800

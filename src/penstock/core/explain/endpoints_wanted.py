@@ -6,7 +6,10 @@ Growth is extrapolated that far along the present slope, as far as it exceeds th
 largest need within `keep_s` holds, because an engine that is let go costs `start_s` to get back.
 
     slots = running(now + start) + queue(now + start) · min(1, turn / target_wait)
-    wanted = ceil(slots / (slots of one · saturation))
+    wanted = ceil(max(slots / (slots of one · saturation), endpoints whose KV memory agents' sessions fill))
+
+A session that waits for memory asks for no slot, and engines may have slots left when their memory is full. So what
+sessions hold that are in use, and what the waiting ones would hold, counts as a need of its own.
 
 Only a gateway knows the input: the queue before the engines, and the arrivals. An engine's own queue is kept short,
 its utilisation is full as soon as there is any load; neither shows how many engines are missing.
@@ -23,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -52,10 +55,11 @@ class ModelLoad(msgspec.Struct, frozen=True):
     arrived_total: int
     ended_total: int  #: that were sent to an endpoint
     served_s_total: float  #: that these were there, all together
+    filled: float = 0.0  #: endpoints whose KV memory agents' sessions in use fill, those that wait for it too
 
 
-def loads_now(bands: Sequence[Band], pool: Pool, shares: Shares) -> dict[str, ModelLoad]:
-    """Every model's, by name: those that engines serve, and those that were asked for."""
+def loads_now(bands: Sequence[Band], pool: Pool, shares: Shares, filled: Mapping[str, float]) -> dict[str, ModelLoad]:
+    """Every model's, by name: those that engines serve, and those that were asked for. `filled`: as in `ModelLoad`."""
     waiting: Counter[str] = Counter()
     for band in bands:
         waiting.update({model: band.waiting(model) for model in band.models()})
@@ -79,6 +83,7 @@ def loads_now(bands: Sequence[Band], pool: Pool, shares: Shares) -> dict[str, Mo
             arrived_total=waiting[name] + meter.running + meter.ended + meter.refused,
             ended_total=meter.ended,
             served_s_total=meter.served_s,
+            filled=filled.get(name, 0.0),
         )
     return found
 
@@ -237,7 +242,7 @@ class EndpointsWanted:
             turn_s = self.turn_s or TURN_UNKNOWN_S
             served += self._queue_then(load, turn_s, now) * min(1.0, turn_s / targets.target_wait_s)
         least = 1.0 if load.waiting or load.running else 0.0
-        return max(least, served / (self._slots_of_one * targets.saturation))
+        return max(least, load.filled, served / (self._slots_of_one * targets.saturation))
 
     def _queue_then(self, load: ModelLoad, turn_s: float, now: float) -> float:
         """How many will wait when an endpoint that is asked for now serves, though those come that were asked for."""

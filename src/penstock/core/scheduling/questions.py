@@ -257,9 +257,10 @@ class Questions:
         state = self._state
         return rows_of(islice(reversed(state.entries.values()), KEPT), state.recorder, now)
 
-    def loads(self) -> dict[str, ModelLoad]:
-        """Returns the load and capacity of each model, for an autoscaler's rule."""
-        return loads_now(self._state.queues.bands, self._state.pool, self._state.shares)
+    def loads(self, *, now: float) -> dict[str, ModelLoad]:
+        """Returns the load and capacity of each model, for an autoscaler's rule. Costs per resident session."""
+        state = self._state
+        return loads_now(state.queues.bands, state.pool, state.shares, state.gate.endpoints_filled(now))
 
     def snapshot(self, *, requests: bool = True, now: float) -> Snapshot:
         """Returns the picture of this moment; `requests`: with rows of single ones, which are most of its cost."""

@@ -394,6 +394,32 @@ class SessionGate:
         rate = sum([e.ledger.speed.rate for e in self._pool if e.in_service])
         return price(len(sessions), context, rate, self.settings.wait_s)
 
+    def endpoints_filled(self, now: float) -> dict[str, float]:
+        """Returns by model how many endpoints' memory its sessions fill: those that wait, and residents in use.
+
+        Idle for `lease_s` is not in use. A model of which an endpoint in service tells no memory is left out.
+        """
+        largest = max([memory.usable for memory in self.ledger.memories.values()], default=0)
+        tokens: dict[str, int] = {}
+        for memory in self.ledger.memories.values():
+            for tenancy in memory.tenancies.values():
+                for session in tenancy.residents.values():
+                    if session.parts or now - session.idle_s < self._lease_s:
+                        tokens[session.model] = tokens.get(session.model, 0) + min(session.booked, largest)
+        waits: set[str] = set()
+        for holder in self.lines:
+            for session in holder.line.values():
+                waits.add(session.model)
+                tokens[session.model] = tokens.get(session.model, 0) + min(session.footprint, largest)
+        filled = {}
+        for model, wanted in tokens.items():
+            serving = [endpoint.name for endpoint in self._pool if endpoint.in_service and endpoint.serves(model)]
+            usable = [self.ledger.memories[name].usable for name in serving if name in self.ledger.memories]
+            if serving and len(usable) == len(serving):
+                spare = SPARE if model in waits else 0.0
+                filled[model] = wanted * len(usable) / ((1.0 - spare) * sum(usable))
+        return filled
+
     def row(self, session: AgentSession, now: float) -> SessionRow:
         """Returns the row of a session."""
         waits = bool(session.waiting)

@@ -70,7 +70,8 @@ class Autoscale:
 
     def look(self) -> None:
         """Feed the rules. Forget models that are no longer served or wanted."""
-        now, self._loads = self._driver.now(), self._driver.scheduler.loads()
+        now = self._driver.now()
+        self._loads = self._driver.scheduler.loads(now=now)
         for name, load in self._loads.items():
             rule = self._rules.get(name)
             if rule is None:
