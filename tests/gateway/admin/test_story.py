@@ -13,10 +13,11 @@ from penstock.core.explain.snapshot import Snapshot
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.catalogue import Cause
 from penstock.core.values.settings import BandSettings
-from penstock.gateway.admin.headline import Around, verdict
+from penstock.gateway.admin.headline import Around, sentences, verdict
 from penstock.gateway.admin.picture.steady import Steady
 from penstock.gateway.admin.story import story
 from tests.core.drive import request, scheduler, the_lease
+from tests.core.sessions.test_gate import Bench
 
 TURN = "other requests go first: higher bands, or tenants that got less for their weight"
 
@@ -118,3 +119,56 @@ def test_whether_something_is_wrong_is_one_line() -> None:
     assert said() == "Is something wrong? No: it was stopped on purpose."
     made.endpoint_down("a", now=0.0)
     assert said() == "Is something wrong? Yes."
+
+
+def told_of(bench: Bench, request_id: str) -> list[str]:
+    told = bench.scheduler.explain(request_id, now=bench.now)
+    assert isinstance(told, Explanation)
+    return story(told)
+
+
+def test_a_turn_that_waits_for_memory_is_told_by_its_session() -> None:
+    bench = Bench(100_000)
+    for _ in range(13):
+        bench.whole("refactor", 40_000)
+    bench.whole("b", 50_000)
+    bench.do(bench.scheduler.session_paused("t", "refactor", now=bench.now))
+    bench.turn("c", 45_000)
+    waiting = bench.turn("refactor", 83_000)
+    bench.later(4.0)
+    assert "It is turn 14 of session refactor, which an operator paused." in told_of(bench, waiting)
+    assert told_of(bench, waiting)[2].endswith("; unknown how long.")
+    bench.do(bench.scheduler.session_resumed("t", "refactor", now=bench.now))
+    said = told_of(bench, waiting)
+    assert "Waits now: " in said[2]
+    assert said[3].startswith(
+        "It is turn 14 of session refactor: its 83,000 tokens do not fit beside 1 session; expected "
+    )
+    assert said[4].startswith("No session waits much longer than 5 min 0 s (`sessions.wait`); that costs ")
+    assert said[4].endswith(" % of all prefill now.")
+
+
+def test_the_headline_counts_sessions_that_wait_for_memory() -> None:
+    bench = Bench(1000)
+    bench.turn("a", 900)
+    bench.turn("b", 500)
+    bench.turn("c", 500)
+    bench.later(10.0)
+    picture = bench.scheduler.snapshot(now=bench.now)
+    whole, sessions, oldest = sentences(picture)
+    assert whole == f"Holding 2 for m: {Cause.SESSION_MEMORY.sentence}."
+    assert sessions.startswith("2 sessions wait for memory beside 1 resident one: 900 of 1,000 tokens are held, ")
+    assert sessions.endswith(", and a wait is bounded by 5 min 0 s.")
+    assert oldest == "Oldest 10.0 s."
+    assert verdict(picture) == "Is something wrong? No: there is more work than room."
+
+
+def test_requests_that_ask_for_a_slot_are_the_models_next_ones_before_held_sessions() -> None:
+    bench = Bench(1000)
+    bench.do(bench.scheduler.endpoint_changed("e0", slots=1, now=bench.now))
+    bench.turn("a", 900)
+    bench.turn("b", 500)
+    bench.do(bench.scheduler.arrived(request("chat", model="m", tenant="t"), now=bench.now))
+    picture = bench.scheduler.snapshot(now=bench.now)
+    assert picture.models[0].cause is Cause.SLOTS_FULL
+    assert sentences(picture)[1].startswith("1 session waits for memory beside 1 resident one: ")

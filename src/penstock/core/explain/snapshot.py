@@ -378,7 +378,7 @@ def _model_now(
     settings: AdmissionSettings,
     now: float,
 ) -> ModelSnapshot:
-    first = min(lines, key=lambda line: (line.band.rank, bool(line.accounts)), default=None)
+    first = min(lines, key=lambda line: (line.held, line.band.rank, bool(line.accounts)), default=None)
     cause = waits.present(first, now) if first is not None else None
     nobody: dict[Endpoint, Verdict] = {}
     verdicts = waits.verdicts(first.band, now) if first is not None else (nobody, nobody)

@@ -16,7 +16,7 @@ from penstock.core.explain.snapshot import ALL, BandSnapshot, EndpointSnapshot, 
 from penstock.core.values.catalogue import MISSING, SERVING, Cause, EndpointState, Reason
 from penstock.gateway.admin.failing.lately import Lately, of_alarm, of_note, said
 from penstock.gateway.admin.failing.slow import is_slow, slow
-from penstock.gateway.admin.phrases import count, printable, seconds, short_name
+from penstock.gateway.admin.phrases import count, printable, seconds, short_name, tokens
 from penstock.gateway.admin.requests import DRAIN, PAUSE, StoppedBy
 from penstock.gateway.admin.why import bounds_met, model_why
 from penstock.gateway.telemetry.failures import Kind
@@ -29,7 +29,7 @@ TROUBLE_CHARS_MAX = 120  # of a store's own words
 CROWDED = frozenset(
     {
         *(Cause.SLOTS_FULL, Cause.ENGINE_QUEUE, Cause.PREFILL_FULL, Cause.KV_FULL, Cause.PACE, Cause.HELD),
-        *(Cause.PREEMPTED, Cause.CLASS_SHARE, Cause.TURN),
+        *(Cause.PREEMPTED, Cause.CLASS_SHARE, Cause.TURN, Cause.SESSION_MEMORY),
     }
 )
 BY_SETTINGS = frozenset({Cause.TENANT_CAP, Cause.AFFINITY})
@@ -234,7 +234,20 @@ def _holding(snapshot: Snapshot) -> list[str]:
     more = f" ({count(others, 'other model')} too)" if others else ""
     by_band = _by_band(snapshot, bands, one_line=not others) if len(bands) > 1 else ""
     holding = f"Holding {snapshot.waiting:,}{of} for {short_name(first.name)}{whose}: {model_why(first, snapshot)}"
-    return [f"{holding}{more}.", by_band, bounds_met(snapshot), oldest]
+    return [f"{holding}{more}.", by_band, _sessions(snapshot), bounds_met(snapshot), oldest]
+
+
+def _sessions(snapshot: Snapshot) -> str:
+    """The agents' sessions that wait for memory, beside those that have it."""
+    sessions = snapshot.sessions
+    if sessions is None or not sessions.waiting:
+        return ""
+    told = [row for row in sessions.memory if row.kv_tokens is not None]
+    held, usable = sum(row.held_tokens for row in told), sum(row.usable_tokens for row in told)
+    wait = count(sessions.waiting, "session waits", "sessions wait")
+    beside = f"{wait} for memory beside {count(sessions.resident, 'resident one')}"
+    memory = f"{tokens(held)} of {tokens(usable)} tokens are held"
+    return f"{beside}: {memory}, and a wait is bounded by {seconds(sessions.wait_s)}."
 
 
 def _by_band(snapshot: Snapshot, bands: list[BandSnapshot], *, one_line: bool) -> str:

@@ -6,7 +6,7 @@ from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.core.explain.explanation import Explanation, Requeued, Sent, Served, SessionWait
 from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.lifecycle import State
-from penstock.gateway.admin.phrases import SIZED_BY, count, printable, seconds, short_name
+from penstock.gateway.admin.phrases import SIZED_BY, count, percent, printable, seconds, short_name
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.openai.errors import limit_name
 
@@ -67,7 +67,7 @@ def _session(session: SessionWait, told: Explanation) -> list[str]:
     fits = f"its {session.tokens:,} tokens do not fit beside {count(session.beside, 'session')}"
     expected = "" if told.estimated_wait_s is None else f"; expected {seconds(told.estimated_wait_s)}"
     bound = f"No session waits much longer than {seconds(session.wait_s_max)} (`sessions.wait`)"
-    return [f"It is {name}: {fits}{expected}.", f"{bound}; that costs {session.price:.0%} of all prefill now."]
+    return [f"It is {name}: {fits}{expected}.", f"{bound}; that costs {percent(session.price)} of all prefill now."]
 
 
 def _causes_now(told: Explanation) -> list[str]:
