@@ -565,23 +565,23 @@ class Scheduler(Questions):
         return pumping.pumped(state, now)
 
     def session_paused(self, tenant: str, session: str, *, now: float) -> list[Action]:
-        """Let the turns of a `session` wait until it is resumed; others have its memory. Unknown: nothing happens."""
+        """Let the turns of a `session`, with any model, wait until it is resumed; others have its memory."""
         state = self._state
-        if (found := state.gate.find(tenant, session)) is not None:
+        for found in state.gate.named(tenant, session):
             state.gate.stop(found)
         return pumping.pumped(state, now)
 
     def session_resumed(self, tenant: str, session: str, *, now: float) -> list[Action]:
         """End an operator's pause of a `session`. Unknown: nothing happens."""
         state = self._state
-        if (found := state.gate.find(tenant, session)) is not None:
+        for found in state.gate.named(tenant, session):
             state.gate.resume(found)
         return pumping.pumped(state, now)
 
     def session_preferred(self, tenant: str, session: str, *, now: float) -> list[Action]:
         """Let a waiting `session` in next, as if it had waited as long as it may. Unknown: nothing happens."""
         state = self._state
-        if (found := state.gate.find(tenant, session)) is not None:
+        for found in state.gate.named(tenant, session):
             state.gate.prefer(found)
         return pumping.pumped(state, now)
 

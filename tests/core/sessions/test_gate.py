@@ -67,8 +67,8 @@ class Bench:
     def gate(self) -> SessionGate:
         return self.scheduler.inspect().gate
 
-    def add(self, name: str, kv_tokens: int | None) -> None:
-        spec = EndpointSpec(name, slots=1000, models=frozenset({"m"}), kv_tokens=kv_tokens)
+    def add(self, name: str, kv_tokens: int | None, model: str = "m", slots: int = 1000) -> None:
+        spec = EndpointSpec(name, slots=slots, models=frozenset({model}), kv_tokens=kv_tokens)
         self.scheduler.endpoint_added(spec, now=getattr(self, "now", 0.0))
 
     def turn(
@@ -81,13 +81,14 @@ class Bench:
         weight: float = 1.0,
         band: int = 0,
         last: bool = False,
+        model: str = "m",
     ) -> str:
         self.count += 1
         turn = f"{session}#{self.count}"
         self.tokens[turn] = tokens
         request = Request(
             turn,
-            "m",
+            model,
             band,
             tenant=tenant,
             flow=(tenant,),
@@ -174,6 +175,29 @@ def test_a_new_session_goes_where_there_is_room_for_it() -> None:
     assert {bench.at[first], bench.at[second]} == {"e0", "e1"}
     third = bench.turn("c", 500)
     assert bench.at[third] == bench.at[second]
+
+
+def test_while_all_fit_routing_alone_decides_where_a_resident_goes() -> None:
+    bench = Bench()
+    bench.add("e0", 10_000, slots=1)
+    bench.add("e1", 10_000, slots=1)
+    bench.whole("shared", 500)
+    first, second = bench.turn("shared", 500), bench.turn("shared", 500)
+    assert {bench.at[first], bench.at[second]} == {"e0", "e1"}, "many clients may send one name"
+
+
+def test_where_memory_is_scarce_a_turn_waits_for_its_home_no_longer_than_that_is_worth() -> None:
+    bench = Bench()
+    bench.add("e0", 1_000, slots=1)
+    bench.whole("a", 950)
+    bench.add("e1", 1_000, slots=1)
+    rate = bench.scheduler.inspect().pool["e0"].ledger.speed.rate
+    first, second = bench.turn("a", 950), bench.turn("a", 950)
+    assert bench.at[first] == "e0"
+    bench.later(1.9 * 950 / rate)
+    assert second not in bench.at
+    bench.later(0.2 * 950 / rate)
+    assert bench.at[second] == "e1"
 
 
 # --- room -------------------------------------------------------------------------------------------------------
@@ -271,6 +295,32 @@ def test_a_tenant_without_memory_gets_one_session_whatever_its_size() -> None:
     assert waiting not in bench.at
     bench.later(120.0)
     assert waiting in bench.at
+
+
+def test_equal_tenants_do_not_take_each_others_place_with_each_turn() -> None:
+    bench = Bench(1000, slice_s=120.0, lease_s=1000.0)
+    bench.whole("a", 600, tenant="one")
+    waiting = bench.turn("b", 600, tenant="two")
+    bench.end(bench.turn("a", 610, tenant="one"), answer=40)
+    assert waiting not in bench.at, "650 tokens are no more than the other would hold"
+    bench.later(120.0)
+    assert waiting in bench.at, "who holds nothing gets his first one in after a slice"
+    bench.end(waiting, answer=40)
+    again = bench.turn("a", 650, tenant="one")
+    bench.later(100.0)
+    assert again not in bench.at
+
+
+def test_a_sessions_question_to_another_model_leaves_its_place_alone() -> None:
+    bench = Bench(1000)
+    bench.add("small", 1000, model="n")
+    bench.whole("a", 600)
+    bench.end(bench.turn("a", 300, model="n"))
+    assert bench.gate.pauses == 0
+    assert bench.at[bench.turn("a", 650)] == "e0"
+    found = [(row.model, row.endpoint, row.tokens) for row in bench.scheduler.sessions(now=bench.now)]
+    assert sorted(found) == [("m", "e0", 650), ("n", "small", 300)]
+    assert bench.held("t") == 950
 
 
 def test_two_tenants_cannot_name_each_others_session() -> None:

@@ -316,13 +316,13 @@ class Questions:
 
     def session_requests(self, tenant: str, name: str) -> tuple[list[str], list[str]]:
         """Returns the requests of a session that wait for its memory, and those that do not any more."""
-        found = self._state.gate.find(tenant, name)
-        return ([], []) if found is None else (list(found.waiting), list(found.parts))
+        found = self._state.gate.named(tenant, name)
+        return [key for one in found for key in one.waiting], [key for one in found for key in one.parts]
 
     def session(self, tenant: str, name: str, *, now: float) -> SessionRow | None:
-        """Returns the session of a tenant by its name; None if it is not known."""
-        found = self._state.gate.find(tenant, name)
-        return None if found is None else self._state.gate.row(found, now)
+        """Returns the session of a tenant by its name, with the model that it used last; None if it is not known."""
+        found = self._state.gate.named(tenant, name)
+        return self._state.gate.row(found[0], now) if found else None
 
     def session_of(self, request_id: str, *, now: float) -> SessionRow | None:
         """Returns the session of a request that has not ended; None if it has none."""

@@ -5,14 +5,16 @@ turns; otherwise it is new or paused, and its turns wait. A turn of a resident s
 long as the residents' footprints are within M; a session that comes back after a pause has its whole context computed
 again. So turns of residents pass at once, and others wait until their session becomes resident. While everything fits,
 all pass, and routing decides alone where they go: what is booked is where they were sent. Otherwise the gate names the
-endpoint, and the turn goes there or, if that has no room for `worth_s` or is away, elsewhere.
+endpoint, and the turn goes there or, if that is away, or has no room for `STAY` times what computing the context takes
+(`worth_s` at most), elsewhere.
 
 **Rules.** Room for a waiting session is free room (`SPARE` stays free, for growth), sessions idle for `lease_s`, and
 1. *Max-min*: a tenant's level is what he holds per weight. One whose level stays below another's with the session
    takes room from idle sessions of the latter, at once, the highest level first. Each such step lowers the higher of
    two levels and never lifts the lower one above it, so levels become equal, except of those who want less: max-min.
-   Whoever holds nothing gets his first session in, whatever its size: from sessions resident for `slice_s`. A tenant
-   of a lower band counts as above all of a higher one.
+   If it turns the two levels round, which two tenants could do with each turn, the one paused was resident for a lease
+   (`WORTH`) or `slice_s`. Whoever holds nothing gets his first session in, whatever its size: from sessions resident
+   for `slice_s`. A tenant of a lower band counts as above all of a higher one.
 2. *W*: a session that waited for `wait_s` takes the room of idle sessions that had a turn, of its own tenant (of any,
    if he holds nothing), the longest resident first; those of at least `slice_s` before others.
 3. *Origin first*: a session goes back to where it was. It goes elsewhere, if no room is to be had there, once it waited
@@ -64,6 +66,7 @@ SPARE: Final = 0.08  # of an endpoint's memory: two sessions of 85,000 tokens in
 SMALL: Final = 0.002  # of an endpoint's memory: five hundred fill it, and one is computed within a step or two
 GROWN_MAX: Final = 0.05  # of an endpoint's memory: residents may exceed it until one of a tenant over his share is idle
 WORTH: Final = 10.0  # times the seconds of prefill: a wait for a place costs its client all of them, a prompt a tenth
+STAY: Final = 2.0  # times the seconds of prefill: elsewhere its context is computed, and later what that pushes out
 IDLE_MAX: Final = 64  # idle sessions of a tenant at one endpoint whose leases are looked at, the longest idle first
 LOOK_MAX: Final = 16  # sessions of one tenant that may pass one which does not fit, into free room
 LINES_MAX: Final = 32  # tenants looked at in one round, and as many more of those that waited W
@@ -116,7 +119,8 @@ class SessionGate:
         self.turns: dict[str, Turned] = {}  #: by request: those that wait or are under way
         self.lines: dict[Holder, None] = {}  #: those of whom sessions wait
         self._stopped: dict[str, AgentSession] = {}  # by operators
-        self._staying: dict[str, float] = {}  # requests that go to one endpoint alone, and until when; in that order
+        self._staying: dict[str, float] = {}  # requests that go to one endpoint alone, and until when
+        self._stays: list[tuple[float, str]] = []  # a heap of these; some have left
         self._admissions = DecayingRate()
         self._closed_until_s = self._returns_until_s = -math.inf  # after a change of leader
 
@@ -135,7 +139,7 @@ class SessionGate:
         self.ledger = MemoryLedger()
         for name, capacity in capacities.items():
             self.ledger.tells(name, capacity)
-        self.turns, self.lines, self._stopped, self._staying = {}, {}, {}, {}
+        self.turns, self.lines, self._stopped, self._staying, self._stays = {}, {}, {}, {}, []
         self.waiting, self.stirred = 0, False
         return going
 
@@ -152,7 +156,7 @@ class SessionGate:
         if session.home is not None:
             self._begin(turn)
             self._hold_to_limit(self.ledger.memories[session.home])
-            self._stay(entry, session.home, now)
+            self._prefer_home(entry, session, now)
             return True
         footprint = turn.tokens + session.agents if not part else max(session.footprint, turn.tokens)
         if not session.stopped and not session.waiting:
@@ -314,9 +318,10 @@ class SessionGate:
 
     # --- operators ----------------------------------------------------------------------------------------------
 
-    def find(self, tenant: str, name: str) -> AgentSession | None:
-        """Returns a session; None if it is not known."""
-        return self.ledger.sessions.get(f"{tenant}\x00{name}")
+    def named(self, tenant: str, name: str) -> list[AgentSession]:
+        """Returns a tenant's sessions of this name, one per model, the one seen last first. Walks over all sessions."""
+        found = [s for s in self.ledger.sessions.values() if s.name == name and s.tenant == tenant]
+        return found[::-1]
 
     def stop(self, session: AgentSession) -> None:
         """Pause a `session` until `resume`: a turn under way ends, then its turns wait, and its memory is others'."""
@@ -347,18 +352,20 @@ class SessionGate:
 
     def looks_s(self, now: float) -> float | None:
         """Returns when to ask `released` and `freed` again, if no fact comes before; None: never."""
-        until_s = next(iter(self._staying.values()), None)
+        stays = self._stays
+        while stays and stays[0][1] not in self._staying:
+            heapq.heappop(stays)
+        until_s = stays[0][0] if stays else None
         if not self.waiting:
             return until_s
         return now + LOOK_S if until_s is None else min(until_s, now + LOOK_S)
 
     def freed(self, now: float) -> None:
         """Let requests go anywhere that waited for their session's endpoint as long as that is worth."""
-        for request_id, until_s in list(self._staying.items()):
-            if until_s > now:
-                break
-            del self._staying[request_id]
-            self.turns[request_id].entry.may_leave()
+        while self._stays and self._stays[0][0] <= now:
+            request_id = heapq.heappop(self._stays)[1]
+            if self._staying.pop(request_id, None) is not None:
+                self.turns[request_id].entry.may_leave()
 
     def session_of(self, request_id: str) -> AgentSession | None:
         """Returns the session of a request that has not ended; None if it has none, or the gate is off."""
@@ -497,7 +504,7 @@ class SessionGate:
             return None
         name, part = found
         holder = self.ledger.holder(request.band, *self._tenant(request))
-        session = self.ledger.session(name, request.tenant, holder)
+        session = self.ledger.session(name, request.tenant, request.model, holder)
         if session.holder is not holder:  # this request is of another band
             waits = session.key in session.holder.line
             if waits:
@@ -525,11 +532,20 @@ class SessionGate:
             session.own = turn.tokens
         self.ledger.book(session)
 
+    def _prefer_home(self, entry: Entry, session: AgentSession, now: float) -> None:
+        """Let a turn go to its session's endpoint alone if memory is scarce; otherwise routing decides."""
+        scarce = self.waiting > 0 or any(memory.room < self._spare(memory) for memory in self.ledger.memories.values())
+        if scarce and session.home is not None:
+            self._stay(entry, session.home, now)
+
     def _stay(self, entry: Entry, endpoint: str, now: float) -> None:
         """Let a request go to its session's endpoint alone, for as long as that is worth."""
         if len(self._pool) > 1 and (not entry.only or endpoint in entry.only):
+            prefill_s = entry.prompt_tokens / self._pool[endpoint].ledger.speed.rate
+            until_s = now + min(self._worth_s, STAY * prefill_s)
             entry.stay_at(endpoint)
-            self._staying[entry.id] = now + self._worth_s
+            self._staying[entry.id] = until_s
+            heapq.heappush(self._stays, (until_s, entry.id))
 
     def _join(self, session: AgentSession) -> None:
         """Let a session stand in its tenant's line, by its age."""
@@ -661,7 +677,10 @@ class SessionGate:
                         yield other
         for tenancy in highest:
             if _above(tenancy.holder, session):
-                yield from tenancy.idle.values()
+                for other in tenancy.idle.values():
+                    resident_s = min(self._slice_s, lease_per_token * other.booked)
+                    if now - other.admitted_s >= resident_s or not _turns_round(other, session):
+                        yield other
         giving = [tenancy for tenancy in highest if nothing and tenancy.holder.band >= holder.band]
         for tenancy in giving:
             yield from [other for other in tenancy.idle.values() if now - other.admitted_s >= self._slice_s]
@@ -760,6 +779,13 @@ def _head(holder: Holder) -> AgentSession:
 def _rank(holder: Holder) -> tuple[int, float, str]:
     """Who is first in line, the least first; whose room is taken first, the greatest first."""
     return holder.band, holder.level, holder.name
+
+
+def _turns_round(other: AgentSession, session: AgentSession) -> bool:
+    """True if a tenant of the same band would be below the one that took its session `other`."""
+    giver, taker = other.holder, session.holder
+    left = (giver.booked - other.booked) / giver.weight
+    return giver.band == taker.band and left < (taker.booked + session.footprint) / taker.weight
 
 
 def _above(other: Holder, session: AgentSession) -> bool:

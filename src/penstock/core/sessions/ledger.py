@@ -157,9 +157,12 @@ class MemoryLedger:
         self.memories.pop(endpoint, None)
         return gone
 
-    def session(self, name: str, tenant: str, holder: Holder) -> AgentSession:
-        """Returns a session, a new one if it is not known. Names of two tenants never meet."""
-        key = f"{tenant}\x00{name}"
+    def session(self, name: str, tenant: str, model: str, holder: Holder) -> AgentSession:
+        """Returns a session, a new one if it is not known. Names of two tenants never meet.
+
+        Its model is part of it, because agents send small questions of a session to another model, elsewhere.
+        """
+        key = f"{tenant}\x00{model}\x00{name}"
         session = self.sessions.get(key)
         if session is None:
             session = self.sessions[key] = AgentSession(key, name, tenant, holder)
