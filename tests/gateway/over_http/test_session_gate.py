@@ -43,6 +43,7 @@ async def test_a_session_waits_until_another_is_idle_and_had_its_turn(world: Wor
     await world.engine(**SMALL)
     await world.gateway(slots=8, workers=workers, sessions={"wait": "1s"})
     await memory_is_known(world)
+    assert (await world.ask("GET", "/admin/state")).json()["sessions"] is None
     first = await turn(world, "a", tokens=200)
     await first.begun()
     second = await turn(world, "b")
@@ -52,6 +53,11 @@ async def test_a_session_waits_until_another_is_idle_and_had_its_turn(world: Wor
     assert "turn 1 of session b" in told.body.decode()
     assert "do not fit beside 1 session" in told.body.decode()
     assert await world.metric("penstock_sessions_waiting") == 1
+    drawn = (await world.ask("GET", "/admin/state")).json()["sessions"]
+    assert (drawn["resident"], drawn["idle"], drawn["waiting"]) == (1, 0, 1)
+    (memory,) = drawn["memory"]
+    assert (memory["usable_tokens"], memory["sessions"]) == (800, 1)
+    assert list(memory["tenants"].values()) == [memory["held_tokens"]]
     world.gate.autoscale.look()
     scaled = (await world.ask("GET", "/autoscale/sim")).json()
     assert (scaled["waiting"], scaled["endpoints"], scaled["endpoints_wanted"]) == (1, 1, 2)

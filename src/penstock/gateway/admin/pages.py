@@ -16,7 +16,7 @@ from penstock.http.server.server import Exchange, Header
 
 _SCRIPTS = (
     *("page", "acts", "columns", "curves", "fair", "groups", "keys", "legend", "link", "seen", "shades", "tables"),
-    *("try", "usage", "verbs", "wall", "words"),
+    *("sessions", "try", "usage", "verbs", "wall", "words"),
 )
 _SCRIPT = b"text/javascript; charset=utf-8"
 _FILES = {

@@ -11,6 +11,7 @@ import { $, coded, matches, put, seen } from "./seen.js";
 import { count, percent, seconds, text, whole } from "./tables.js";
 import { showKeys } from "./keys.js";
 import { found, search } from "./try.js";
+import { showSessions } from "./sessions.js";
 import { showUsage } from "./usage.js";
 import "./verbs.js";
 import { heardOf, showTiles } from "./wall.js";
@@ -180,6 +181,7 @@ function show() {
   tables.bands.update(s.bands);
   tables.tenants.update(tenantRows(s).filter((t) => matches(t.tenant, t.band)), seen.filter ? 0 : s.tenants_more);
   tables.endpoints.update(s.endpoints.filter((e) => matches(e.name, e.state, e.closed)), seen.filter ? 0 : s.endpoints_more);
+  showSessions(s.sessions);
   showRequests();
   $("batches").hidden = !s.batches?.length;
   tables.batches.update((s.batches ?? []).filter((b) => matches(b.id, b.tenant, b.status)));

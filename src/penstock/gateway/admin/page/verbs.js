@@ -3,6 +3,7 @@
 import { act, ask, fill } from "./acts.js";
 import { issue, limitKey, revoke } from "./keys.js";
 import { $, seen } from "./seen.js";
+import { SESSION_VERBS } from "./sessions.js";
 import { text } from "./tables.js";
 import { explain, tryAs } from "./try.js";
 import { LIMITS, limitFields } from "./words.js";
@@ -38,6 +39,7 @@ async function steer(name) {
 }
 
 const VERBS = {
+  ...SESSION_VERBS,
   explain: (id) => explain(id),
   bump: (id) => act("POST", `requests/${encodeURIComponent(id)}/bump`),
   cancel: async (id) => (await ask(`Cancel request ${text(id)}?`)) && act("POST", `requests/${encodeURIComponent(id)}/cancel`),

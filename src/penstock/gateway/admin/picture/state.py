@@ -25,6 +25,7 @@ from penstock.gateway.admin.history import History, answering, inside
 from penstock.gateway.admin.phrases import printable, short_name
 from penstock.gateway.admin.picture.drawn import by_tenant
 from penstock.gateway.admin.picture.facts import GatewayFacts
+from penstock.gateway.admin.picture.memory import sessions_drawn
 from penstock.gateway.admin.picture.steady import Steady
 from penstock.gateway.admin.picture.times import NONE, TimesWindow
 from penstock.gateway.admin.why import cause_now, endpoint_why, model_why, within
@@ -147,6 +148,7 @@ class Picture:
                 name: [short(row) for row in getattr(snapshot.requests, name)]
                 for name in ("waiting", "running", "ended")
             },
+            "sessions": sessions_drawn(snapshot.sessions),
             "batches": self._facts.batches()[:BATCHES_SHOWN],
             "usage": self._facts.keeps_usage(),
             "batch_store": batch_store,
