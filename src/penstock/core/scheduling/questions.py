@@ -259,8 +259,12 @@ class Questions:
 
     def loads(self, *, now: float) -> dict[str, ModelLoad]:
         """Returns the load and capacity of each model, for an autoscaler's rule. Costs per resident session."""
-        state = self._state
-        return loads_now(state.queues.bands, state.pool, state.shares, state.gate.endpoints_filled(now))
+        state, gate = self._state, self._state.gate
+        if not gate.ledger.sessions:
+            return loads_now(state.queues.bands, state.pool, state.shares, {})
+        from penstock.core.sessions import shown  # noqa: PLC0415 - most gateways have none
+
+        return loads_now(state.queues.bands, state.pool, state.shares, shown.endpoints_filled(gate, state.pool, now))
 
     def snapshot(self, *, requests: bool = True, now: float) -> Snapshot:
         """Returns the picture of this moment; `requests`: with rows of single ones, which are most of its cost."""
@@ -308,7 +312,9 @@ class Questions:
 
         `like`: with these values of `session`, `tenant`, `endpoint` or `state`; `most` at most.
         """
-        return self._state.gate.rows(now, most, like)
+        from penstock.core.sessions import shown  # noqa: PLC0415 - few look at them
+
+        return shown.rows(self._state.gate, now, most, like)
 
     def session_sums(self) -> SessionsSnapshot:
         """Returns the sums over all sessions, and the memory of each endpoint."""
@@ -321,13 +327,17 @@ class Questions:
 
     def session(self, tenant: str, name: str, *, now: float) -> SessionRow | None:
         """Returns the session of a tenant by its name, with the model that it used last; None if it is not known."""
+        from penstock.core.sessions import shown  # noqa: PLC0415 - few look at them
+
         found = self._state.gate.named(tenant, name)
-        return self._state.gate.row(found[0], now) if found else None
+        return shown.row(self._state.gate, found[0], now) if found else None
 
     def session_of(self, request_id: str, *, now: float) -> SessionRow | None:
         """Returns the session of a request that has not ended; None if it has none."""
+        from penstock.core.sessions import shown  # noqa: PLC0415 - few look at them
+
         found = self._state.gate.session_of(request_id)
-        return None if found is None else self._state.gate.row(found, now)
+        return None if found is None else shown.row(self._state.gate, found, now)
 
     def tokens_under_way(self) -> int:
         """Returns the tokens of running streams so far, with their estimated prompts. Costs per running request."""

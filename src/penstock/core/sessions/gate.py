@@ -47,8 +47,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from penstock.core.endpoints.endpoint import Endpoint
@@ -58,7 +58,7 @@ from penstock.core.sessions.ledger import FOUND, AgentSession, EndpointMemory, H
 from penstock.core.sessions.recognition import SessionNames
 from penstock.core.util.decaying import DecayingRate
 from penstock.core.values.request import Request, Usage
-from penstock.core.values.rows import MemoryRow, SessionRow, SessionsSnapshot
+from penstock.core.values.rows import MemoryRow, SessionsSnapshot
 from penstock.core.values.settings import SessionSettings
 
 CLAIM: Final = 0.95  # of W: the rest is for a session to end its turn
@@ -118,7 +118,7 @@ class SessionGate:
         self._names = SessionNames()
         self.turns: dict[str, Turned] = {}  #: by request: those that wait or are under way
         self.lines: dict[Holder, None] = {}  #: those of whom sessions wait
-        self._stopped: dict[str, AgentSession] = {}  # by operators
+        self.stopped: dict[str, AgentSession] = {}  #: by operators, those that wait
         self._staying: dict[str, float] = {}  # requests that go to one endpoint alone, and until when
         self._stays: list[tuple[float, str]] = []  # a heap of these; some have left
         self._admissions = DecayingRate()
@@ -139,7 +139,7 @@ class SessionGate:
         self.ledger = MemoryLedger()
         for name, capacity in capacities.items():
             self.ledger.tells(name, capacity)
-        self.turns, self.lines, self._stopped, self._staying, self._stays = {}, {}, {}, {}, []
+        self.turns, self.lines, self.stopped, self._staying, self._stays = {}, {}, {}, {}, []
         self.waiting, self.stirred = 0, False
         return going
 
@@ -183,7 +183,7 @@ class SessionGate:
         if not session.waiting:
             session.waits_s = now - waited_s
             if session.stopped:
-                self._stopped[session.key] = session
+                self.stopped[session.key] = session
             else:
                 self._join(session)
         session.waiting[entry.id] = entry
@@ -328,7 +328,7 @@ class SessionGate:
         session.stopped = True
         if session.waiting:
             self._leave(session)
-            self._stopped[session.key] = session
+            self.stopped[session.key] = session
         elif session.idle:
             self._pause(session)
         self.stirred = self.waiting > 0
@@ -336,7 +336,7 @@ class SessionGate:
     def resume(self, session: AgentSession) -> None:
         """End an operator's pause of a `session`."""
         session.stopped = False
-        if self._stopped.pop(session.key, None) is not None:
+        if self.stopped.pop(session.key, None) is not None:
             self._join(session)
         self.stirred = self.waiting > 0
 
@@ -401,69 +401,9 @@ class SessionGate:
         rate = sum([e.ledger.speed.rate for e in self._pool if e.in_service])
         return price(len(sessions), context, rate, self.settings.wait_s)
 
-    def endpoints_filled(self, now: float) -> dict[str, float]:
-        """Returns by model how many endpoints' memory its sessions fill: those that wait, and residents in use.
-
-        Idle for `lease_s` is not in use. A model of which an endpoint in service tells no memory is left out.
-        """
-        largest = max([memory.usable for memory in self.ledger.memories.values()], default=0)
-        tokens: dict[str, int] = {}
-        for memory in self.ledger.memories.values():
-            for tenancy in memory.tenancies.values():
-                for session in tenancy.residents.values():
-                    if session.parts or now - session.idle_s < self._lease_s:
-                        tokens[session.model] = tokens.get(session.model, 0) + min(session.booked, largest)
-        waits: set[str] = set()
-        for holder in self.lines:
-            for session in holder.line.values():
-                waits.add(session.model)
-                tokens[session.model] = tokens.get(session.model, 0) + min(session.footprint, largest)
-        filled = {}
-        for model, wanted in tokens.items():
-            serving = [endpoint.name for endpoint in self._pool if endpoint.in_service and endpoint.serves(model)]
-            usable = [self.ledger.memories[name].usable for name in serving if name in self.ledger.memories]
-            if serving and len(usable) == len(serving):
-                spare = SPARE if model in waits else 0.0
-                filled[model] = wanted * len(usable) / ((1.0 - spare) * sum(usable))
-        return filled
-
-    def row(self, session: AgentSession, now: float) -> SessionRow:
-        """Returns the row of a session."""
-        waits = bool(session.waiting)
-        return SessionRow(
-            session=session.name,
-            tenant=session.tenant,
-            model=session.model,
-            band=session.holder.band,
-            state=_state(session),
-            stopped=session.stopped,
-            endpoint=session.home,
-            origin=session.origin,
-            parts=len(session.parts),
-            turns=session.turns_total,
-            tokens=session.footprint,
-            waits_s=now - session.waits_s if waits else None,
-            expected_s=self.expected_s(session, now) if waits else None,
-            waited_s=session.last_wait_s,
-            resident_s=now - session.admitted_s if session.home is not None else None,
-        )
-
-    def rows(self, now: float, most: int, like: Mapping[str, str]) -> list[SessionRow]:
-        """Returns the first of those that wait, are resident, and were last seen, in this order.
-
-        `like`: with these values of `session`, `tenant`, `endpoint` or `state`.
-        """
-        first = [session for holder in self.lines for session in holder.line.values()]
-        first += self._stopped.values()
-        for memory in self.ledger.memories.values():
-            first += [session for tenancy in memory.tenancies.values() for session in tenancy.residents.values()]
-        chosen: dict[str, AgentSession] = {}
-        for session in chain(first, reversed(self.ledger.sessions.values())):
-            if len(chosen) >= most:
-                break
-            if not like or _is_like(session, like):
-                chosen[session.key] = session
-        return [self.row(session, now) for session in chosen.values()]
+    def in_use(self, session: AgentSession, now: float) -> bool:
+        """True unless a session has been idle for so long that others may take its room."""
+        return bool(session.parts) or now - session.idle_s < self._lease_s
 
     def snapshot(self) -> SessionsSnapshot:
         """Returns the sums over all sessions, and the memory of each endpoint."""
@@ -559,7 +499,7 @@ class SessionGate:
 
     def _leave(self, session: AgentSession) -> None:
         """A session waits no longer."""
-        if self._stopped.pop(session.key, None) is not None:
+        if self.stopped.pop(session.key, None) is not None:
             return
         holder = session.holder
         del holder.line[session.key]
@@ -757,19 +697,6 @@ def _by_origin(places: list[EndpointMemory], session: AgentSession) -> list[Endp
     if origin is None or not places or places[0].name == origin:
         return places
     return sorted(places, key=lambda memory: memory.name != origin)
-
-
-def _state(session: AgentSession) -> str:
-    if session.parts:
-        return "resident"
-    if session.home is not None:
-        return "idle"
-    return "waiting" if session.waiting else "paused"
-
-
-def _is_like(session: AgentSession, like: Mapping[str, str]) -> bool:
-    facts = {"session": session.name, "tenant": session.tenant, "endpoint": session.home, "state": _state(session)}
-    return all(facts[key] == value for key, value in like.items())
 
 
 def _head(holder: Holder) -> AgentSession:
