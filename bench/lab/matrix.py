@@ -23,7 +23,7 @@ from bench.report import done_per_s, ttfts
 from bench.scenarios.base import STANDARD
 from bench.workload import Lognormal
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.settings import BandSettings
+from penstock.core.values.settings import BandSettings, SessionSettings
 from penstock.sim.world.report import percentile, ratio
 from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Job, Lengths, Poisson, Stream
 from penstock.sim.world.world import World
@@ -158,6 +158,7 @@ def default_settings(*, queue_enabled: bool = True) -> SchedulerSettings:
         queue_enabled=queue_enabled,
         routing="predicted_ttft",
         stale_after_s=3.0,
+        sessions=SessionSettings(memory=True),
     )
 
 

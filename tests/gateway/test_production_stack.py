@@ -35,7 +35,7 @@ async def test_each_request_to_an_engine_is_a_line(world: World, log: io.StringI
     await world.until(lambda: len(lines(log)) == 3)
     assert lines(log) == [
         ("one", "ann", engine.url),
-        ("two", "a%20b=c%09to%20http://elsewhere%20at", engine.url),
+        ("two", "a%20b=cto%20http://elsewhere%20at~e4ffcaf6209ff760", engine.url),
         ("three", "None", engine.url),
     ]
 

@@ -279,5 +279,5 @@ async def test_a_store_that_is_damaged_under_way_answers_and_comes_back(world: W
 
 async def test_a_folder_that_cannot_be_used_is_still_a_mistake_in_the_settings(world: World, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"batch\.data"):
+    with pytest.raises(ConfigError, match=r"^store: "):
         await gateway(world, tmp_path)

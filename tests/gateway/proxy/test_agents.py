@@ -369,7 +369,7 @@ async def test_a_waiting_stream_is_kept_alive_by_what_the_api_has_for_that(world
 async def test_what_times_out_after_heartbeats_ends_with_an_error_event_and_without_the_end_of_an_answer(
     world: World, its: Client
 ) -> None:
-    """All three take that for a broken stream and ask again."""
+    """Codex and OpenCode take that for a broken stream and ask again."""
     engine, (client, first), _ = await waits(world, its, max_wait="300ms")
     last = (await client.whole()).split(b"\n\n")[-2]
     data = json.loads(last.partition(b"data: ")[2])

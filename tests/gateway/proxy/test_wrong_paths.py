@@ -29,7 +29,6 @@ def message(answer: Answer, status: int = 404, code: str = "path_not_found") -> 
         ("/responses", "/v1/responses", OPENAI),
         ("/audio/transcriptions", "/v1/audio/transcriptions", OPENAI),
         ("/messages", "/v1/messages", ANTHROPIC),
-        ("/v1/tokenize", "/tokenize", ""),
     ],
 )
 async def test_a_wrong_base_url_gets_the_right_path_as_a_hint(world: World, path: str, meant: str, advice: str) -> None:
