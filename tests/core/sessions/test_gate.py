@@ -401,6 +401,15 @@ def test_a_footprint_larger_than_the_engine_is_served_alone() -> None:
     assert huge in bench.at
 
 
+def test_a_session_whose_first_turn_its_engine_refuses_holds_nothing() -> None:
+    bench = Bench(1000)
+    turn = bench.turn("a", 900)
+    bench.do(bench.scheduler.finished(bench.leases.pop(turn), Usage(0, 0), refused=True, now=bench.now))
+    assert bench.held("t") == 0
+    bench.whole("b", 600)
+    assert [(row.session, row.turns) for row in bench.scheduler.sessions(now=bench.now)] == [("b", 1), ("a", 0)]
+
+
 def test_an_endpoint_that_leaves_takes_its_residents_along() -> None:
     bench = Bench(1000, 1000)
     bench.whole("a", 800)

@@ -266,7 +266,7 @@ class SessionGate:
             if usage.cached_told and session.turns and session.home is not None and self.settings.corrected:
                 self.ledger.found(session, min(session.left, usage.prompt_tokens), usage.cached_tokens)
             session.own = session.left = usage.prompt_tokens + usage.completion_tokens
-        if usage is not None:
+        if usage is not None and usage.prompt_tokens:
             session.turns += 1
             session.turns_total += 1
         session.idle_s = now
@@ -274,7 +274,9 @@ class SessionGate:
         turned = entry.request.turn
         if session.home is not None:
             memory = self.ledger.memories[session.home]
-            if not session.parts and turned is not None and turned.last:
+            is_over = turned is not None and turned.last
+            refused = usage is not None and not session.turns  # by its engine, so that has nothing of it
+            if not session.parts and (is_over or refused):
                 self.ledger.give_up(session)
             elif session.stopped and session.idle:
                 self._pause(session)
