@@ -102,7 +102,7 @@ GOOD: dict[str, dict[str, Any]] = {
     },
     "batches of several": {
         "replicas": 2,
-        "settings": {"batch": {"store": "postgres", "url": "postgresql://gate:gate@db/gate"}},
+        "settings": {"store": "postgresql://gate:gate@db/gate", "batch": {"serve": True}},
     },
     "workers": {
         "settings": {"workers": 3},
@@ -168,7 +168,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "much together": {
         "replicas": 2,
         "settings": {
-            "batch": {"store": "postgres", "url": "${DATABASE_URL}"},
+            "store": {"url": "${DATABASE_URL}"},
             "tenants": [{"name": "team-a", "keys": ["${TEAM_A_KEY}"]}],
             "identity": {"require_key": True},
         },
@@ -209,6 +209,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"replicas": 2, "persistence": {"enabled": True}}, "persistence holds the batches of one gateway"),
     (
         {"persistence": {"enabled": True}, "settings": {"batch": {"store": "postgres", "url": "x"}}},
+        "persistence has nothing to hold",
+    ),
+    (
+        {"persistence": {"enabled": True}, "settings": {"store": "postgresql://gate@db/gate"}},
         "persistence has nothing to hold",
     ),
     (

@@ -59,7 +59,7 @@ _SPECIAL: dict[str, list[Schema]] = {
     "`off`, `auto` or `tcp://host:port`": [{"const": False}, {"type": "string"}],
 }
 BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-_SHORT = frozenset({"dns", "file", "fairness", "keys"})  # may be given as a text
+_SHORT = frozenset({"dns", "file", "fairness", "keys", "store"})  # may be given as a text
 
 
 def schema() -> Schema:

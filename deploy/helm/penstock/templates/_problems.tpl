@@ -49,14 +49,20 @@
 {{- $p = append $p (printf "terminationGracePeriodSeconds is %v: pods would be killed before queue.drain_delay and the longer of queue.drain_timeout and queue.stop_timeout (%v s) are over" $v.terminationGracePeriodSeconds $longest) }}
 {{- end }}
 
+{{- $store := $settings.store | default "" }}
+{{- $postgres := eq ($batch.store | default "sqlite") "postgres" }}
+{{- if kindIs "map" $store }}
+{{- $postgres = or $postgres (hasKey $store "url") }}
+{{- else }}
+{{- $postgres = or $postgres (hasPrefix "postgres" (toString $store)) }}
+{{- end }}
 {{- if $v.persistence.enabled }}
-{{- if and (gt (int $v.replicas) 1) (ne ($batch.store | default "sqlite") "postgres") }}
-{{- $p = append $p (printf "persistence holds the batches of one gateway, and replicas is %v: take settings.batch.store postgres instead of persistence" $v.replicas) }}
+{{- if and (gt (int $v.replicas) 1) (not $postgres) }}
+{{- $p = append $p (printf "persistence holds the batches of one gateway, and replicas is %v: take settings.store postgresql://… instead of persistence" $v.replicas) }}
 {{- end }}
-{{- if eq ($batch.store | default "sqlite") "postgres" }}
-{{- $p = append $p "persistence has nothing to hold where settings.batch.store is postgres: switch it off" }}
-{{- end }}
-{{- if hasKey $settings "store" }}
+{{- if $postgres }}
+{{- $p = append $p "persistence has nothing to hold where settings.store is PostgreSQL: switch it off" }}
+{{- else if hasKey $settings "store" }}
 {{- $p = append $p "settings.store would be a second store: persistence has a folder of its own" }}
 {{- end }}
 {{- if hasKey $batch "data" }}
@@ -65,7 +71,7 @@
 {{- if eq ($v.strategy.type | default "Recreate") "RollingUpdate" }}
 {{- $p = append $p "strategy.type RollingUpdate would run two gateways on one batch store: leave it out with persistence" }}
 {{- end }}
-{{- else if and (hasKey $batch "data") (ne ($batch.store | default "sqlite") "postgres") (not $v.extraVolumeMounts) }}
+{{- else if and (hasKey $batch "data") (not $postgres) (not $v.extraVolumeMounts) }}
 {{- $p = append $p "settings.batch.data names a folder of a read-only file system: set persistence.enabled" }}
 {{- end }}
 
@@ -86,7 +92,7 @@
 {{- $p = append $p "settings.share.elect.static names one address, and those of pods change: leave it out, and a Lease is taken" }}
 {{- end }}
 {{- if $v.persistence.enabled }}
-{{- $p = append $p "share.enabled with persistence.enabled: batches in SQLite belong to one gateway; set settings.batch.store to postgres" }}
+{{- $p = append $p "share.enabled with persistence.enabled: batches in SQLite belong to one gateway; set settings.store to postgresql://…" }}
 {{- end }}
 {{- if eq (int $v.share.port) (int $v.containerPort) }}
 {{- $p = append $p (printf "share.port and containerPort are both %v" $v.share.port) }}

@@ -26,6 +26,7 @@ from penstock.gateway.openai.fields import NOTHING, Text
 
 BYTES_MIN: Final = 4096  # a shorter prompt is computed again in no time, wherever it goes
 BYTES_MAX: Final = 8 << 20  # finding the messages takes half a millisecond a megabyte, in one go
+BRACES_MAX: Final = 20_000  # a message or part has one, and takes half a microsecond; texts of code have some, too
 ENDS_LATE: Final = 4  # beside the whole: turns that a client takes back
 LOOK_MAX: Final = 64  # of the last messages: answers and results of several calls side by side
 ROOT_MAX: Final = 16  # of the first messages
@@ -46,7 +47,9 @@ _pieces: Final = msgspec.json.Decoder(list[_PIECE]).decode  # type: ignore[valid
 
 
 def ends_of(text: Text, seed: int) -> tuple[int, ...]:
-    """Returns a prompt's first end, its last ones, and that of the whole; empty if it is short, or can't be read.
+    """Returns a prompt's first end, its last ones, and that of the whole.
+
+    Empty if it is short, has too many parts, or can't be read.
 
     `seed`: 64 secret bits. Ends are equal only among processes that have the same.
     """
@@ -54,6 +57,8 @@ def ends_of(text: Text, seed: int) -> tuple[int, ...]:
     system = text.instructions if text.system is NOTHING else text.system
     whole = memoryview(messages)
     if not whole or not BYTES_MIN <= len(whole) + len(memoryview(system)) <= BYTES_MAX:
+        return ()
+    if len(whole) > BRACES_MAX and bytes(messages).count(b"}") > BRACES_MAX:
         return ()
     try:
         root = _hash(system, seed, 0)
