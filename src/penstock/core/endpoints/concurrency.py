@@ -217,7 +217,7 @@ class FoundLimit(ConcurrencyLimit):
             return self._look_s  # a queue may be over, or more run now
         return max(self._look_s, self.judge.looks_s(ledger, now))
 
-    def fills_until_s(self, ledger: Ledger, now: float) -> float:
+    def fills_until_s(self, ledger: Ledger, now: float) -> float:  # noqa: ARG002
         """Returns until when nothing more may be sent because enough is on its way; minus infinity: it may.
 
         Slow start: until the engine queues, it gets a few more requests than run, so at most these wait.
@@ -226,8 +226,8 @@ class FoundLimit(ConcurrencyLimit):
             return -math.inf
         page, work = ledger.page, self.work
         ran = max(work.best, ledger.running())
-        if page.base is not None and page.credible(now):
-            ran = max(ran, int(page.base.running))
+        if self.judge is self._page and page.base is not None:
+            ran = max(ran, int(page.base.running - page.others))
         known = max(ran + work.on_the_way, self._page.fit if self.judge is self._page else 0)
         if ledger.sent_there < known + max(FEW, known / AHEAD):
             return -math.inf
