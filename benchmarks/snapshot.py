@@ -24,7 +24,7 @@ from penstock.core.routing.policies.base import Choice
 from penstock.core.scheduler import Scheduler
 from penstock.core.values.lifecycle import Event
 from penstock.core.values.request import Request, Usage
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.watch import GatewayFacts, Watch
 from penstock.gateway.queueing import Queueing
 
@@ -75,7 +75,7 @@ def recording_s(scheduler: Scheduler, tenants: int) -> float:
             recorder.waits(entry, 1.0)
         for entry in entries:
             recorder.sent(entry, pool[:1], Choice(pool[0]), 2.0)
-            recorder.first_byte(entry, 3.0)
+            recorder.first_token(entry, 3.0)
             recorder.released(entry)
             recorder.ended(entry, None, _USAGE, 4.0)
         best = min(best, (time.thread_time() - began) / REQUESTS)

@@ -17,7 +17,7 @@ OFF = {
     "files and batches": ("penstock.batch.api", "penstock.batch.runner", "penstock.batch.manager"),
     "the store, until something is written": ("penstock.batch.store.sql", "penstock.batch.store.database", "sqlite3"),
     "a ledger, and somebody who looks": (
-        *("penstock.gateway.usage.report", "penstock.gateway.admin.picture.state", "penstock.gateway.admin.headline"),
+        *("penstock.gateway.usage.report", "penstock.gateway.admin.picture.picture", "penstock.gateway.admin.headline"),
         *("penstock.gateway.admin.story", "penstock.gateway.admin.routes", "penstock.gateway.telemetry.levels"),
     ),
     "other projects' series": ("penstock.gateway.telemetry.llm_d", "penstock.gateway.telemetry.production_stack"),

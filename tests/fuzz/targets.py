@@ -28,9 +28,9 @@ from penstock.gateway.openai.dialects import Asked
 from penstock.gateway.openai.forms import read_form
 from penstock.gateway.openai.multipart import BadForm, Form
 from penstock.gateway.openai.splice import Body, Spliced
+from penstock.http.client.answer_turns import AnswerTurns
 from penstock.http.client.call import Call
-from penstock.http.client.connection import UpstreamConnection
-from penstock.http.client.turns import AnswerTurns
+from penstock.http.client.upstream_connection import UpstreamConnection
 from penstock.http.client.values import Headers, UpstreamError, UpstreamLimits, UpstreamTimeouts
 from penstock.http.inflate import BadPacking, Inflater, InflatesTooFar, TooMuchAtOnce, inflate
 from penstock.http.server import proxy_header as proxy_headers

@@ -10,9 +10,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from penstock.http.client.answer_turns import AnswerTurns
 from penstock.http.client.call import Call
-from penstock.http.client.connection import UpstreamConnection
-from penstock.http.client.turns import AnswerTurns
+from penstock.http.client.upstream_connection import UpstreamConnection
 from penstock.http.client.values import UpstreamLimits, UpstreamTimeouts
 from tests.gateway.raw_engine import on_both_loops
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import EVENT_MEANINGS, STATE_MEANINGS, TERMINAL, TRANSITIONS, State
 from penstock.gateway.openai.errors import Api, error_body
-from penstock.gateway.sessions.table import BODY, KNOWN
+from penstock.gateway.sessions.session_names import BODY, KNOWN
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -85,35 +85,6 @@ def test_dependencies_point_inward(place: str) -> None:
                 assert not imported.startswith(target + "."), f"{name_of(path)} imports {imported}"
 
 
-CIRCLES = (  # of files of the gateway, by imports of types too; this list only gets shorter
-    {"journey", "mending", "relay", "base", "concurrent", "sequential"},  # in `proxy` and its `disagg`
-    {"bootstrap", "answers", "cluster", "endpoint_feed", "member", "role", "supervisor", "table"},  # `cluster`
-)
-
-
-def reached(start: str, known: dict[str, set[str]]) -> set[str]:
-    """The files that one reaches from `start` in at least one step."""
-    found, next_ones = set[str](), [*known[start]]
-    while next_ones:
-        name = next_ones.pop()
-        if name not in found:
-            found.add(name)
-            next_ones += known[name]
-    return found
-
-
-def test_files_of_the_gateway_that_know_each_other_are_those_named_here() -> None:
-    files = {name_of(path): path for path in inside("gateway")}
-    known = {
-        name: {*full_names(path), *[module for module, _ in imports(path)]} & files.keys() - {name}
-        for name, path in files.items()
-    }
-    beyond = {name: reached(name, known) for name in known}
-    for name in known:
-        circle = {other.rsplit(".", 1)[-1] for other in beyond[name] if name in beyond[other]}
-        assert any(circle <= whole for whole in CIRCLES), f"a circle: {circle}"
-
-
 def test_the_package_imports_only_modules_of_the_wheel() -> None:
     for path in MODULES:
         for module, _ in imports(path):

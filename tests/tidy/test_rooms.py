@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.test_imports import BENCH, MODULES, SOURCE, imports, name_of
+from tests.tidy.test_imports import BENCH, MODULES, SOURCE, imports, inside, name_of
 
 ROOMS = (
     "util", "values", "endpoints", "queueing", "sessions", "routing", "dispatch", "explain", "scheduling", "scheduler"
@@ -26,6 +26,15 @@ OWN_KIND = {  # rooms whose files are all of one kind: what they hold is said on
     "penstock",
     "penstock.core",
 }
+ALIKE = {
+    "__init__",
+    "base",
+    "listener",
+    "pool",
+    "registry",
+    "routes",
+    "server",
+}  # what they are is in their folder's name
 EVERYTHING = (*MODULES, *BENCH)
 PACKAGES = [path for path in EVERYTHING if path.name == "__init__.py"]
 
@@ -67,3 +76,9 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name_of(path))
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_no_two_files_on_the_way_of_a_request_have_one_name() -> None:
+    """A `table.py` that is found twice says no question."""
+    way = [path for room in ("core", "gateway", "http", "share") for path in inside(room)]
+    assert {name for name, times in Counter(path.stem for path in way).items() if times > 1} <= ALIKE

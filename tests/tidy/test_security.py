@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from penstock.config.load import from_mapping
-from penstock.gateway.builtin.paths import OwnPaths
+from penstock.gateway.builtin.own_paths import OwnPaths
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -69,7 +69,7 @@ def test_the_hardened_example_is_accepted(tmp_path: Path) -> None:
 
 def test_every_path_of_its_own_is_among_the_entrances() -> None:
     (text,) = re.findall(r"## Entrances\n(.*?)\n## ", PAGE, re.DOTALL)
-    source = (ROOT / "src/penstock/gateway/builtin/paths.py").read_text()
+    source = (ROOT / "src/penstock/gateway/builtin/own_paths.py").read_text()
     paths = re.findall(r'^            "(/[a-z0-9/]+)": self\._', source, re.MULTILINE)
     assert OwnPaths.__name__
     assert len(paths) >= 9

@@ -101,7 +101,7 @@ class Scheduler(Questions):
         entry.seen(1)
         held = entry.lease
         assert held is not None
-        state.recorder.first_byte(entry, now)
+        state.recorder.first_token(entry, now)
         state.forecast.first_token(entry.model, held.prompt_tokens, now - held.began_s, now)
         endpoint = state.pool.holder(held)
         if endpoint is None:

@@ -19,14 +19,14 @@ from penstock.config.sections.batch import folder_of
 from penstock.core.scheduler import Scheduler
 from penstock.gateway import settings_map
 from penstock.gateway.admin.auth import AdminAuth
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.own_token import OwnToken
 from penstock.gateway.admin.picture.facts import GatewayFacts
 from penstock.gateway.admin.tenant_orders import TenantOrders
 from penstock.gateway.admin.watch import Watch
 from penstock.gateway.builtin.autoscale import Autoscale
-from penstock.gateway.builtin.operators import OperatorsApp, is_admin, is_engine_path, is_operators
-from penstock.gateway.builtin.paths import OwnPaths
+from penstock.gateway.builtin.operators_app import OperatorsApp, is_admin, is_engine_path, is_operators
+from penstock.gateway.builtin.own_paths import OwnPaths
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.discovery.base import Discovery
@@ -44,8 +44,8 @@ from penstock.gateway.reload import Reload
 from penstock.gateway.telemetry.exposition import Levels
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.gateway.telemetry.reporting import Reporting
-from penstock.gateway.telemetry.tenants import SPENT
-from penstock.gateway.usage.ledger import NO_LEDGER
+from penstock.gateway.telemetry.tenant_series import SPENT
+from penstock.gateway.usage.use_counts import NO_LEDGER
 from penstock.http.server.server import Handler, HttpServer
 
 if TYPE_CHECKING:  # parts that few gateways have, or few callers ask: each is imported where it is built
@@ -57,9 +57,9 @@ if TYPE_CHECKING:  # parts that few gateways have, or few callers ask: each is i
     from penstock.gateway.builtin.engine_paths import EnginePaths
     from penstock.gateway.cluster.cluster import GatewayCluster
     from penstock.gateway.epp.server import PickerServer  # needs an extra
-    from penstock.gateway.keys.book import KeyBook
-    from penstock.gateway.usage.book import UsageBook
+    from penstock.gateway.keys.key_book import KeyBook
     from penstock.gateway.usage.own import OwnUse
+    from penstock.gateway.usage.usage_book import UsageBook
 
 
 class Parts:
@@ -98,10 +98,10 @@ class Parts:
         heartbeats = Heartbeats(driver)
         self.store = self._store(settings) if settings.needs_store else None
         if self.store is not None and settings.identity.made_keys:
-            from penstock.gateway.keys.book import KeyBook  # noqa: PLC0415
+            from penstock.gateway.keys.key_book import KeyBook  # noqa: PLC0415
 
             self.book = KeyBook(self.store, self._keys_made)
-        self.reporting = Reporting(metrics.dropped_lines, metrics.ends)
+        self.reporting = Reporting(metrics.dropped_lines, metrics.events)
         several = settings.share.enabled or settings_map.workers(settings) > 1
         self.app = app = App(
             driver=driver,
@@ -214,7 +214,7 @@ class Parts:
         from penstock.gateway.admin.reload_verb import ReloadVerb  # noqa: PLC0415
         from penstock.gateway.admin.requests import RequestVerbs  # noqa: PLC0415
         from penstock.gateway.admin.routes import AdminRoutes  # noqa: PLC0415
-        from penstock.gateway.admin.tenants import TenantVerbs  # noqa: PLC0415
+        from penstock.gateway.admin.tenant_verbs import TenantVerbs  # noqa: PLC0415
         from penstock.gateway.admin.verbs import EndpointVerbs  # noqa: PLC0415
         from penstock.gateway.builtin.trial import Trial  # noqa: PLC0415
         from penstock.gateway.keys.key_verbs import KeyVerbs  # noqa: PLC0415
@@ -249,7 +249,7 @@ class Parts:
         """Return the ledger of use, made when it is first asked for, because no start needs it; None: there is none."""
         settings = self.reload.settings
         if self.usage is None and settings.store.enabled:
-            from penstock.gateway.usage.book import UsageBook  # noqa: PLC0415
+            from penstock.gateway.usage.usage_book import UsageBook  # noqa: PLC0415
 
             self.store = self.store or self._store(settings)
             self.usage = UsageBook(self.store, self.metrics.usage, lambda: self.reload.settings, clock.wall)

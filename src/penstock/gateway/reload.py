@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.config.load import ConfigError, Problem, config_hash
 from penstock.config.model import Settings
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.failing.incidents import Episode
 from penstock.gateway.admin.history import History
 from penstock.gateway.admin.phrases import printable, seconds

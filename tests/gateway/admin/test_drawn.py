@@ -6,7 +6,7 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Dispatch
 from penstock.core.values.settings import Limits
 from penstock.gateway.admin.picture.drawn import TenantCurves, by_tenant
-from penstock.gateway.admin.picture.state import configured
+from penstock.gateway.admin.picture.picture import configured
 from tests.core.drive import request, scheduler
 from tests.gateway.admin.test_admin_state import state
 from tests.gateway.conftest import World

@@ -10,7 +10,7 @@ from penstock.core.values.catalogue import Cause, Outcome, Reason
 from penstock.core.values.catalogue import Failure as Retry
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import LimitReached
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.incidents import Incidents
 from penstock.gateway.admin.failing.lately import FailureWindow

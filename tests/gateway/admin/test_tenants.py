@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.tenant_orders import Order, TenantOrders, TooManyOrderedError
 from penstock.gateway.identity.callers import key_hash
 from tests.gateway.admin.test_admin_state import crowded, let_go, state, verb

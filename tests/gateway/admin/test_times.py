@@ -14,9 +14,9 @@ from penstock.gateway.admin.failing.lately import FailureWindow
 from penstock.gateway.admin.failing.slow import is_slow, slow
 from penstock.gateway.admin.picture.times import TimesWindow, Worst
 from penstock.gateway.identity.caller import Caller
-from penstock.gateway.telemetry.ends import End
 from penstock.gateway.telemetry.failures import Failures
-from penstock.gateway.telemetry.tenants import OTHERS, TenantTimes
+from penstock.gateway.telemetry.request_events import End
+from penstock.gateway.telemetry.tenant_series import OTHERS, TenantTimes
 from tests.core.drive import scheduler
 from tests.gateway.admin.test_admin_state import state
 from tests.gateway.conftest import World, chat
@@ -27,7 +27,7 @@ def end(tenant: str, *, waited_s: float, first_s: float | None, band: str = "sta
     caller = Caller.__new__(Caller)
     object.__setattr__(caller, "tenant", tenant)
     fields |= {"caller": caller, "band": band, "outcome": Outcome.COMPLETED, "streamed": first_s is not None}
-    fields |= {"started_s": 100.0, "waited_s": waited_s, "first_s": None if first_s is None else 100.0 + first_s}
+    fields |= {"started_s": 100.0, "waited_s": waited_s, "first_token_s": None if first_s is None else 100.0 + first_s}
     made = End.__new__(End)
     for name, value in (fields | more).items():
         if name != "completion_tokens" or value is not None:

@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.http.client.connection import UpstreamConnection
 from penstock.http.client.pool import Call
+from penstock.http.client.upstream_connection import UpstreamConnection
 from tests.gateway.conftest import NOT_FOUND, Client, World
 from tests.gateway.raw_engine import Peer, RawEngine
 from tests.patience import WAIT_S

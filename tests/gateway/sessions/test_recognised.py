@@ -11,7 +11,7 @@ from penstock.config.sections.routing import SessionSection
 from penstock.core.sessions.recognition import SessionNames
 from penstock.core.values.request import Request
 from penstock.gateway.openai.body import peek
-from penstock.gateway.sessions.turns import Turns
+from penstock.gateway.sessions.session_reader import Turns
 from tests.gateway.openai.test_prompt_ends import FORMS
 
 SESSIONS = {"a": 86, "b": 22, "c": 10, "d": 10}

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.cluster import role
 from penstock.gateway.cluster.role import GroupRole
 from penstock.gateway.elect.static import StaticElection

@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.config.load import shared_hash
 from penstock.config.sections.share import ShareSection
-from penstock.gateway.cluster import listener, supervisor, table, worker
+from penstock.gateway.cluster import edge_table, listener, supervisor, worker
 from penstock.gateway.cluster.greeting import EDGE, NAME, GreetingError, dialing, listening
 from penstock.gateway.cluster.link import Link, taken_over
 from penstock.gateway.cluster.listener import Dialler, GroupListener
@@ -193,8 +193,8 @@ def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "WorkerProcess", WorkerBeside)
     monkeypatch.setattr(worker, "TICKS_PER_STANDING", 1)
     monkeypatch.setattr(worker, "TICK_S", 0.02)
-    monkeypatch.setattr(table, "HELLO_S", 0.3)
-    monkeypatch.setattr(table, "SILENT_S", 0.5)
+    monkeypatch.setattr(edge_table, "HELLO_S", 0.3)
+    monkeypatch.setattr(edge_table, "SILENT_S", 0.5)
 
 
 async def decider(world: World) -> str:

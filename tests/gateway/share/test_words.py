@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from penstock.core.scheduler import Scheduler, SchedulerSettings
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.tenant_orders import PAUSED, Order, TenantOrders
-from penstock.gateway.cluster.operators import OperatorOrders
+from penstock.gateway.cluster.operator_orders import OperatorOrders
 from penstock.gateway.proxy.driver import Driver
 from penstock.share.messages import OperatorsSaid
 from tests.gateway.conftest import World

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock import logs
-from penstock.gateway.telemetry import ends, line_log
+from penstock.gateway.telemetry import line_log, request_events
 from penstock.gateway.telemetry.line_log import LineLog
 from tests.gateway.conftest import World, chat
 from tests.patience import WAIT_S, looks
@@ -141,11 +141,11 @@ async def test_each_write_is_whole_lines_that_a_pipe_takes_at_once(pipe: Pipe, m
 async def test_a_long_name_is_cut_before_its_line_waits(
     world: World, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ends, "FOLD_S", 60.0)
+    monkeypatch.setattr(request_events, "FOLD_S", 60.0)
     await world.engine()
     gate = await world.gateway(log={"access": True})
     await world.ask(body=chat(model="m" * 5_000))
-    gate.metrics.ends.fold()
+    gate.metrics.events.fold()
     lines = gate.reporting._lines
     assert lines is not None
     ((_, _, values),) = lines._waiting

@@ -6,7 +6,7 @@ from hashlib import sha256
 
 from penstock.config.load import from_mapping
 from penstock.core.values.catalogue import Outcome, Reason
-from penstock.gateway.telemetry.tenants import TenantSeries
+from penstock.gateway.telemetry.tenant_series import TenantSeries
 from tests.gateway.conftest import World, chat, fault
 
 TENANTS_MAX = 1000

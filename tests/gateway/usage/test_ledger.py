@@ -13,8 +13,8 @@ from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import UsageAsked, UsageRow
 from penstock.config.load import ConfigError, Settings, from_mapping
 from penstock.core.values.catalogue import Reason
-from penstock.gateway.usage.book import UsageBook
-from penstock.gateway.usage.ledger import UseCounts
+from penstock.gateway.usage.usage_book import UsageBook
+from penstock.gateway.usage.use_counts import UseCounts
 
 T = 1_800_000_000.0
 ALL = UsageAsked(0, 10**6, frozenset({"tenant"}))

@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.core.values.request import Request
-from penstock.gateway.cluster import supervisor, table, worker
+from penstock.gateway.cluster import edge_table, supervisor, worker
 from penstock.share.frames import written
 from penstock.share.messages import PROTOCOL, Arrived, Finished, Hello, WireRequest
 from tests.gateway.conftest import Client, World, chat, request
@@ -303,7 +303,9 @@ class TestLinks:
         await world.gateway(workers=2)
         process = workers(world)[FIRST]
         with monkeypatch.context() as patched:
-            patched.setattr(table, "why_not", lambda *_, **__: "the edge is Penstock 0.0.0")  # both are of one version
+            patched.setattr(
+                edge_table, "why_not", lambda *_, **__: "the edge is Penstock 0.0.0"
+            )  # both are of one version
             process.kill()
             await world.until(lambda: "worker w1 refused: the edge is Penstock 0.0.0" in self.log.text)
             await world.until(lambda: "the leader refused this worker: the edge is Penstock 0.0.0" in self.log.text)

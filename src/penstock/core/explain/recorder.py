@@ -159,8 +159,8 @@ class Recorder:
         if trail.meter is not None and trail.sent is not None:
             self._shares.correct(trail.meter, -trail.counted, trail.sent.at_s)
 
-    def first_byte(self, entry: Entry, now: float) -> None:
-        """Note when the first byte of the answer to `entry` came."""
+    def first_token(self, entry: Entry, now: float) -> None:
+        """Note when the first token of the answer to `entry` came."""
         trail = self._trails[entry.seq]
         trail.first_s = now
 

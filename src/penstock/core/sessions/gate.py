@@ -54,7 +54,7 @@ from typing import Final
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
-from penstock.core.sessions.ledger import FOUND, AgentSession, EndpointMemory, Holder, MemoryLedger, Tenancy
+from penstock.core.sessions.memory_ledger import FOUND, AgentSession, EndpointMemory, Holder, MemoryLedger, Tenancy
 from penstock.core.sessions.recognition import SessionNames
 from penstock.core.util.decaying import DecayingRate
 from penstock.core.values.request import Request, Usage

@@ -10,7 +10,7 @@ from itertools import chain
 
 from penstock.core.endpoints.pool import Pool
 from penstock.core.sessions.gate import SPARE, SessionGate
-from penstock.core.sessions.ledger import AgentSession
+from penstock.core.sessions.memory_ledger import AgentSession
 from penstock.core.values.rows import SessionRow
 
 

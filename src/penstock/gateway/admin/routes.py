@@ -19,7 +19,7 @@ from penstock.config.load import ConfigError, from_mapping
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.auth import AdminAuth, Denied
-from penstock.gateway.builtin.operators import is_admin
+from penstock.gateway.builtin.operators_app import is_admin
 from penstock.gateway.openai import errors
 from penstock.http.server.server import Exchange, Header
 

@@ -15,7 +15,7 @@ import msgspec
 from penstock.config.model import Settings
 from penstock.config.sections.tenancy import OwnLimits
 from penstock.core.values.settings import Limits
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.identity.own_limits import all_limits, made_limits
 

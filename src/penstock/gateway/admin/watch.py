@@ -15,7 +15,7 @@ import msgspec
 import penstock
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.catalogue import EndpointState
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.failing.incidents import Episode, Incidents
 from penstock.gateway.admin.failing.lately import ROWS, FailureWindow
 from penstock.gateway.admin.failing.strangers import Strangers
@@ -28,7 +28,7 @@ from penstock.gateway.proxy.driver import Driver
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
-    from penstock.gateway.admin.picture.state import Picture
+    from penstock.gateway.admin.picture.picture import Picture
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Watch:
         if snapshot is None:
             snapshot = self._snapshot()
         if self._picture is None:
-            from penstock.gateway.admin.picture.state import Picture  # noqa: PLC0415
+            from penstock.gateway.admin.picture.picture import Picture  # noqa: PLC0415
 
             self._picture = Picture(self._facts, self._events, self._history, self._last_minute, self._times)
         now, share = self._driver.now(), self._facts.share()

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.admin.auth import AdminAuth
-from penstock.gateway.builtin.operators import ENGINE_PATHS
+from penstock.gateway.builtin.operators_app import ENGINE_PATHS
 from penstock.gateway.identity.caller import Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.proxy.driver import Driver

@@ -9,12 +9,12 @@ from penstock import clock
 from penstock.config.model import Settings
 from penstock.gateway import settings_map
 from penstock.gateway.admin.routes import AdminError, answer
+from penstock.gateway.cluster.edge_table import Table
+from penstock.gateway.cluster.forwarding import ForwardingApp, GroupPaths, is_callers_of_group, is_of_group
 from penstock.gateway.cluster.listener import Dialler, GroupListener
-from penstock.gateway.cluster.operators import OperatorOrders
-from penstock.gateway.cluster.relay import GroupPaths, RelayedApp, is_callers_of_group, is_of_group
+from penstock.gateway.cluster.operator_orders import OperatorOrders
 from penstock.gateway.cluster.role import GroupNow, GroupRole
 from penstock.gateway.cluster.supervisor import Supervisor
-from penstock.gateway.cluster.table import Table
 from penstock.gateway.elect.choose import election_of
 from penstock.gateway.telemetry.exposition import Levels
 from penstock.http.server.server import Exchange, Handler, HttpServer
@@ -42,10 +42,10 @@ class GatewayCluster:
         )
         self._supervisor = Supervisor(self.table, settings, parts.events)
         self.group: Group | None = None
-        self.handlers: tuple[Handler, Handler] = RelayedApp(parts.app), parts.operators_app
+        self.handlers: tuple[Handler, Handler] = ForwardingApp(parts.app), parts.operators_app
         if settings.share.enabled:
             self.group = group = Group(settings, self.table, parts)
-            self.handlers = RelayedApp(group.handlers[0]), group.handlers[1]
+            self.handlers = ForwardingApp(group.handlers[0]), group.handlers[1]
 
     @property
     def decides(self) -> bool:
@@ -107,7 +107,7 @@ class Group:
         app, operators, driver = parts.app, parts.operators_app, parts.driver
         share, is_apart = settings.share, settings.admin_address is not None  # operators have an address of their own
         # A question from another gateway is answered here, never passed on.
-        asked = RelayedApp(app, operators if is_apart else None)
+        asked = ForwardingApp(app, operators if is_apart else None)
         self.questions = HttpServer(asked, settings_map.server_limits(settings), wall_clock=clock.wall)
         dial, listener = Dialler(share), GroupListener(share, edge=table.came, question=self.questions.adopt)
         self.role = role = GroupRole(

@@ -25,7 +25,7 @@ class CountsTaker:
     def take(self) -> Counted | None:
         """Returns the counts since the last report; None: there are none."""
         rows: list[Row] = []
-        self._metrics.ends.fold()
+        self._metrics.events.fold()
         for number, series in self._metrics.counted.items():
             for labels, values in series.values():
                 key = (number, labels)

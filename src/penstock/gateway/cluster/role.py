@@ -21,12 +21,12 @@ import msgspec
 
 import penstock
 from penstock.config.sections.share import ShareSection
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.phrases import seconds
+from penstock.gateway.cluster.edge_table import Table, TurnedAway
 from penstock.gateway.cluster.leader_link import LeaderLink
 from penstock.gateway.cluster.listener import Dialler, GroupListener
-from penstock.gateway.cluster.operators import OperatorOrders
-from penstock.gateway.cluster.table import Table, TurnedAway
+from penstock.gateway.cluster.operator_orders import OperatorOrders
 from penstock.share.edge import Edge
 from penstock.share.election import Election, Follows, Leads, Standing
 from penstock.share.messages import PROTOCOL, AnswerMade, Down, EdgeStanding, Frame, Heard, Hello, OperatorsSaid

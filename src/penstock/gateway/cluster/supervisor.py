@@ -27,9 +27,9 @@ from typing import Final
 
 from penstock.config.model import Settings
 from penstock.config.sections.batch import folder_of
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
+from penstock.gateway.cluster.edge_table import READY_S, Table
 from penstock.gateway.cluster.member import Member
-from penstock.gateway.cluster.table import READY_S, Table
 from penstock.http.server.listener import bound, port_of
 from penstock.http.server.unix_socket import is_dead
 from penstock.share.messages import Drain, Stop

@@ -30,13 +30,13 @@ from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.actions import Evict
 from penstock.core.values.catalogue import Reason
 from penstock.gateway import settings_map
-from penstock.gateway.builtin.operators import is_operators
+from penstock.gateway.builtin.operators_app import is_operators
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.cluster.counts import CountsTaker
+from penstock.gateway.cluster.forwarding import WorkerPaths
 from penstock.gateway.cluster.leader_link import LeaderLink
 from penstock.gateway.cluster.link import Link
 from penstock.gateway.cluster.listener import Dialler
-from penstock.gateway.cluster.relay import WorkerPaths
 from penstock.gateway.cluster.targets import WorkerTargets
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.pool_rules import PoolRules
@@ -126,7 +126,7 @@ class Worker:
         self.targets = WorkerTargets(self.driver, catalog=catalog, metrics=self.metrics, say=self._say)
         self._callers = callers = Callers()
         self._catalog = catalog
-        affinities, reporting = Affinities(prefix_seed), Reporting(self.metrics.dropped_lines, self.metrics.ends)
+        affinities, reporting = Affinities(prefix_seed), Reporting(self.metrics.dropped_lines, self.metrics.events)
         self._responses = affinities.responses
         self._responses.tell = lambda *made: link.say(AnswerMade(*made))
         self._reporting = reporting

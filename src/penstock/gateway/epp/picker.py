@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.config.model import Settings
 from penstock.gateway import settings_map
-from penstock.gateway.builtin.operators import is_operators
+from penstock.gateway.builtin.operators_app import is_operators
 from penstock.gateway.epp.filters import Filters
 from penstock.gateway.epp.peers import ProxyViews
 from penstock.gateway.epp.pick import Pick, Picks

@@ -21,8 +21,8 @@ from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.epp.filters import Modes
-from penstock.gateway.epp.journey import PickedJourney
 from penstock.gateway.epp.pick import Pick
+from penstock.gateway.epp.picked_journey import PickedJourney
 from penstock.gateway.epp.picker import NOWHERE, Picker, is_closed
 from penstock.http.client.call import Payload
 from penstock.http.client.pool import Headers, Upstream, UpstreamError, UpstreamErrorKind

@@ -1,4 +1,4 @@
 """Issuing, listing and revoking keys at runtime.
 
-`book.py` stores them and publishes changes; `key_verbs.py` has the operators' verbs.
+`key_book.py` stores them and publishes changes; `key_verbs.py` has the operators' verbs.
 """

@@ -22,13 +22,13 @@ from penstock.config.sections.tenancy import NAMES_WITHOUT_KEYS, TenantKey
 from penstock.core.values.settings import Limits
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
 from penstock.gateway.admin.tenant_orders import LIMITS
-from penstock.gateway.admin.tenants import limits_of
+from penstock.gateway.admin.tenant_verbs import limits_of
 from penstock.gateway.identity import rights
 from penstock.gateway.identity.callers import HASH_PREFIX, key_hash, new_key
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
-    from penstock.gateway.keys.book import KeyBook
+    from penstock.gateway.keys.key_book import KeyBook
 
 LIST = "/admin/keys"
 SHOWN_MAX = 1_000

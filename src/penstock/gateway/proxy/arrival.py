@@ -209,7 +209,7 @@ class Means:
     """What all journeys use."""
 
     __slots__ = (
-        "attempts_max", "background_s", "driver", "ends", "heartbeats", "looks", "metrics", "reporting", "targets",
+        "attempts_max", "background_s", "driver", "events", "heartbeats", "looks", "metrics", "reporting", "targets",
     )  # fmt: skip
 
     def __init__(
@@ -228,5 +228,5 @@ class Means:
         self.driver = driver
         self.targets = targets
         self.metrics = metrics
-        self.ends = metrics.ends
+        self.events = metrics.events
         self.heartbeats = heartbeats

@@ -284,7 +284,7 @@ class Intake:
         exchange, peek = arrival.exchange, arrival.peek
         user, text = peek.user, peek.text
         if not user and text is not None and (text.metadata is not NOTHING or text.safety_identifier is not NOTHING):
-            from penstock.gateway.sessions.turns import user_of  # noqa: PLC0415 - few clients name users so
+            from penstock.gateway.sessions.session_reader import user_of  # noqa: PLC0415 - few clients name users so
 
             user = user_of(text)
         sender = exchange.note  # `App.begin` has looked

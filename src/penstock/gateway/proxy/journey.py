@@ -30,7 +30,7 @@ from penstock.gateway.proxy.heartbeat import HEAD_TIMEOUT_HEADER, READ_TIMEOUT_H
 from penstock.gateway.proxy.mending import NOTHING_ADDED, PRIORITY, PRIORITY_ADDED, USAGE, USAGE_ADDED
 from penstock.gateway.proxy.relay import KEY_REFUSED, WHOLE_BYTES_MAX, Relay
 from penstock.gateway.proxy.target import Target
-from penstock.gateway.telemetry.ends import End
+from penstock.gateway.telemetry.request_events import End
 from penstock.http.client.pool import Call, Headers, Sink
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class QueuedJourney(Relay):
         "api",
         "attempts",
         "band",
+        "begun_s",
         "caller",
         "division",
         "endpoint",
         "estimated_prompt",
         "estimated_tokens",
-        "first_s",
         "is_unfit",
         "left_out",
         "limit",
@@ -116,7 +116,8 @@ class QueuedJourney(Relay):
         self.endpoint = ""  #: where it was sent last
         self._queue_s = 0.0  # in finished visits to the queue
         self._waiting_since_s: float | None = self.started_s
-        self.first_s: float | None = None
+        #: When its answer began: the first token of a stream, or the first bytes of another answer or of an error.
+        self.begun_s: float | None = None
         self.limit: LimitReached | None = None  #: that refused it
         self._usage: Usage | None = None
         self.estimated_tokens = 0  #: of the answer, beside those that its engine reported
@@ -133,7 +134,7 @@ class QueuedJourney(Relay):
             timeouts = lookup.get(READ_TIMEOUT_HEADER), lookup.get(HEAD_TIMEOUT_HEADER)
             if timeouts != _NO_TIMEOUTS:
                 self._watch(timeouts)  # until its answer begins, in the queue or not
-        if (came := self._means.ends.came) is not None:
+        if (came := self._means.events.came) is not None:
             came(self.request.model)
         driver.tell(driver.scheduler.arrived(self.request, now=self.started_s))
         if self._lease is None:
@@ -163,7 +164,7 @@ class QueuedJourney(Relay):
         self._queue_s = queue_s = action.queue_s
         self._waiting_since_s = None
         self.rank = rank = action.rank
-        self._means.ends.sent(endpoint, max(0.0, self._driver.now() - self.started_s - queue_s))
+        self._means.events.sent(endpoint, max(0.0, self._driver.now() - self.started_s - queue_s))
         target = self._means.targets[endpoint]
         if action.decode is None:
             self.ask(target, endpoint, rank, self.body, counts=True)
@@ -331,7 +332,7 @@ class QueuedJourney(Relay):
     def asks_stream(self) -> bool:
         return self.request.streamed
 
-    def first_byte(self) -> None:
+    def answer_begins(self) -> None:
         self._arrival = None
         if self._is_watched:
             self._unwatch()
@@ -339,14 +340,15 @@ class QueuedJourney(Relay):
             assert self._head is not None
             if not self.division.answers(self._head[0]):
                 return
-        now = self.first_s = self._driver.now()
+        now = self.begun_s = self._driver.now()
         if self._trace is not None:
-            self._trace.first_byte()
+            self._trace.answer_begins()
         assert self._lease is not None
         if self.request.streamed:  # otherwise it comes with the whole answer, not at the end of the prefill
             assert self._head is not None
             well = self._head[0] < 300
-            self._means.ends.first_tokens.append(now - self.started_s)
+            if well:
+                self._means.events.first_tokens.append(now - self.started_s)
             self._driver.tell(self._driver.scheduler.first_token(self._lease, well=well, now=now))
         elif self._length is None or self._length > WHOLE_BYTES_MAX:
             self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))
@@ -610,14 +612,14 @@ class QueuedJourney(Relay):
             reason,
             self.limit,
             self.started_s,
-            self.first_s,
+            self.begun_s,
             now,
             self._queue_s if since_s is None else self._queue_s + now - since_s,
             usage,
             self.estimated_prompt,
             self.estimated_tokens,
         )
-        self._means.ends.ended(end)
+        self._means.events.ended(end)
         if self._trace is not None:
             self._trace.ended(outcome, reason, band=self.band, status=exchange.status, usage=usage)
 
@@ -647,7 +649,7 @@ class QueuedJourney(Relay):
         elif (
             self._lease is not None
             and not self.request.streamed
-            and (self.first_s is not None or self.elapsed_s() >= self._queue_s + dispatch.prefill_s)
+            and (self.begun_s is not None or self.elapsed_s() >= self._queue_s + dispatch.prefill_s)
         ):
             self.estimated_prompt, self.estimated_tokens = dispatch.prompt_tokens, dispatch.output_tokens
 

@@ -109,8 +109,8 @@ class Relay:
         """True if the client asked for a stream."""
         return False
 
-    def first_byte(self) -> None:
-        """The answer begins: the first token of a stream, or the first byte of another answer."""
+    def answer_begins(self) -> None:
+        """The answer begins: the first token of a stream, or the first bytes of another answer or of an error."""
 
     def progressed(self) -> None:
         """More of the body was passed on, and its tokens reached `progress_at`."""
@@ -257,7 +257,7 @@ class Relay:
         elif self._json and self._head is not None and self._head[0] < 300 and whole_error(data):
             self._error_body = bytearray(data)
         else:
-            self.first_byte()
+            self.answer_begins()
             self._commit(data)
         self._target.moved = True
         return False
@@ -317,7 +317,7 @@ class Relay:
         if opening is None:
             if not self._lines and says_at_once(data):
                 self._target.moved = True
-                self.first_byte()
+                self.answer_begins()
                 self._commit(data)
                 return False
             opening = self._opening = Opening(lines=self._lines)
@@ -331,7 +331,7 @@ class Relay:
         if opening.stillborn or (opening.ended and tells_error(begun) and self.may_mend(self._head[0])):
             self._error_body = bytearray(begun)
         else:
-            self.first_byte()
+            self.answer_begins()
             self._commit(begun)
         return False
 
@@ -357,7 +357,7 @@ class Relay:
             whole += data
             if length is None and len(whole) > WHOLE_BYTES_MAX:
                 self._whole = None
-                self.first_byte()
+                self.answer_begins()
                 self._commit(bytes(whole))
                 return
             if length is None or len(whole) < length:
@@ -375,7 +375,7 @@ class Relay:
         elif aborted(self.exchange.target_path, plain):
             self._error_body = bytearray()
         else:
-            self.first_byte()
+            self.answer_begins()
             self._commit(data, plain)
 
     def _plain(self, data: bytes) -> bytes:
@@ -393,7 +393,7 @@ class Relay:
             self._came_whole(bytes(self._whole))
         if self._error_body is not None and self._suspect and self._is_honest(status, self._error_body):
             data, self._error_body = bytes(self._error_body), None
-            self.first_byte()
+            self.answer_begins()
             self._commit(data)
         if self._error_body is not None:
             self._ended_in_error(status, self._error_body)
@@ -425,7 +425,7 @@ class Relay:
         if self._is_failure(status) or self._refuses_key:
             self._ended_in_error(status, self._error_body or bytearray())
             return
-        self.first_byte()
+        self.answer_begins()
         self._committed = True
         self.body, self._error_body = b"", None
         self.exchange.let_go()
@@ -444,7 +444,7 @@ class Relay:
         """Pass on an answer that ended before it was committed. Returns False if it is a stream without a token."""
         begun = None if self._opening is None else self._opening.end()
         if begun is not None:
-            self.first_byte()
+            self.answer_begins()
         elif status == 200 and (self._sse or self._lines) and not self._opaque:
             self.no_answer()
             self.failed(Failure.SERVER_ERROR, "a stream that ended before its first token")
@@ -606,7 +606,7 @@ class Relay:
                 del kept[ERROR_BODY_BYTES_MAX:]
             else:  # too large to keep: it is the answer
                 self._error_body = None
-                self.first_byte()
+                self.answer_begins()
                 self._commit(bytes(kept))
 
     def _ended_in_error(self, status: int, body: bytearray) -> None:
@@ -633,7 +633,7 @@ class Relay:
         elif (self._sse or self._lines) and not self._opaque:
             if of_caller(body):  # it was held in case it is about a field of ours
                 self._error_body = None
-                self.first_byte()
+                self.answer_begins()
                 self._commit(bytes(body))
                 self.on_end()
                 return

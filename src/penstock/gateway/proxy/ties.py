@@ -16,12 +16,12 @@ from penstock.gateway.openai import prefix_keys
 from penstock.gateway.openai.body import Peek
 from penstock.gateway.openai.fields import NOTHING
 from penstock.gateway.openai.splice import Body
-from penstock.gateway.sessions.table import HEADERS
+from penstock.gateway.sessions.session_names import HEADERS
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
     from penstock.gateway.sessions.kept_answers import Responses
-    from penstock.gateway.sessions.turns import Turns
+    from penstock.gateway.sessions.session_reader import Turns
 
 LONG_BYTES: Final = 4096  # of a body whose prompt tells its session; a shorter one is computed again in no time
 RESPONSES_PATH: Final = "/v1/responses"
@@ -111,7 +111,7 @@ class Affinities:
     @property
     def _reader(self) -> Turns:
         if self._turns is None:
-            from penstock.gateway.sessions.turns import Turns  # noqa: PLC0415 - most chats are short and have no name
+            from penstock.gateway.sessions.session_reader import Turns  # noqa: PLC0415 - most chats are short and have no name
 
             self._turns = Turns(self._session_by, self.prefix_seed)
         return self._turns

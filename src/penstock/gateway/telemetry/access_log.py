@@ -2,7 +2,7 @@
 
 As text, `key=value` and spaces between. Callers choose ids, names and paths: a value with a space, an equals sign or a
 quote in it stands in quotes, as JSON writes them, so that nobody writes fields. Lines are made from the values of
-requests that ended (`ends.py`), when they are written (`line_log.py`).
+requests that ended (`request_events.py`), when they are written (`line_log.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from penstock.gateway.openai.errors import limit_name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.gateway.telemetry.ends import End
     from penstock.gateway.telemetry.line_log import LineLog
+    from penstock.gateway.telemetry.request_events import End
 
 logger = logging.getLogger("penstock.access")
 
@@ -49,7 +49,7 @@ class AccessLog:
 
 
 def _values(end: End) -> _Values:
-    limit, first_s, started_s = end.limit, end.first_s, end.started_s
+    limit, begun_s, started_s = end.limit, end.begun_s, end.started_s
     return (
         end.request_id,
         end.client or None,
@@ -66,7 +66,7 @@ def _values(end: End) -> _Values:
         end.reason,
         None if limit is None else limit_name(limit),
         round(end.waited_s * 1000, 1),
-        None if first_s is None else round((first_s - started_s) * 1000, 1),
+        None if begun_s is None else round((begun_s - started_s) * 1000, 1),
         round((end.ended_s - started_s) * 1000, 1),
         end.completion_tokens,
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.rows import LimitReached
-from penstock.gateway.telemetry.ends import FIRST_TOKENS_MAX, Ends
+from penstock.gateway.telemetry.request_events import FIRST_TOKENS_MAX, RequestEvents
 
 ROWS_MAX = 512  # between two looks
 OTHERS = "others"  # a tenant or an endpoint past that
@@ -49,13 +49,13 @@ class Mishap(NamedTuple):
 class Failures:
     """Counts since the start, rows since the last look. `ends` are folded before anything is read."""
 
-    def __init__(self, ends: Ends | None = None) -> None:
-        self._ends = ends = ends or Ends()
+    def __init__(self, events: RequestEvents | None = None) -> None:
+        self._events = events = events or RequestEvents()
         self._totals: dict[Kind, int] = dict.fromkeys(Kind, 0)
         self._ended = 0
         self._ended_told = 0
         self._rows: Counter[Mishap] = Counter()
-        self._fresh = ends.first_tokens  # since the last look
+        self._fresh = events.first_tokens  # since the last look
         self._first_tokens: deque[tuple[float, float]] = deque(maxlen=FIRST_TOKENS_MAX)  # with the time of that look
 
     def note(
@@ -83,18 +83,18 @@ class Failures:
     @property
     def totals(self) -> dict[Kind, int]:
         """Since the start, by kind."""
-        self._ends.fold()
+        self._events.fold()
         return self._totals
 
     @property
     def ended(self) -> int:
         """Requests since the start, however they ended."""
-        self._ends.fold()
+        self._events.fold()
         return self._ended
 
     def take(self) -> Counter[Mishap]:
         """The rows noted since the last call."""
-        self._ends.fold()
+        self._events.fold()
         rows, self._rows = self._rows, Counter()
         return rows
 

@@ -1,4 +1,5 @@
-"""What can be counted and drawn: Prometheus series from what happened (`ends.py`), and from snapshots when asked.
+"""What can be counted and drawn: Prometheus series from what happened (`request_events.py`), and from snapshots when
+asked.
 
 Labels are bounded, each kind and all of them together: models are those an endpoint serves, as many as their series
 have room; all others are `other`. Every series that can count exists from the start.
@@ -15,9 +16,9 @@ from penstock.config.model import Settings
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.catalogue import AFTER_ADMISSION, Cause, Failure, Outcome, Reason
 from penstock.core.values.request import Usage
-from penstock.gateway.telemetry.ends import End, Ends, Sent
 from penstock.gateway.telemetry.exposition import Levels, SeriesSource, level
 from penstock.gateway.telemetry.failures import Failures
+from penstock.gateway.telemetry.request_events import End, RequestEvents, Sent
 from penstock.gateway.telemetry.series import (
     ENDPOINTS_MAX,
     OTHER,
@@ -27,8 +28,8 @@ from penstock.gateway.telemetry.series import (
     Histogram,
     HistogramSeries,
 )
-from penstock.gateway.telemetry.tenants import TenantSeries, TenantTimes
-from penstock.gateway.usage.ledger import UseCounts
+from penstock.gateway.telemetry.tenant_series import TenantSeries, TenantTimes
+from penstock.gateway.usage.use_counts import UseCounts
 
 if TYPE_CHECKING:
     from penstock.gateway.identity.caller import Caller
@@ -72,7 +73,7 @@ class Metrics:
     """All series of one gateway."""
 
     def __init__(self, *, snapshot: Callable[[], Snapshot]) -> None:
-        self.ends = Ends(self)  #: what happened to requests, and is not counted yet
+        self.events = RequestEvents(self)  #: what happened to requests, and is not counted yet
         self._sources: list[SeriesSource] = []
         #: Counts by their numbers, which are the same in all processes of a gateway.
         self.counted: dict[int, Counter | Histogram | ProductionStack] = {}
@@ -100,7 +101,7 @@ class Metrics:
         self._pace = histogram("time_per_output_token_seconds", text, by_band, _PACES_S)
         self._sampled = histogram("epp_estimate_ratio", _SAMPLED, (), _RATIOS).labels()
         self._tenants, self.times = TenantSeries(), TenantTimes()
-        self.failures, self.usage = Failures(self.ends), UseCounts(before_read=self.ends.fold)
+        self.failures, self.usage = Failures(self.events), UseCounts(before_read=self.events.fold)
         self._sources.extend(self._tenants.all)
         for series in self._tenants.all:
             self._count(series)
@@ -129,7 +130,7 @@ class Metrics:
 
     def follow(self, settings: Settings) -> None:
         """Count by the bands and tenants of these settings. Counts stay, except those of removed tenants."""
-        self.ends.fold()  # by the settings that were in force
+        self.events.fold()  # by the settings that were in force
         self._tenants.follow(settings)
         self.usage.follow(settings)
         self._bands[:] = [band.name for band in settings.bands]
@@ -148,13 +149,13 @@ class Metrics:
     def _follow_others(self, settings: Settings) -> None:
         """Count under the names of the other projects that the settings name."""
         if "production_stack" not in settings.metrics.aliases:
-            self._stack = self.ends.came = None
+            self._stack = self.events.came = None
             self.counted.pop(STACK, None)
         elif self._stack is None:
             from penstock.gateway.telemetry.production_stack import ProductionStack  # noqa: PLC0415 - off by default
 
             self._stack = self.counted[STACK] = ProductionStack(self._snapshot)
-            self.ends.came = self._stack.arrived
+            self.events.came = self._stack.arrived
             for name, url in self._urls.items():
                 self._stack.endpoint_added(name, url)
             for name in self._models:
@@ -180,7 +181,7 @@ class Metrics:
         """The text for `/metrics`, line by line; events meanwhile may be in it or not."""
         from penstock.gateway.telemetry.levels import Gauges, RouterAliases  # noqa: PLC0415 - nobody has asked so far
 
-        self.ends.fold()
+        self.events.fold()
         for source in (*self._sources, Gauges(self._snapshot, self._bands, self._known_models)):
             yield from source.lines()
         if self._with_aliases:
@@ -220,7 +221,7 @@ class Metrics:
 
     def endpoint_removed(self, name: str) -> None:
         """Its series end: endpoints come and go, and each name is a series."""
-        self.ends.fold()
+        self.events.fold()
         self._dispatches.remove(name)
         self._urls.pop(name, None)
         if self._stack is not None:
@@ -299,7 +300,7 @@ class Metrics:
         if self.usage.on:
             for end in ended:
                 # Clients choose names of models, so one that nobody answers for is not kept.
-                is_real = end.first_s is not None and end.status < 400
+                is_real = end.begun_s is not None and end.status < 400
                 self.usage.ended(end, end.model if is_real else self.model_label(end.model), end.ended_s + wall_s)
 
     def _sent(self, sent: Sequence[Sent]) -> None:
@@ -323,7 +324,7 @@ class Metrics:
         paces: list[float] = []
         reported = prompt = cached = completion = estimated_prompt = estimated_completion = 0
         for end in group:
-            first_s = end.first_s if end.streamed else None
+            first_s = end.first_token_s
             if first_s is not None:
                 firsts.append(first_s - end.started_s)
             if end.outcome is Outcome.COMPLETED:
@@ -393,7 +394,7 @@ class Metrics:
         """Names that may be labels from now on."""
         for name in names:
             if len(self._models) < self._models_max and name not in self._models:
-                self.ends.fold()  # so far it was `other`
+                self.events.fold()  # so far it was `other`
                 self._models.add(name)
                 if self._stack is not None:
                     self._stack.model_known(name)

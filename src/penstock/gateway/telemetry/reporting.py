@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.model import Settings
 from penstock.config.sections.operation import Tracing
-from penstock.gateway.telemetry.ends import End, Ends, Sent
+from penstock.gateway.telemetry.request_events import End, RequestEvents, Sent
 
 if TYPE_CHECKING:
     from penstock.gateway.telemetry.access_log import AccessLog
@@ -24,12 +24,12 @@ OnSent = Callable[[bytes, str | None, str, float], None]
 class Reporting:
     """What journeys are given when they begin."""
 
-    def __init__(self, dropped: Callable[[int], None], ends: Ends) -> None:
+    def __init__(self, dropped: Callable[[int], None], events: RequestEvents) -> None:
         """`dropped` counts the lines that could not be written; `ends` are those that the access log is about."""
         self._dropped = dropped
         self._lines: LineLog | None = None  # once a log has been on
-        self._ends = ends
-        ends.observers.append(self)
+        self._events = events
+        events.observers.append(self)
         self.access: AccessLog | None = None  #: None: it is off
         self.tracer: Tracer | None = None  #: None: nothing is traced
         self.on_sent: OnSent | None = None  #: called at each dispatch
@@ -38,7 +38,7 @@ class Reporting:
 
     def follow(self, settings: Settings) -> None:
         """Report later requests by these settings."""
-        self._ends.fold()  # by the settings that were in force
+        self._events.fold()  # by the settings that were in force
         self.access = self.on_sent = None
         if settings.log.access and _is_logged("penstock.access"):
             from penstock.gateway.telemetry.access_log import AccessLog  # noqa: PLC0415 - off by default
@@ -69,7 +69,7 @@ class Reporting:
 
     async def close(self) -> None:
         """Write the remaining lines, and send the remaining spans."""
-        self._ends.fold()
+        self._events.fold()
         if self._lines is not None:
             self._lines.close()
         if self.tracer is not None:

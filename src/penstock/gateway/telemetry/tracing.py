@@ -137,7 +137,7 @@ class RequestTrace:
         kept = [header for header in headers if header[0].lower() != PARENT_HEADER]
         return [*kept, (PARENT_HEADER, _header(self._call.get_span_context()))]
 
-    def first_byte(self) -> None:
+    def answer_begins(self) -> None:
         self._call.add_event("first_byte")
 
     def requeued(self, cause: str) -> None:

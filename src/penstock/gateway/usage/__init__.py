@@ -1,5 +1,6 @@
 """Who used what? Requests, tokens, seconds of lease and waits, per hour, tenant, key, user, model and endpoint.
 
-`ledger.py` counts ends of requests in the process that serves them; `book.py` adds the counts to the store, twice a
-second; `report.py` answers operators, at their own prices, `own.py` callers; `sheet.py` makes a table of an answer.
+`use_counts.py` counts ends of requests in the process that serves them; `usage_book.py` adds the counts to the store,
+twice a second; `report.py` answers operators, at their own prices, `own.py` callers; `sheet.py` makes a table of an
+answer.
 """

@@ -22,13 +22,13 @@ from penstock.config.model import Settings
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.gateway.admin.routes import UNKEPT, AdminError, answer_error
 from penstock.gateway.identity.caller import Caller
-from penstock.gateway.usage.ledger import HOUR_S, NO_LEDGER
 from penstock.gateway.usage.report import TIMES, question, summed
 from penstock.gateway.usage.sheet import csv_text
+from penstock.gateway.usage.use_counts import HOUR_S, NO_LEDGER
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
-    from penstock.gateway.usage.book import UsageBook
+    from penstock.gateway.usage.usage_book import UsageBook
 
 KEPT_S = 2.0  # a page looks so often
 KEPT_MAX = 1_000  # answers that are remembered for that

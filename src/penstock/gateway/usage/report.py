@@ -26,11 +26,11 @@ from penstock.config.model import Settings
 from penstock.config.problems import Refused, show
 from penstock.config.sections.operation import ANY_MODEL, TokenPrices
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer
-from penstock.gateway.usage.ledger import HOUR_S, NO_LEDGER
+from penstock.gateway.usage.use_counts import HOUR_S, NO_LEDGER
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
-    from penstock.gateway.usage.book import UsageBook
+    from penstock.gateway.usage.usage_book import UsageBook
 
 DAY_S = 86_400
 TIMES = ("hour", "day", "month")

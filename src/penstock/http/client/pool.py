@@ -16,9 +16,9 @@ import dataclasses
 import ssl
 from typing import TYPE_CHECKING, Final, cast
 
+from penstock.http.client.answer_turns import turns_of
 from penstock.http.client.call import Call, Payload, Sink
-from penstock.http.client.connection import UpstreamConnection
-from penstock.http.client.turns import turns_of
+from penstock.http.client.upstream_connection import UpstreamConnection
 from penstock.http.client.values import (
     Address,
     Headers,

@@ -21,7 +21,7 @@ from penstock.http.server.exchange import Exchange, Header
 from penstock.http.server.limits import Refusal, ServerLimits
 from penstock.http.server.listener import ACCEPTS_MAX, Brought, Listener
 from penstock.http.server.socket_exchange import Handler, SocketExchange
-from penstock.http.server.turns import ReadTurns
+from penstock.http.server.upload_turns import ReadTurns
 
 if TYPE_CHECKING:
     import ssl as tls

@@ -12,7 +12,7 @@ from collections import Counter
 
 from penstock.core.explain.snapshot import Snapshot
 from penstock.core.values.catalogue import AWAY, Reason
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.failing.lately import whose, words
 from penstock.gateway.admin.phrases import count, seconds, short_name
 from penstock.gateway.telemetry.failures import OTHERS, Kind, Mishap

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.gateway.queueing import Queueing
-from penstock.gateway.telemetry.edges import ShownEdge, ShownGroup
+from penstock.gateway.telemetry.edge_series import ShownEdge, ShownGroup
 from penstock.gateway.telemetry.failures import Failures
-from penstock.gateway.telemetry.tenants import TenantTimes
+from penstock.gateway.telemetry.tenant_series import TenantTimes
 
 if TYPE_CHECKING:
     from penstock.gateway.admin.requests import StoppedBy

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import msgspec
 
 from penstock.core.explain.snapshot import Snapshot
-from penstock.gateway.telemetry.tenants import FIRST_TOKEN, WAIT, TenantTimes, TimeRow
+from penstock.gateway.telemetry.tenant_series import FIRST_TOKEN, WAIT, TenantTimes, TimeRow
 
 WINDOW_S = 60.0
 LEAST = 5  # streams of a minute: one late answer is no state of things

@@ -20,8 +20,8 @@ from penstock.http.client.values import UpstreamError, UpstreamErrorKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.http.client.answer_turns import AnswerTurns
     from penstock.http.client.call import Call
-    from penstock.http.client.turns import AnswerTurns
     from penstock.http.client.values import Headers, UpstreamLimits, UpstreamTimeouts
 
 JOIN_BYTES_MAX: Final = 4096  # up to this size one copy is cheaper than a second buffer in the transport

@@ -27,18 +27,18 @@ from penstock.config.load import config_hash, shared_hash
 from penstock.config.model import Settings
 from penstock.config.sections.share import OWN
 from penstock.gateway import settings_map
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.cluster import counts
-from penstock.gateway.cluster.answers import SharedAnswers
 from penstock.gateway.cluster.endpoint_feed import EndpointFeed
 from penstock.gateway.cluster.link import Link, taken_over
 from penstock.gateway.cluster.member import EdgeNow, Member
-from penstock.gateway.cluster.operators import OperatorOrders
+from penstock.gateway.cluster.operator_orders import OperatorOrders
+from penstock.gateway.cluster.shared_answers import SharedAnswers
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.ties import Affinities
-from penstock.gateway.telemetry.edges import edge_levels
+from penstock.gateway.telemetry.edge_series import edge_levels
 from penstock.gateway.telemetry.metrics import Metrics
 from penstock.share.decider import Decider, Peer
 from penstock.share.frames import decider_reader, why_not

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from penstock.config.model import Settings
 from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.request import Usage
-from penstock.gateway.telemetry.ends import End
+from penstock.gateway.telemetry.request_events import End
 from penstock.gateway.telemetry.series import OTHER, Count, Counter, Histogram, HistogramSeries
 
 TENANTS_MAX = 1_000  # tenant labels; more are `other`
@@ -162,8 +162,8 @@ class TenantTimes:
                 continue
             tenant = end.caller.tenant
             self._add(WAIT, tenant, end.band, _step(end.waited_s), 1)
-            if end.streamed and end.first_s is not None:
-                self._add(FIRST_TOKEN, tenant, end.band, _step(end.first_s - end.started_s), 1)
+            if end.first_token_s is not None:
+                self._add(FIRST_TOKEN, tenant, end.band, _step(end.first_token_s - end.started_s), 1)
         self._ended.clear()
         rows, self._rows = self._rows, Counts()
         return rows

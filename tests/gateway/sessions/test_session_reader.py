@@ -11,8 +11,8 @@ from penstock.config.sections.routing import SessionSection
 from penstock.core.values.request import Turn
 from penstock.gateway.openai.body import Peek, peek, read_large
 from penstock.gateway.openai.splice import Body
-from penstock.gateway.sessions.table import HEADERS, KNOWN
-from penstock.gateway.sessions.turns import Turns, user_of
+from penstock.gateway.sessions.session_names import HEADERS, KNOWN
+from penstock.gateway.sessions.session_reader import Turns, user_of
 from tests.gateway.conftest import run
 
 LONG = "You are an agent that mends programs. " * 200

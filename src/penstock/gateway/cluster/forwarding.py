@@ -16,7 +16,7 @@ import httptools
 
 from penstock.config.paths import is_own
 from penstock.core.values.catalogue import Reason
-from penstock.gateway.builtin.operators import is_operators
+from penstock.gateway.builtin.operators_app import is_operators
 from penstock.gateway.cluster.greeting import QUESTION
 from penstock.gateway.cluster.link import taken_over
 from penstock.http.server.server import Exchange, Handler, Header, Refusal, SocketExchange
@@ -48,20 +48,20 @@ class WorkerPaths:
         self._refuse = refuse
 
     def owns(self, path: str) -> bool:
-        """Returns True for a path that is answered here or relayed."""
+        """Returns True for a path that is answered here or forwarded."""
         return is_own(path)
 
     def begin(self, exchange: Exchange) -> int | None:
         if not _asks_if_alive(exchange):
             unreachable = "The gateway's own paths are not served at this moment."
-            RelayedQuestion(exchange, self._refuse, unreachable).ask(self._connect)
+            ForwardedQuestion(exchange, self._refuse, unreachable).ask(self._connect)
         return None
 
     def complete(self, exchange: Exchange) -> None:
         if _asks_if_alive(exchange):
             headers = [(b"content-type", b"application/json"), (b"x-request-id", self._request_id(exchange))]
             exchange.respond(200, headers, b'{"status":"ok"}')
-        elif isinstance(exchange.note, RelayedQuestion):
+        elif isinstance(exchange.note, ForwardedQuestion):
             exchange.note.whole()
 
     async def _connect(self, protocol: asyncio.Protocol) -> None:
@@ -88,11 +88,11 @@ class GroupPaths:
         if leader is None or not self._asks(exchange.target_path):
             return self._app.begin(exchange)
         unreachable = "The gateway that decides can't be asked at this moment."
-        RelayedQuestion(exchange, self._refuse, unreachable).ask(lambda protocol: self._connect(leader, protocol))
+        ForwardedQuestion(exchange, self._refuse, unreachable).ask(lambda protocol: self._connect(leader, protocol))
         return None
 
     def complete(self, exchange: SocketExchange) -> None:
-        if isinstance(exchange.note, RelayedQuestion):
+        if isinstance(exchange.note, ForwardedQuestion):
             exchange.note.whole()
         else:
             self._app.complete(exchange)
@@ -120,7 +120,7 @@ def _asks_if_alive(exchange: Exchange) -> bool:
     return exchange.target_path in _ALIVE and exchange.method in ("GET", "HEAD")
 
 
-class RelayedQuestion(asyncio.Protocol):
+class ForwardedQuestion(asyncio.Protocol):
     """One request on its way there, and the answer on its way back. Its exchange holds it."""
 
     def __init__(self, exchange: Exchange, refuse: Refuse, unreachable: str) -> None:
@@ -258,7 +258,7 @@ class RelayedQuestion(asyncio.Protocol):
             self._exchange.end()
 
 
-class RelayedApp:
+class ForwardingApp:
     """The answering side: restores the client's address, and picks the app that serves the path here."""
 
     def __init__(self, app: Handler, operators: Handler | None = None) -> None:

@@ -35,6 +35,7 @@ class End:
     __slots__ = (
         "attempts",
         "band",
+        "begun_s",
         "caller",
         "client",
         "completion_tokens",
@@ -42,7 +43,7 @@ class End:
         "endpoint",
         "estimated_completion",
         "estimated_prompt",
-        "first_s",
+        "first_token_s",
         "instead_of",
         "limit",
         "method",
@@ -76,7 +77,7 @@ class End:
         reason: Reason | None,
         limit: LimitReached | None,
         started_s: float,
-        first_s: float | None,
+        begun_s: float | None,
         ended_s: float,
         waited_s: float,
         usage: Usage | None,
@@ -99,7 +100,9 @@ class End:
         self.reason = reason
         self.limit = limit  #: that refused it
         self.started_s = started_s
-        self.first_s = first_s  #: of the answer; None: there was none
+        self.begun_s = begun_s  #: when its answer began to pass, an error too; None: there was none
+        #: The first token of a stream; None: it had none, or was an error.
+        self.first_token_s = begun_s if streamed and status < 300 else None
         self.ended_s = ended_s
         self.waited_s = waited_s  #: in the queue, all visits together
         self.usage = usage  #: as its engine reported it
@@ -115,7 +118,7 @@ class EndObserver(Protocol):
         """Take what happened since the last call. `wall_s` and a time of `End` are Unix time."""
 
 
-class Ends:
+class RequestEvents:
     """What happened and is not folded yet. Use it on a running event loop."""
 
     __slots__ = ("_ended", "_now", "_sent", "_timer", "_wall", "came", "first_tokens", "observers")

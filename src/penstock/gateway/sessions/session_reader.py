@@ -1,7 +1,7 @@
 """Reading the session of a request: by the first name that it has, otherwise by the ends of its prompt.
 
 Names of `routing.session.names` come first, then those of `routing.session.header`, `cookie` and `body`, then the rows
-of `table.py`. A client may send any name: it becomes short and printable, and different ones stay different
+of `session_names.py`. A client may send any name: it becomes short and printable, and different ones stay different
 (`identity/name_quota.py`).
 
 A body may tell its user otherwise than by `user`: see `user_of`.
@@ -23,7 +23,16 @@ from penstock.gateway.openai.body import Peek
 from penstock.gateway.openai.fields import NOTHING, Named, Text, field_reader
 from penstock.gateway.openai.prompt_ends import ends_of
 from penstock.gateway.openai.splice import Body, Spliced
-from penstock.gateway.sessions.table import BODY, HEADERS, KNOWN, LAST, PARENT_IN_USER_ID, PREVIOUS, USER_ID, Row
+from penstock.gateway.sessions.session_names import (
+    BODY,
+    HEADERS,
+    KNOWN,
+    LAST,
+    PARENT_IN_USER_ID,
+    PREVIOUS,
+    USER_ID,
+    Row,
+)
 
 FIELD_BYTES_MAX: Final = 65_536  # of a decoded field; a longer one is known by its hash
 SPLICED_BYTES_MAX: Final = 1 << 20  # of one in a large body; a longer one is ignored

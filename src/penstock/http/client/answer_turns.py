@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    from penstock.http.client.connection import UpstreamConnection
+    from penstock.http.client.upstream_connection import UpstreamConnection
 
 READS_MAX: Final = 2048  # in a turn, before connections are paused: two of libuv's batches
 RESUMED_MAX: Final = 512  # in a turn: some 10 ms of reads and writes

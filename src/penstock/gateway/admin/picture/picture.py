@@ -17,7 +17,7 @@ from penstock.config.sections.policies import TROUBLES
 from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
 from penstock.core.values.catalogue import MISSING
 from penstock.core.values.rows import TenantSnapshot
-from penstock.gateway.admin.events import EventLog
+from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.failing.advice import advice
 from penstock.gateway.admin.failing.lately import FailureWindow
 from penstock.gateway.admin.headline import Around, is_by_operators, sentences, tone, verdict
@@ -29,7 +29,7 @@ from penstock.gateway.admin.picture.memory import sessions_drawn
 from penstock.gateway.admin.picture.steady import Steady
 from penstock.gateway.admin.picture.times import NONE, TimesWindow
 from penstock.gateway.admin.why import cause_now, endpoint_why, model_why, within
-from penstock.gateway.telemetry.edges import ShownGroup
+from penstock.gateway.telemetry.edge_series import ShownGroup
 
 ENDPOINTS_SHOWN = 256
 TENANTS_SHOWN = 200  # of those that are paused

@@ -1,8 +1,8 @@
 """Use since the last look, a row for each hour, caller, model, endpoint and end of requests.
 
 Each process counts the requests that it serves, once, at their end; a worker passes its rows to the first process,
-which adds all to the store (`book.py`). Rows are bounded: past `ROWS_MAX` between two looks, further ones are one row
-per hour and reason, under the name `other`.
+which adds all to the store (`usage_book.py`). Rows are bounded: past `ROWS_MAX` between two looks, further ones are one
+row per hour and reason, under the name `other`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.core.values.catalogue import Outcome, Reason
 
 if TYPE_CHECKING:
     from penstock.batch.values import UsageRow
-    from penstock.gateway.telemetry.ends import End
+    from penstock.gateway.telemetry.request_events import End
 
 HOUR_S = 3600
 NO_LEDGER = "There is no ledger of use: it needs `store`, and `usage.keep` above 0."

@@ -15,10 +15,10 @@ from penstock.core.values.catalogue import Outcome, Reason
 from penstock.core.values.request import Usage
 from penstock.gateway.cluster.counts import CountsTaker, add
 from penstock.gateway.identity.caller import Caller
-from penstock.gateway.telemetry import ends as module
-from penstock.gateway.telemetry.ends import End, Ends, Sent
+from penstock.gateway.telemetry import request_events as module
 from penstock.gateway.telemetry.failures import Kind
 from penstock.gateway.telemetry.metrics import Metrics
+from penstock.gateway.telemetry.request_events import End, RequestEvents, Sent
 from tests.gateway.conftest import World, chat
 
 CALLER = Caller(
@@ -52,7 +52,7 @@ def an_end(**but: Any) -> End:
         "reason": None,
         "limit": None,
         "started_s": 10.0,
-        "first_s": 10.5,
+        "begun_s": 10.5,
         "ended_s": 12.5,
         "waited_s": 0.25,
         "usage": Usage(100, 21, 64),
@@ -84,7 +84,7 @@ def metrics(**settings: Any) -> Metrics:
 
 def counted(made: Metrics) -> dict[str, float]:
     """The samples that are not zero, by name and labels."""
-    made.ends.fold()
+    made.events.fold()
     series = [one for one in made.counted.values() if hasattr(one, "_text")]
     lines = [line.rsplit(" ", 1) for one in series for line in "".join(one.lines()).splitlines() if line[0] != "#"]
     return {name: float(value) for name, value in lines if float(value) and "_bucket" not in name}
@@ -93,18 +93,18 @@ def counted(made: Metrics) -> dict[str, float]:
 @pytest.mark.virtual_time
 async def test_observers_take_all_of_a_tenth_of_a_second_together() -> None:
     one, other = Taker(), Taker()
-    ends = Ends(one, other, now=lambda: 50.0, wall=lambda: 1_000_050.0)
-    ends.sent("gpu", 0.001)
+    events = RequestEvents(one, other, now=lambda: 50.0, wall=lambda: 1_000_050.0)
+    events.sent("gpu", 0.001)
     await asyncio.sleep(0.06)
-    ends.ended(an_end())
-    ends.ended(an_end())
+    events.ended(an_end())
+    events.ended(an_end())
     assert one.taken == []
     await asyncio.sleep(0.05)
     assert one.taken == other.taken == [(1, 2)]
     assert one.wall_s == 1_000_000.0
     await asyncio.sleep(1.0)
     assert len(one.taken) == 1, "nothing happened"
-    ends.ended(an_end())
+    events.ended(an_end())
     await asyncio.sleep(0.11)
     assert one.taken[1:] == [(0, 1)]
 
@@ -112,36 +112,43 @@ async def test_observers_take_all_of_a_tenth_of_a_second_together() -> None:
 @pytest.mark.virtual_time
 async def test_what_waits_is_bounded_and_who_reads_waits_for_nothing() -> None:
     taker = Taker()
-    ends = Ends(taker)
+    events = RequestEvents(taker)
     for _ in range(600):
-        ends.ended(an_end())
+        events.ended(an_end())
     assert taker.taken == [(0, 256), (0, 256)]
     for _ in range(256):
-        ends.sent("gpu", 0.0)
+        events.sent("gpu", 0.0)
     assert taker.taken[2:] == [(256, 88)]
-    ends.sent("gpu", 0.0)
-    ends.fold()
-    ends.fold()
+    events.sent("gpu", 0.0)
+    events.fold()
+    events.fold()
     assert taker.taken[3:] == [(1, 0)]
     await asyncio.sleep(0.2)
     assert len(taker.taken) == 4
 
 
+def test_only_a_stream_that_is_no_error_has_a_first_token() -> None:
+    assert an_end(begun_s=10.5).first_token_s == 10.5
+    assert [an_end(**but).first_token_s for but in ({"begun_s": None}, {"streamed": False}, {"status": 400})] == [
+        None
+    ] * 3
+
+
 async def test_a_group_counts_as_each_of_its_requests_alone() -> None:
     whole = an_end(streamed=False, usage=None, estimated_completion=7)
     broken = an_end(outcome=Outcome.FAILED, reason=Reason.CLIENT_GONE, usage=None, estimated_prompt=40)
-    evicted = an_end(outcome=Outcome.EVICTED, reason=Reason.CANCELLED, first_s=None, usage=None, endpoint="")
-    refused = an_end(outcome=Outcome.REJECTED, reason=Reason.QUEUE_FULL, first_s=None, usage=None, endpoint="")
-    strange = an_end(model="made-up", outcome=Outcome.REJECTED, reason=Reason.MODEL_NOT_FOUND, first_s=None, usage=None)
+    evicted = an_end(outcome=Outcome.EVICTED, reason=Reason.CANCELLED, begun_s=None, usage=None, endpoint="")
+    refused = an_end(outcome=Outcome.REJECTED, reason=Reason.QUEUE_FULL, begun_s=None, usage=None, endpoint="")
+    strange = an_end(model="made-up", outcome=Outcome.REJECTED, reason=Reason.MODEL_NOT_FOUND, begun_s=None, usage=None)
     all_of_them = [an_end(), whole, broken, evicted, refused, strange, an_end(), whole, an_end(band="batch")]
     together, apart = metrics(), metrics()
     for end in all_of_them:
-        together.ends.ended(end)
-        together.ends.sent("gpu", 0.5)
-        apart.ends.ended(end)
-        apart.ends.fold()
-        apart.ends.sent("gpu", 0.5)
-        apart.ends.fold()
+        together.events.ended(end)
+        together.events.sent("gpu", 0.5)
+        apart.events.ended(end)
+        apart.events.fold()
+        apart.events.sent("gpu", 0.5)
+        apart.events.fold()
     found = counted(together)
     assert found == counted(apart)
     assert together.failures.take() == apart.failures.take()
@@ -169,16 +176,16 @@ async def test_a_group_counts_as_each_of_its_requests_alone() -> None:
 
 async def test_what_happened_counts_under_the_settings_and_names_of_its_time() -> None:
     made = metrics()
-    made.ends.ended(an_end(model="new"))
+    made.events.ended(an_end(model="new"))
     made.models_known(["new"])
-    made.ends.ended(an_end(model="new"))
-    made.ends.sent("gpu", 0.0)
+    made.events.ended(an_end(model="new"))
+    made.events.sent("gpu", 0.0)
     made.endpoint_removed("gpu")
     found = counted(made)
     for model in ("other", "new"):
         assert found[f'penstock_requests_total{{band="standard",model="{model}",outcome="completed",reason=""}}'] == 1
     assert not [name for name in found if "penstock_dispatches" in name], "its series ended"
-    made.ends.ended(an_end())
+    made.events.ended(an_end())
     made.follow(from_mapping({"endpoints": [{"url": "http://127.0.0.1:9"}]}))
     assert not [name for name in counted(made) if 'tenant="team"' in name], "its tenant is gone, with its counts"
 
@@ -188,8 +195,8 @@ async def test_a_report_to_another_process_lacks_nothing() -> None:
     taker = CountsTaker(worker)
     for times in (3, 1):
         for _ in range(times):
-            worker.ends.sent("gpu", 0.5)
-            worker.ends.ended(an_end())
+            worker.events.sent("gpu", 0.5)
+            worker.events.ended(an_end())
         report = taker.take()
         assert report is not None
         add(here, report.series)

@@ -1,8 +1,8 @@
 """From counts in memory to the store, off the way of requests.
 
 Twice a second all rows since the last addition are added in one transaction, so a `kill -9` loses a second at most.
-While the store can't be written, rows gather in memory (bounded, `ledger.py`). An addition is repeated under the same
-number until the store confirms it, so a lost answer counts nothing twice. Rows older than `usage.keep` are erased.
+While the store can't be written, rows gather in memory (bounded, `use_counts.py`). An addition is repeated under the
+same number until the store confirms it, so a lost answer counts nothing twice. Rows older than `usage.keep` are erased.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import UsageAsked, UsageRow
 from penstock.config.model import Settings
 from penstock.gateway.telemetry.exposition import level
-from penstock.gateway.usage.ledger import HOUR_S, UseCounts
+from penstock.gateway.usage.use_counts import HOUR_S, UseCounts
 
 logger = logging.getLogger(__name__)
 

@@ -113,8 +113,8 @@ class PickedJourney(QueuedJourney):
         if self.target.unreachable is not None:
             self.target.unreachable()
 
-    def first_byte(self) -> None:
-        super().first_byte()
+    def answer_begins(self) -> None:
+        super().answer_begins()
         if self._unseen and self._lease is not None:  # the head has passed, and nothing can be said instead of it
             self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=self._driver.now()))
 
@@ -149,10 +149,10 @@ class PickedJourney(QueuedJourney):
 
     def succeeded(self, status: int) -> None:
         self._reporter.well(self.endpoint)
-        if status >= 300 or not self._is_stream or self.first_s is None:
+        if status >= 300 or not self._is_stream or self.begun_s is None:
             super().succeeded(status)
             return
-        endpoint, seconds = self.endpoint, self._driver.now() - self.first_s
+        endpoint, seconds = self.endpoint, self._driver.now() - self.begun_s
         estimate = unseen.paces.tokens(endpoint, seconds) if self._unseen else None
         if self._unseen and not self._sampled:
             if estimate is not None:
