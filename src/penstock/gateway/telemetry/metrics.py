@@ -93,7 +93,7 @@ class Metrics:
         self._fallbacks = counter("fallbacks", "Requests given to a fallback of the requested model.", ("model", "to"))
         self._cancellations = counter("queue_cancellations", "Waiting requests cancelled by their clients.").labels()
         self.dropped_lines = counter("log_lines_dropped", _DROPPED).labels().inc
-        self._ttft = histogram("ttft_seconds", "From the whole request to the first byte.", by_band, _TIMES_S)
+        self._ttft = histogram("ttft_seconds", "From the request to the first token of a stream.", by_band, _TIMES_S)
         self._request_time = histogram("request_seconds", "From the whole request to the last byte.", by_band, _TIMES_S)
         self._overhead = histogram("overhead_seconds", "Penstock's own time before a dispatch.", (), _OVERHEADS_S)
         self._tokens = counter("tokens", "Tokens, as engines reported; otherwise as estimated.", ("model", "kind"))
