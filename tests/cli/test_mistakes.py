@@ -67,6 +67,40 @@ IN_THE_SETTINGS = {
     "endpoints: [{url: http://a/v1}]": "Penstock appends the whole path, `/v1` included (write `http://a`)",
     "endpoints: [{url: 'a:1'}]": "`a:1` is not a URL with a host (write `http://a:1`)",
     "routing: round_robin": "(write `routing: {policy: round_robin}`)",
+    "queue: [max_wait: 9s]": "queue: expected a mapping (`key: value`), found a list (leave out the `- `)",
+    "tenants: [{name: a, limits: [running: 4]}]": "tenants[0].limits: expected a mapping (`key: value`), found a list",
+    "tenants: {chat: {weight: 3}}": "found a mapping (begin each item with `- `, as `- name: chat`)",
+    "tenants: [chat, nightly]": "found `nightly` (begin it with `name: `)",
+    "paths: [/v1/my]": "paths[0]: expected a mapping (`key: value`), found `/v1/my` (begin it with `path: `)",
+    "models: {gpt-4: llama}": "expected a mapping (`key: value`), found `llama` (write `gpt-4: {to: llama}`)",
+    "sessions: off": "sessions: expected a mapping (`key: value`), found `off` (write `sessions: {memory: off}`)",
+    "batch: true": "batch: expected a mapping (`key: value`), found `true` (write `batch: {serve: true}`)",
+    "queue:\n  max_wait = 20s": "found `max_wait = 20s` (write `max_wait: …`)",
+    "queue.max_wait: 20s": "unknown setting (write `queue:` and, indented below it, `max_wait:`)",
+    "listen: ':80'\n---\nqueue: {}": "in line 2: a second document begins (`---`); the settings are one",
+    'store: {data: "C:\\data"}': "in line 1: in double quotes a `\\` begins an escape; put the value in single quotes",
+    "queue: {max_wait: “20s”}": "queue.max_wait: typographic quotes belong to the value (write straight ones, or none)",
+    # two of a kind
+    "tenants: [{name: a}, {name: a}]": "tenants[1].name: is the same as that of tenants[0]",
+    "endpoints: [{url: 'http://a:1'}, {url: 'http://A:1/'}]": "endpoints[1].url: is the same as that of endpoints[0]",
+    "endpoints: [{url: 'http://localhost:1'}, {url: 'http://127.0.0.1:1'}]": "url: is the same as that of endpoints[0]",
+    "endpoints: [{url: 'http://a:1'}, {url: 'https://a:1'}]": "endpoints[1].url: is the same as that of endpoints[0]",
+    # variables
+    "endpoints: [{url: http://a, api_key: '${UNSET_KEY}'}]": "api_key: the environment variable UNSET_KEY is not set",
+    "admin: {token: '${EMPTY_KEY}'}": "token: the environment variable EMPTY_KEY is empty (set it",
+    "endpoints: [{url: http://a, api_key: $ENGINE_KEY}]": "(write ${ENGINE_KEY}, or $$ENGINE_KEY for the text)",
+    "endpoints: [{url: http://a, api_key: os.environ/KEY}]": "is text here, no variable (write ${KEY}",
+    "endpoints: [{url: http://$GPU:8000}]": "(write `${NAME}` for a variable of the environment)",
+    # addresses and files
+    "endpoints: [{url: 'http:/a:1'}]": "`http:/a:1` is not a URL with a host (write `http://a:1`)",
+    "endpoints: [{url: 'https//a:1'}]": "`https//a:1` is not a URL with a host (write `https://a:1`)",
+    "endpoints: [{url: http://a/v1/chat/completions}]": "Penstock appends the whole path, `/v1` included (write `http://a`)",
+    "endpoints: [{url: http://a/x/metrics}]": "Penstock appends the whole path, `/v1` included (write `http://a/x`)",
+    "endpoints: [{url: https://a, tls: {ca_file: /a.pem}}]": "tls.ca_file: unknown setting (did you mean `ca`?)",
+    "tls: {certificate: a.pem}": "tls.certificate: unknown setting (did you mean `cert`?)",
+    "tls: {cert: /no/a.pem, key: /no/a.key}": "tls.key: cannot read `/no/a.key`: no such file or directory",
+    "store: mysql://u:p@h/db": "is a URL: expected the path of a file or folder",
+    "paths: [{path: 'http://a/v1/my'}]": "it does not begin with a slash (write `/v1/my`)",
     # other programs' words
     "port: 8080": "port: unknown setting (write `listen: 127.0.0.1:PORT`)",
     "host: 0.0.0.0": "host: unknown setting (write `listen: HOST:8080`)",
@@ -86,6 +120,12 @@ IN_THE_SETTINGS = {
     "admission: {max_kv_usage: 95%}": "`95%` is not a number (write `0.95`)",
     "{listen: ':8080', endpoints: [{url: 'http://localhost:8080'}]}": "is this gateway's own address (`listen`)",
     "{listen: '10.0.0.7:80', endpoints: [{url: 'http://10.0.0.7'}]}": "is this gateway's own address (`listen`)",
+    "admission: {reserved_slots: 10%}": "a share of at least 0 and less than 1 (write `0.1`)",
+    "tenants: [{name: a, weight: 0}]": "tenants[0].weight: `0`: expected more than 0",
+    "tenants: [{name: a, weight: -1}]": "tenants[0].weight: `-1`: expected more than 0",
+    "tenants: [{name: a, limits: {tokens_per_day: 10k}}]": "`10k` is not a whole number (write `10000`)",
+    "tenants: [{name: a, limits: {tokens_per_day: '1,500,000'}}]": "is not a whole number (write `1500000`)",
+    "endpoints: [{url: http://a, slots: 1_024}]": "`auto` or a whole number of 1 or more (write `1024`)",
     "queue: {max_wait: 1 minute}": "is not a duration (write seconds, or a unit: 500ms, 20s, 2m, 1h, 7d)",
     "queue: {max_bytes: 2 gigs}": "is not a size (write bytes, or a unit: 64KB, 64KiB, 10MB, 1GiB)",
 }
@@ -103,8 +143,9 @@ def test_a_mistake_on_the_command_line_is_answered_with_the_right_line(
 
 @pytest.mark.parametrize("text", IN_THE_SETTINGS)
 def test_a_mistake_in_the_settings_is_answered_with_what_to_write(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
+    monkeypatch.setenv("EMPTY_KEY", "")
     file = tmp_path / "penstock.yaml"
     file.write_text(text)
     code, out, err = asked(capsys, "check", str(file))

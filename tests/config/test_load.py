@@ -836,7 +836,7 @@ def test_a_missing_file_or_a_directory_is_one_line(path: str, message: str) -> N
         ("hello", "expected a mapping of settings"),
         ("a: [1", "is not YAML in line 1: a `[` or `{`, begun in line 1, is not closed, or a comma is missing"),
         ("a: 1\n b: 2", "is not YAML in line 2: a second `: ` in a line, or an indentation too deep"),
-        ("a: 1\n---\nb: 2", "is not YAML in line 2: but found another document"),
+        ("a: 1\n---\nb: 2", "is not YAML in line 2: a second document begins (`---`)"),
         ("a: \x01", "is not YAML: it has a control character at position 3"),
         ("? [a]\n: 1", "a key has to be text"),
         ("endpoints: [{api_key: *sesame}]", "means an alias; put the value in quotes"),
@@ -1292,6 +1292,9 @@ ONE: dict[str, object] = {"endpoints": [{"url": "http://a", "slots": 2}]}
         ({"queue": {"heartbeat_after": "90s"}}, "queue.heartbeat_after does nothing"),
         ({"retry": {"max_attempts": 1, "budget": 0.5}}, "retry.budget does nothing"),
         ({"retry": {"max_attempts": 5, "budget": 0}}, "retry.max_attempts does nothing"),
+        ({"timeouts": {"first_byte": "30ms"}}, "timeouts.first_byte is 30 ms: slower answers fail"),
+        ({"endpoints": [{"url": "http://a:443"}]}, "endpoints[0].url: http:// at port 443, which is the other one's"),
+        ({"endpoints": [{"url": "https://a:80/x"}]}, "endpoints[0].url: https:// at port 80, which is"),
         ({"tracing": {"sample": 0.5}}, "tracing.sample does nothing"),
         ({"client_address": {"header": "forwarded"}}, "client_address.header does nothing"),
         (

@@ -40,8 +40,9 @@ Values:
 - **duration**: seconds, or a number with `ms`, `s`, `m` or `h`: `500ms`, `20s`, `2m`, `1h`;
 - **size**: bytes, or a number with `KB`, `MB`, `GB`, `TB` (powers of 1000) or `KiB`, `MiB`, `GiB`, `TiB` (of 1024);
 - **true or false**: also `yes`, `no`, `on`, `off`;
-- `${VAR}` in the file is replaced by that environment variable, which must be set; `${VAR:-default}` has a default for
-  when it is unset or empty; `$$` is a dollar sign. Messages never show the content of a variable;
+- `${VAR}` in the file is replaced by that environment variable, which must be set, and may not be empty where it is the
+  whole value; `${VAR:-default}` has a default for when it is unset or empty, and `${VAR:-}` none; `$$` is a dollar
+  sign. Messages never show the content of a variable;
 - only `true`, `false`, `null` and decimal numbers are not text.
 """
 

@@ -14,12 +14,15 @@ from urllib.parse import SplitResult, urlsplit
 from penstock.config.problems import Refused, show
 
 PORT_MAX = 65_535
+HERE = frozenset({"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"})  # this machine, as a client reaches it
 UNIX = "unix:"
 SOCKET_BYTES_MAX = 107  # of a socket's path, by the kernel
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?", re.ASCII)
 _URL = re.compile(r"[!-~]{1,2048}", re.ASCII)
 _SOCKET = re.compile(r"(/[\w.@+=~-]+)+", re.ASCII)
 _NEVER_IN_URL = frozenset('"<>\\^`{|}')
+_API = re.compile(r"/v1(/((chat/)?completions|responses|messages|embeddings|models))?$|/(health|metrics)$")
+_BROKEN_SCHEME = re.compile(r"(https?):?/+|(https?):(?=\D)")
 _DEFAULT_PORT = {"http": 80, "https": 443}
 
 
@@ -119,8 +122,8 @@ def _based(value: str, origin: str, path: str) -> str:
         raise Refused(f"{show(value)}: a URL here has no query and no fragment")
     prefix = path.rstrip("/")
     between = ":" if origin.startswith(UNIX) else ""
-    if prefix.endswith("/v1"):
-        start = f"{origin}{between}{prefix[:-3]}".removesuffix(":")
+    if (api := _API.search(prefix)) is not None:
+        start = f"{origin}{between}{prefix[: api.start()]}".removesuffix(":")
         raise Refused(f"{show(value)}: Penstock appends the whole path, `/v1` included", f"write `{start}`")
     return f"{origin}{between}{prefix}"
 
@@ -163,13 +166,15 @@ def host_and_port(url: str) -> str:
     return f"{_bracketed(parts.hostname or '')}:{parts.port or _DEFAULT_PORT[parts.scheme]}"
 
 
-def same_place(url: str) -> tuple[str, str, str]:
-    """Returns a value that is equal for two URLs of one engine, with or without the default port."""
+def same_place(url: str) -> tuple[str, str]:
+    """Returns a value that is equal for two URLs of one engine: with or without the default port, by a name or number
+    of this machine, by HTTP or HTTPS (a port speaks one of them).
+    """
     if url.startswith(UNIX):
-        scheme, socket, *prefix = url.split(":")
-        return scheme, socket, "".join(prefix)
-    parts = urlsplit(url)
-    return parts.scheme, host_and_port(url), parts.path
+        _, socket, *prefix = url.split(":")
+        return UNIX + socket, "".join(prefix)
+    host, _, port = host_and_port(url).rpartition(":")
+    return f"{'localhost' if host in HERE else host}:{port}", urlsplit(url).path
 
 
 def which_port(url: str) -> str:
@@ -199,9 +204,15 @@ def _split(value: str) -> SplitResult | None:
 
 
 def _with_scheme(value: str) -> str | None:
-    """Returns a suggestion for a URL that misses only its scheme (`gpu-0:8000`); None if more is wrong with it."""
+    """Returns a suggestion for a URL whose scheme is missing (`gpu-0:8000`) or broken (`http:/gpu-0`), or which has a
+    variable of a shell in it; None if more is wrong with it.
+    """
+    if "$" in value:
+        return "write `${NAME}` for a variable of the environment"
+    broken = _BROKEN_SCHEME.match(value)
+    rest = f"{broken[1] or broken[2]}://{value[broken.end() :]}" if broken else f"http://{value}"
     try:
-        return None if "://" in value else f"write `{endpoint_url(f'http://{value}')}`"
+        return None if "://" in value else f"write `{endpoint_url(rest)}`"
     except Refused:
         return None
 

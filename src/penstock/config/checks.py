@@ -11,7 +11,7 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from penstock.config import values
-from penstock.config.address import UNIX, same_place, socket_address, split_listen
+from penstock.config.address import HERE, UNIX, same_place, socket_address, split_listen
 from penstock.config.model import (
     DEFAULT_BANDS,
     BandSection,
@@ -172,14 +172,15 @@ def _tls(document: Document) -> Found:
 
 
 def _endpoints(document: Document) -> Found:
-    urls: dict[tuple[str, str, str], int] = {}
+    urls: dict[tuple[str, str], int] = {}
     names: dict[str, int] = {}
     for index, endpoint in enumerate(_items(EndpointSection, document.get("endpoints"))):
         if endpoint is None:
             continue
         place = same_place(endpoint.url)
         if place in urls:
-            yield problem(("endpoints", index, "url"), f"is the same as that of endpoints[{urls[place]}]")
+            message = f"is the same as that of endpoints[{urls[place]}]"
+            yield problem(("endpoints", index, "url"), message, "leave one of them out")
         elif endpoint.name in names:
             message = f"is the same as that of endpoints[{names[endpoint.name]}]"
             yield problem(("endpoints", index, "name"), message, "give each a `name` of its own")
@@ -203,8 +204,8 @@ def _is_own(url: str, document: Document) -> bool:
     if host.startswith(UNIX):
         return url == host
     parts = urlsplit(url)
-    theirs, here = parts.hostname or "", ("localhost", "127.0.0.1", "::1", "0.0.0.0")
-    own = theirs == host or (theirs in here and host in ("", "::", *here))
+    theirs = parts.hostname or ""
+    own = theirs == host or (theirs in HERE and (host in ("", "::") or host in HERE))
     return own and (parts.port or {"http": 80, "https": 443}.get(parts.scheme)) == port
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from penstock.config.address import is_everywhere
+from penstock.config.address import is_everywhere, same_place
 from penstock.config.model import BandSection, Settings
 from penstock.config.sections.clients import ANY_ORIGIN, EppSection
 from penstock.config.sections.roles import role_warnings
@@ -22,6 +22,7 @@ _OF_BANDS_QUEUES = (
     *("max_requests", "max_bytes", "max_tokens"),
 )
 WAIT_S_USUAL = 3600.0  # interactive clients wait less; batches are in a best-effort band
+TIMEOUT_S_USUAL = 0.1  # engines of other machines take longer for a first byte, and between two under load
 # Variables that Penstock reads itself.
 _OWN_VARIABLES = frozenset(
     f"PENSTOCK_{name}"
@@ -45,6 +46,7 @@ def effect_warnings(settings: Settings) -> list[str]:
         *_rest(settings),
         *_waits(settings),
         *_sessions(settings),
+        *_ports(settings),
         *_through_a_proxy(settings),
     ]
 
@@ -184,6 +186,18 @@ def _waits(settings: Settings) -> Iterator[str]:
                 f"{where} is {wait_s / 3600:.1f} hours: a number without a unit is in seconds; if milliseconds were"
                 f" meant, write `{wait_s:.0f}ms`"
             )
+
+    short = {f"timeouts.{key}": getattr(settings.timeouts, key) for key in ("connect", "first_byte", "between_bytes")}
+    for where, timeout_s in short.items():
+        if timeout_s < TIMEOUT_S_USUAL:
+            yield f"{where} is {timeout_s * 1000:g} ms: slower answers fail; if seconds were meant, write `s`"
+
+
+def _ports(settings: Settings) -> Iterator[str]:
+    for index, endpoint in enumerate(settings.endpoints):
+        for scheme, port in (("https", 80), ("http", 443)):
+            if endpoint.url.startswith(f"{scheme}://") and same_place(endpoint.url)[0].endswith(f":{port}"):
+                yield f"endpoints[{index}].url: {scheme}:// at port {port}, which is the other one's as a rule"
 
 
 def _sessions(settings: Settings) -> Iterator[str]:

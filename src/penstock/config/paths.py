@@ -21,6 +21,7 @@ PATHS_MAX = 100  # an engine adds a handful
 PATH_CHARACTERS_MAX = 200
 BELOW = "/*"
 _SEGMENTS = re.compile(r"(?:/[A-Za-z0-9_~!$&'()+,;=:@.-]+)+(?:/\*)?", re.ASCII)
+_SITE = re.compile(r"\w+://[^/]*/?")
 _DOTS = re.compile(r"/\.{1,2}(?:/|$)")
 
 
@@ -87,7 +88,8 @@ def passing_path(value: object) -> str:
     """Returns a path as requests have it, maybe with `/*` at its end."""
     written = values.text(value)
     if not written.startswith("/"):
-        raise Refused(f"{show(written)} is not a path: it does not begin with a slash", f"write `/{written[:40]}`")
+        hint = f"write `/{_SITE.sub('', written)[:40]}`"
+        raise Refused(f"{show(written)} is not a path: it does not begin with a slash", hint)
     if _DOTS.search(written):
         raise Refused(f"{show(written)} has `.` or `..` in it, so it would lead elsewhere")
     if len(written) > PATH_CHARACTERS_MAX or not _SEGMENTS.fullmatch(written):

@@ -25,10 +25,10 @@ DEPTH_MAX = 32
 
 _REFERENCE = re.compile(r"\$\$|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}\n]*))?\})?", re.ASCII)
 _MARK = re.compile("\ue000(\\d{1,6})\ue001", re.ASCII)  # private-use characters: a reference, while YAML is parsed
-_IN_QUOTES = re.compile(r"'([^']*)'")
 _OWN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq"))
 _INT = re.compile(r"[-+]?[0-9]{1,18}", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,3})?", re.ASCII)
+_OTHER_REFERENCE = re.compile(r"\$([A-Z_][A-Z0-9_]*)|os\.environ/([A-Za-z_][A-Za-z0-9_]*)", re.ASCII)
 _PLAIN_VALUES = {"": None, "~": None, "null": None, "true": True, "false": False}
 
 
@@ -92,7 +92,9 @@ def parse(text: str, origin: str, env: Mapping[str, str] | None) -> SettingsText
     except RecursionError:
         raise ConfigError([Problem(origin, "is nested too deeply")]) from None
     except yaml.YAMLError as error:
-        message = _describe(error)
+        from penstock.config.explain import yaml_problem  # noqa: PLC0415 - no start needs it
+
+        message = yaml_problem(error)
     else:
         return document
     raise ConfigError([Problem(origin, message)])
@@ -107,40 +109,13 @@ def _unreadable(path: str, message: str) -> ConfigError:
     return ConfigError([Problem(path if path.isprintable() else ascii(path), message)], unreadable=True)
 
 
-def _describe(error: yaml.YAMLError) -> str:
-    """Returns the parser's message without text of the file, which may be secret."""
-    if isinstance(error, yaml.reader.ReaderError):
-        return f"is not YAML: it has a control character at position {error.position}"
-    assert isinstance(error, yaml.MarkedYAMLError), "PyYAML has no third kind"
-    place = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-    problem = error.problem or "it cannot be parsed"
-    words = f"{error.context} {problem}".split()
-    if {"alias", "anchor", "anchor;"} & set(words):
-        problem = "`*` or `&` at the start of a value means an alias; put the value in quotes"
-    elif error.problem_mark is not None and (known := _in_words(words, error.problem_mark, error.context_mark)):
-        problem = known
-    elif "tag" in words:
-        problem = "`!` at the start of a value means a tag; put the value in quotes"
-    else:
-        problem = _IN_QUOTES.sub(
-            lambda quoted: quoted[0] if len(quoted[1]) < 2 or quoted[1][0] == "<" else "…", problem
-        )
-    return f"is not YAML{place}: {problem}"
-
-
-def _in_words(words: list[str], mark: yaml.Mark, begun: yaml.Mark | None) -> str | None:
-    """Returns the usual mistakes in words: tabs, indentation, colons, brackets and quotes."""
-    said, since = " ".join(words), f", begun in line {begun.line + 1}," if begun is not None else ""
-    if "cannot start any token" in said and mark.buffer is not None and mark.buffer[mark.pointer] == "\t":
-        return "a tab indents it; YAML takes spaces only"
-    if "expected <block end>" in said or "could not find expected ':'" in said:
-        return "its indentation matches no line above; keys of one mapping begin in the same column"
-    if "mapping values are not allowed here" in said:
-        return "a second `: ` in a line, or an indentation too deep; put a value with `: ` in quotes"
-    if "quoted scalar" in said and "end of stream" in said:
-        return f"a quote{since} is not closed"
-    if "flow" in said and ("<stream end>" in said or "end of stream" in said or "expected ','" in said):
-        return f"a `[` or `{{`{since} is not closed, or a comma is missing"
+def _meant_otherwise(text: str) -> tuple[str, str] | None:
+    """Returns what is wrong with a value that other programs, or people, mean otherwise, and what to write."""
+    if match := _OTHER_REFERENCE.fullmatch(text):
+        name = match[1] or match[2]
+        return f"`{text}` is text here, no variable", f"write ${{{name}}}, or $${text.removeprefix('$')} for the text"
+    if text[:1] in "“”„‘’" and text:
+        return "typographic quotes belong to the value", "write straight ones, or none"
     return None
 
 
@@ -182,7 +157,11 @@ class _Walk:
         if _MARK.search(text):
             template = _MARK.sub(self._written, text)
             filled = _MARK.sub(lambda mark: self._filled(mark, location), text)
+            if not filled.strip() and (empty := _MARK.fullmatch(text)) and (reference := self._reference(empty)):
+                self._empty(reference, location)
             return Filled(filled, template) if template != filled else filled
+        if wrong := _meant_otherwise(text):
+            self._refuse(location, *wrong)
         if getattr(node, "style", None) is not None:
             return text
         if text in _PLAIN_VALUES:
@@ -190,6 +169,17 @@ class _Walk:
         if _INT.fullmatch(text):
             return int(text)
         return float(text) if _FLOAT.fullmatch(text) else text
+
+    def _empty(self, reference: re.Match[str], location: Location) -> None:
+        """A variable without a default that is set to nothing: so a token or key would quietly be none."""
+        if reference[1] in self._env and reference[2] is None:
+            message = f"the environment variable {reference[1]} is empty"
+            hint = f"set it, or write ${{{reference[1]}:-}} if it may be"
+            self._refuse(location, message, hint)
+
+    def _refuse(self, location: Location, message: str, hint: str) -> None:
+        self._document.problems.append(Problem(write_path(location), message, hint))
+        self._document.unresolved.add(location)
 
     def _reference(self, mark: re.Match[str]) -> re.Match[str] | None:
         index = int(mark[1])
@@ -207,21 +197,13 @@ class _Walk:
             return "$"
         variable, default = reference[1], reference[2]
         if variable is None:
-            problem = Problem(
-                write_path(location),
-                "`${` does not begin a variable",
-                "write ${NAME}, ${NAME:-default}, or $$ for a dollar sign",
-            )
+            hint = "write ${NAME}, ${NAME:-default}, or $$ for a dollar sign"
+            self._refuse(location, "`${` does not begin a variable", hint)
         elif default is not None:
             return self._env.get(variable) or str(default)
         elif variable in self._env:
             return self._env[variable]
         else:
-            problem = Problem(
-                write_path(location),
-                f"the environment variable {variable} is not set",
-                f"set it, or write ${{{variable}:-default}}",
-            )
-        self._document.problems.append(problem)
-        self._document.unresolved.add(location)
+            hint = f"set it, or write ${{{variable}:-default}}"
+            self._refuse(location, f"the environment variable {variable} is not set", hint)
         return ""

@@ -65,16 +65,10 @@ def number(value: object) -> float:
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"{show(value)} is not a number", _without_percent(value))
+        raise Refused(f"{show(value)} is not a number")
     if not abs(value) <= WHOLE_MAX:  # also true of nan
         raise Refused(f"{show(value)} is out of range for this setting")
     return float(value)
-
-
-def _without_percent(value: object) -> str | None:
-    """Returns the share that a percentage is."""
-    percent = value.strip().removesuffix("%").strip() if isinstance(value, str) and value.strip().endswith("%") else ""
-    return f"write `{float(percent) / 100:g}`" if _NUMBER.fullmatch(percent) else None
 
 
 def whole(value: object) -> int:
@@ -165,6 +159,14 @@ def text(value: object) -> str:
     if len(value) > 4096 or not value.isprintable():
         raise Refused("expected at most 4096 printable characters")
     return str(value)
+
+
+def file(value: object) -> str:
+    """Returns the path of a file or folder."""
+    result = text(value)
+    if "://" in result:
+        raise Refused(f"{show(value)} is a URL: expected the path of a file or folder")
+    return result
 
 
 def _quoted(value: object) -> str | None:
@@ -297,7 +299,8 @@ def secret(value: object) -> SecretStr:
     if not isinstance(value, str):
         raise Refused("expected text", "put it in quotes")
     if not _VISIBLE.fullmatch(value.strip()):
-        raise Refused("expected visible ASCII characters without spaces, at most 4096")
+        expected = "expected visible ASCII characters without spaces, at most 4096"
+        raise Refused(expected, "`${NAME}` takes it from the environment")
     return SecretStr(value.strip())
 
 
@@ -480,7 +483,7 @@ ServedModels = Annotated[
     tuple[str, ...] | dict[str, str] | Literal["auto"], PlainValidator(served_models), ValueKind(_SERVED)
 ]
 OptionalListen = Annotated[str | None, BeforeValidator(optional(socket_address)), ValueKind(_LISTEN)]
-OptionalFile = Annotated[str | None, BeforeValidator(optional(text)), ValueKind("file")]
+OptionalFile = Annotated[str | None, BeforeValidator(optional(file)), ValueKind("file")]
 OptionalHost = Annotated[str | None, BeforeValidator(optional(host)), ValueKind("host name or IP address")]
 OptionalSecret = Annotated[SecretStr | None, BeforeValidator(optional(secret)), ValueKind("secret text")]
 OptionalAdminToken = Annotated[SecretStr | None, BeforeValidator(optional(admin_token)), ValueKind("secret text")]

@@ -297,7 +297,7 @@ class EndpointRegistry:
     def _merged(self) -> dict[str, tuple[str, EndpointSection]]:
         """Returns all wanted endpoints with their source, by name. Of two with one name or address the first stands."""
         merged: dict[str, tuple[str, EndpointSection]] = {}
-        places: set[tuple[str, str, str]] = set()
+        places: set[tuple[str, str]] = set()
         dropped: list[str] = []
         for source, endpoints in self._wanted.items():
             for endpoint in endpoints:
