@@ -215,24 +215,24 @@ async def test_with_one_attempt_a_request_is_written_to_an_engine_once(world: Wo
 async def test_64_connections_that_an_engine_closes_at_once_cost_no_request_and_none_of_the_budget(
     world: World, queue: bool
 ) -> None:
-    served = 0
-    all_came, closing = asyncio.Event(), asyncio.Event()
+    came = closed = 0
+    all_came = [asyncio.Event(), asyncio.Event()]  # of each of two waves; retries come after both
 
     async def script(peer: Peer) -> None:
-        nonlocal served
+        nonlocal came, closed
         while True:
             if (await peer.request()).startswith(b"GET "):
                 await peer.send(NOT_FOUND)
                 continue
-            served += 1
-            if 64 < served <= 128:
-                if served == 128:
-                    closing.set()
-                await closing.wait()
+            came += 1
+            wave, of_wave = divmod(came - 1, 64)
+            if of_wave == 63 and wave < 2:
+                all_came[wave].set()
+            if wave < 2:
+                await all_came[wave].wait()
+            if wave == 1 and len(peer.requests) > 1:  # the gateway had kept this connection
+                closed += 1
                 return
-            if served == 64:
-                all_came.set()
-            await all_came.wait()
             head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
             await peer.send(head % len(WHOLE) + WHOLE)
 
@@ -242,7 +242,8 @@ async def test_64_connections_that_an_engine_closes_at_once_cost_no_request_and_
     for _ in range(2):
         answers = await asyncio.gather(*(world.ask(body=chat()) for _ in range(64)))
         assert [answer.status for answer in answers] == [200] * 64
-    assert await world.metric("penstock_requeues_total", reason="stale") == 64
+    assert 62 <= closed <= 64  # each of the observer's two questions may have been on a kept one meanwhile
+    assert await world.metric("penstock_requeues_total", reason="stale") == closed
 
 
 async def test_a_request_that_kills_its_connections_is_executed_three_times(world: World) -> None:
