@@ -65,10 +65,10 @@ TEST_COMPILED = $(COMPILED)/python -m pytest --numprocesses auto --dist workstea
 test-compiled: compiled-dev
 	$(TEST_COMPILED) $(or $(ARGS),tests/core tests/conformance tests/sim tests/http tests/gateway tests/batch tests/share tests/hostile tests/fuzz)
 
-# The part of it that every change runs: the readers of others' bytes, the hostile suites, each reader's outcomes beside those
-# of its sources, and a gateway between mutated requests and answers. Five minutes, three of them to compile.
+# The part of it that every change runs: the core, the readers of others' bytes, the hostile suites, each reader's outcomes
+# beside those of its sources, and a gateway between mutated requests and answers. Six minutes, three of them to compile.
 test-compiled-readers: compiled-dev
-	$(TEST_COMPILED) tests/hostile tests/fuzz tests/http tests/gateway/openai tests/gateway/proxy/test_byte_path.py
+	$(TEST_COMPILED) tests/core tests/hostile tests/fuzz tests/http tests/gateway/openai tests/gateway/proxy/test_byte_path.py
 	$(COMPILED)/python -m tests.fuzz --seed 0 --seconds 3
 	$(COMPILED)/python -m tests.fuzz.wire --seconds 30
 

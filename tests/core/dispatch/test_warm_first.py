@@ -16,10 +16,15 @@ SETTINGS = SchedulerSettings(routing="predicted_ttft", wait_s_max=10_000.0)
 TOKENS_PER_KEY = 128
 
 
+def key(text: str) -> int:
+    """The key of a chunk of a prompt with this text."""
+    return int.from_bytes(text.encode())
+
+
 def asked(name: str, document: str, *, keys: int = 16, system: int = 0, **more: object) -> Request:
     """A prompt about a document of so many `keys`, after a `system` prompt that all have."""
-    prefix = (*(f"system{n}".encode() for n in range(system)), *(f"{document}{n}".encode() for n in range(keys)))
-    own = f"{name}?".encode()
+    prefix = (*(key(f"system{n}") for n in range(system)), *(key(f"{document}-{n}") for n in range(keys)))
+    own = key(f"{name}?")
     tokens = TOKENS_PER_KEY * (len(prefix) + 1)
     size = 512 * (len(prefix) + 1)
     return request(name, prefix=(*prefix, own), prompt_tokens=tokens, body_bytes=size, **more)  # type: ignore[arg-type]

@@ -84,6 +84,7 @@ def test_other_policies_go_by_weight_where_nothing_they_go_by_differs(
     assert found["a"] == pytest.approx(0.75, abs=off)
 
 
+@pytest.mark.interpreted  # a policy beside the package stands on compiled ones
 def test_lots_are_drawn_by_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "power_of_two", PowerOfTwo)
     found = shares("power_of_two", {"a": 4.0, "b": 1.0, "c": 1.0}, in_flight=12)
@@ -91,6 +92,7 @@ def test_lots_are_drawn_by_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["b"] == pytest.approx(found["c"], abs=0.03)
 
 
+@pytest.mark.interpreted  # a policy beside the package stands on compiled ones
 def test_a_batch_and_a_prompt_weigh_less_where_the_weight_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "lmetric", Lmetric)
     found = shares("lmetric", {"a": 3.0, "b": 1.0}, in_flight=20)

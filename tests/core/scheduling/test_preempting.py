@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from penstock.conformance.invariants import CheckedScheduler
 from penstock.core.dispatch.preemption_budget import PreemptionBudget
-from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Requeue
 from penstock.core.values.request import Usage
@@ -192,10 +191,11 @@ def test_nothing_is_preempted_at_an_endpoint_with_more_running_than_its_slots() 
     assert sent(actions) == [("p", "e")]
 
 
-def test_a_slot_that_is_forecast_to_free_within_20_ms_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    frees_at_s = 10.015
-    monkeypatch.setattr(Endpoint, "frees_within", lambda _, seconds, now: int(now < frees_at_s <= now + seconds))
-    made, _ = full()
+def test_a_slot_that_is_forecast_to_free_within_20_ms_is_waited_for() -> None:
+    made, (oldest, *_) = full(output_tokens=50)
+    ledger = made.inspect().pool["e"].ledger
+    since_s = ledger.leases[oldest].prefill_end_s
+    ledger.speed.step_s, ledger.speed.kept_until_s = (10.015 - since_s) / 50, 1e9  # it is forecast to end at 10.015
     assert requeued(made.arrived(request("p", band=PEOPLE), now=9.99)) == [("b3", "preempted")]
     assert made.arrived(request("q", band=PEOPLE), now=10.0) == []
     assert requeued(made.expire(now=10.02)) == [("b2", "preempted")]  # the forecast was wrong
