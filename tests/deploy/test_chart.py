@@ -167,6 +167,17 @@ def test_the_gateway_takes_the_settings_that_it_renders(helm: Helm, tmp_path: Pa
     assert {name for name in ENVIRONMENT if f"${{{name}}}" in file.read_text()} <= named
 
 
+@pytest.mark.parametrize(
+    ("batch", "rendered"),
+    [({}, {"serve": True}), ({"keep": "7d"}, {"serve": True, "keep": "7d"}), ({"serve": False}, {"serve": False})],
+)
+def test_a_volume_is_the_stores_folder(helm: Helm, batch: dict[str, Any], rendered: dict[str, Any]) -> None:
+    objects = helm.objects({"persistence": {"enabled": True}, "settings": {"batch": batch}})
+    written = yaml.safe_load(settings_file(objects))
+    assert (written["store"], written["batch"]) == ({"data": "/var/lib/penstock/batch"}, rendered)
+    assert "/var/lib/penstock" in {mount["mountPath"] for mount in container(objects)["volumeMounts"]}
+
+
 @pytest.mark.parametrize(("name", "lease"), SHARING.items())
 def test_gateways_that_share_elect_one_and_reach_each_other(helm: Helm, name: str, lease: str | None) -> None:
     values = GOOD[name]

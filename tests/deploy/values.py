@@ -100,6 +100,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "persistence": {"enabled": True, "existingClaim": "old"},
         "strategy": {"type": "Recreate"},
     },
+    "a ledger without batches": {"persistence": {"enabled": True}, "settings": {"batch": {"serve": False}}},
     "batches of several": {
         "replicas": 2,
         "settings": {"store": "postgresql://gate:gate@db/gate", "batch": {"serve": True}},
@@ -221,10 +222,12 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"persistence": {"enabled": True}, "settings": {"batch": {"data": "/x"}}},
-        "settings.batch.data would be overwritten",
+        "settings.batch.data would be a second store",
     ),
     ({"persistence": {"enabled": True}, "strategy": {"type": "RollingUpdate"}}, "two gateways on one batch store"),
-    ({"settings": {"batch": {"data": "/data"}}}, "a folder of a read-only file system"),
+    ({"settings": {"batch": {"data": "/data"}}}, "settings.batch.data names a folder of a read-only file system"),
+    ({"settings": {"store": "/data"}}, "settings.store names a folder of a read-only file system"),
+    ({"settings": {"store": {"data": "/data"}}}, "settings.store.data names a folder of a read-only file system"),
     ({"share": {"enabled": True}}, "share.enabled needs existingSecrets.share"),
     (
         {"share": {"enabled": True, "port": 8080}, "existingSecrets": {"share": "s"}},

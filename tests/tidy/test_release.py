@@ -57,8 +57,13 @@ def test_wheels_are_made_for_two_architectures_and_signed_without_a_kept_key() -
     assert re.findall(r"cosign (sign|attest|sign-blob) --yes", TEXT) == ["sign", "attest", "sign", "sign-blob"]
 
 
-def test_actions_are_of_a_stated_version() -> None:
-    assert [used for used in re.findall(r"uses: (\S+)", TEXT) if not re.search(r"@(v\d|release/v\d)", used)] == []
+def test_actions_are_pinned_to_a_commit_whose_version_is_named() -> None:
+    used = re.findall(r"uses: (.+)", TEXT)
+    assert len(used) > 10
+    assert [
+        action for action in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", action)
+    ] == []
+    assert len({action.partition("@")[0] for action in used}) == len(set(used)), "one commit of each action"
 
 
 CHANGES = """\

@@ -96,7 +96,10 @@ labels: {{- include "penstock.labels" . | nindent 2 }}
 {{- end }}
 {{- end }}
 {{- if .Values.persistence.enabled }}
-{{- $_ := set $settings "batch" (merge (dict "data" "/var/lib/penstock/batch") ($settings.batch | default dict)) }}
+{{- $_ := set $settings "store" (dict "data" "/var/lib/penstock/batch") }}
+{{- if not (hasKey ($settings.batch | default dict) "serve") }}
+{{- $_ := set $settings "batch" (merge (dict "serve" true) ($settings.batch | default dict)) }}
+{{- end }}
 {{- end }}
 {{- if .Values.share.enabled }}
 {{- /* A pod's address may be of either family: brackets fit both. */}}

@@ -50,11 +50,15 @@
 {{- end }}
 
 {{- $store := $settings.store | default "" }}
-{{- $postgres := eq ($batch.store | default "sqlite") "postgres" }}
+{{- $postgres := or (eq ($batch.store | default "sqlite") "postgres") (hasKey $batch "url") }}
+{{- $folder := ternary "batch.data" "" (hasKey $batch "data") }}
 {{- if kindIs "map" $store }}
 {{- $postgres = or $postgres (hasKey $store "url") }}
-{{- else }}
-{{- $postgres = or $postgres (hasPrefix "postgres" (toString $store)) }}
+{{- $folder = ternary "store.data" $folder (hasKey $store "data") }}
+{{- else if hasPrefix "postgres" (toString $store) }}
+{{- $postgres = true }}
+{{- else if and $store (not (has (toString $store) (list "true" "on" "off"))) }}
+{{- $folder = "store" }}
 {{- end }}
 {{- if $v.persistence.enabled }}
 {{- if and (gt (int $v.replicas) 1) (not $postgres) }}
@@ -66,13 +70,13 @@
 {{- $p = append $p "settings.store would be a second store: persistence has a folder of its own" }}
 {{- end }}
 {{- if hasKey $batch "data" }}
-{{- $p = append $p "settings.batch.data would be overwritten: persistence has a folder of its own" }}
+{{- $p = append $p "settings.batch.data would be a second store: persistence has a folder of its own" }}
 {{- end }}
 {{- if eq ($v.strategy.type | default "Recreate") "RollingUpdate" }}
 {{- $p = append $p "strategy.type RollingUpdate would run two gateways on one batch store: leave it out with persistence" }}
 {{- end }}
-{{- else if and (hasKey $batch "data") (not $postgres) (not $v.extraVolumeMounts) }}
-{{- $p = append $p "settings.batch.data names a folder of a read-only file system: set persistence.enabled" }}
+{{- else if and $folder (not $postgres) (not $v.extraVolumeMounts) }}
+{{- $p = append $p (printf "settings.%s names a folder of a read-only file system: set persistence.enabled" $folder) }}
 {{- end }}
 
 {{- if $v.share.enabled }}
