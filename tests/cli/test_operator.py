@@ -129,6 +129,21 @@ async def test_a_tenant_is_shown_paused_limited_and_cleared(world: World, capsys
     assert capsys.readouterr().out == "nightly: 0 requests cancelled\n"
 
 
+async def test_a_higher_limit_is_there_less_what_was_spent(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.engine()
+    await world.gateway(tenants=[{"name": "nightly", "limits": {"requests_per_minute": 1, "tokens_per_day": 1000}}])
+    mine = {"x-tenant-id": "nightly"}
+    assert [(await world.chat_with(mine)).status for _ in range(2)] == [200, 429]
+    assert await run(world, "tenant", "limit", "nightly", "--rpm", "3") == 0
+    assert [(await world.chat_with(mine)).status for _ in range(3)] == [200, 200, 429]
+    assert await run(world, "tenant", "limit", "nightly", "--rpm", "9", "--tokens-per-day", "1") == 0
+    assert (await world.chat_with(mine)).status == 429
+    assert await run(world, "tenant", "limit", "nightly", "--reset") == 0
+    capsys.readouterr()
+    assert await run(world, "tenant", "show", "nightly") == 0
+    assert "tokens_per_day 1,000" in capsys.readouterr().out
+
+
 async def test_a_test_request_is_sent_and_found_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     engine = await world.engine()
     await world.gateway(tenants=[{"name": "nightly"}])

@@ -93,12 +93,39 @@ def test_a_request_has_to_fit_into_the_minute_and_into_the_day() -> None:
     assert tenants.admit(("a",), tokens=1_800, now=60.0) is None
 
 
-def test_what_was_used_of_a_day_stays_used_under_other_limits() -> None:
-    tenants = one(tokens_per_day=10_000)
-    tenants.admit(("a",), tokens=9_000, now=0.0)
-    tenants.reconfigured({"a": Limits(tokens_per_day=5_000, tokens_per_minute=50)}, (), 0.0)
+@pytest.mark.parametrize(
+    ("limit", "left"), [(10_000, 9_100.0), (1_000, 100.0), (950, 50.0), (900, 0.0), (500, 0.0), (1, 0.0)]
+)
+def test_what_was_spent_of_a_day_stays_spent_under_another_limit(limit: int, left: float) -> None:
+    tenants = one(tokens_per_day=1_000, requests_per_minute=10)
+    tenants.admit(("a",), tokens=900, now=0.0)
+    tenants.reconfigured({"a": Limits(tokens_per_day=limit, tokens_per_minute=50, requests_per_minute=20)}, (), 0.0)
     (snapshot,) = tenants.snapshot(0.0)
-    assert (snapshot.tokens_day_left, snapshot.tokens_left) == (1_000.0, 50.0)
+    assert (snapshot.tokens_day_left, snapshot.tokens_left, snapshot.requests_left) == (left, 50.0, 19.0)
+
+
+@pytest.mark.parametrize(("limit", "left"), [(10_000, 8_800.0), (1_100, -100.0), (1_000, -200.0), (500, -200.0)])
+def test_a_debt_is_paid_by_a_higher_limit_and_not_raised_by_a_lower_one(limit: int, left: float) -> None:
+    tenants = one(tokens_per_day=1_000)
+    tenants.admit(("a",), tokens=1_000, now=0.0)
+    tenants.settle(("a",), reserved=1_000, used=1_200, now=0.0)
+    tenants.reconfigured({"a": Limits(tokens_per_day=limit)}, (), 0.0)
+    (snapshot,) = tenants.snapshot(0.0)
+    assert snapshot.tokens_day_left == left
+
+
+@given(st.lists(st.tuples(st.integers(1, 2_000), st.integers(0, 500)), max_size=20))
+def test_no_change_of_a_limit_gives_more_than_its_own_difference(changes: list[tuple[int, int]]) -> None:
+    tenants, size = one(tokens_per_day=1_000), 1_000
+    for limit, tokens in changes:
+        tenants.admit(("a",), tokens=tokens, now=0.0)
+        before = tenants.snapshot(0.0)[0].tokens_day_left
+        tenants.reconfigured({"a": Limits(tokens_per_day=limit)}, (), 0.0)
+        after = tenants.snapshot(0.0)[0].tokens_day_left
+        assert before is not None
+        assert after is not None
+        assert min(before, 0.0) <= after <= min(float(limit), before + max(0, limit - size))
+        size = limit
 
 
 def test_a_request_larger_than_a_minutes_worth_waits_for_a_full_bucket_and_leaves_a_debt() -> None:

@@ -237,13 +237,15 @@ def test_a_limit_that_rises_or_goes_lets_its_tenant_run_more_at_once() -> None:
     assert len(sent(made.reconfigured(SchedulerSettings(), now=1.0))) == 2
 
 
-def test_what_is_left_of_a_minutes_worth_stays_and_so_does_a_debt() -> None:
+def test_what_was_spent_of_a_minutes_worth_stays_spent_and_a_debt_stays() -> None:
     made = scheduler(SchedulerSettings(tenants={"t": Limits(requests_per_minute=60, tokens_per_minute=600)}), a=8)
     lease = the_lease(made.arrived(request("r", tenant="t"), now=0.0))
     made.finished(lease, Usage(500, 700), now=0.0)
-    made.reconfigured(SchedulerSettings(tenants={"t": Limits(requests_per_minute=30, tokens_per_minute=6000)}), now=0.0)
+    made.reconfigured(SchedulerSettings(tenants={"t": Limits(requests_per_minute=30, tokens_per_minute=500)}), now=0.0)
     (seen,) = made.snapshot(now=0.0).tenants
-    assert (seen.requests_left, seen.tokens_left) == (30.0, -600.0)
+    assert (seen.requests_left, seen.tokens_left) == (29.0, -600.0)
+    made.reconfigured(SchedulerSettings(tenants={"t": Limits(tokens_per_minute=6000)}), now=0.0)
+    assert made.snapshot(now=0.0).tenants[0].tokens_left == 4900.0
 
 
 # --- the rest -----------------------------------------------------------------------------------------------------

@@ -67,6 +67,29 @@ async def test_an_operators_limit_stands_beside_that_of_the_settings(world: Worl
     }
 
 
+async def test_another_limit_leaves_what_was_spent_spent(world: World) -> None:
+    await world.engine()
+    await world.gateway(tenants=[{"name": "nightly", "keys": [key_hash(KEY)], "limits": {"tokens_per_day": 1000}}])
+    mine = {"authorization": f"Bearer {KEY}"}
+    assert (await world.chat_with(mine)).status == 200
+    await world.until(lambda: not world.picture().running)
+
+    async def left() -> int:
+        remaining: int = (await world.ask("GET", "/queue", headers=mine)).json()["limits"]["tokens_per_day"][
+            "remaining"
+        ]
+        return remaining
+
+    spent = 1000 - await left()
+    assert spent >= 3, "the tokens of the answer, at least"
+    for limit, remaining in ((10_000, 10_000 - spent), (spent + 2, 2), (1, 0)):
+        await verb(world, "tenants/nightly/limit", {"tokens_per_day": limit})
+        assert await left() - remaining in (0, 1), "as it refills meanwhile"
+    assert (await world.chat_with(mine)).status == 429
+    await verb(world, "tenants/nightly/limit", {"tokens_per_day": 10_000})
+    assert (await world.chat_with(mine)).status == 200
+
+
 async def test_an_operators_weight_holds_until_it_is_taken_back(world: World) -> None:
     await world.engine()
     await world.gateway(slots=1, tenants=TENANTS)

@@ -81,7 +81,10 @@ class OwnLimits(Section):
         None, "Prompt and completion tokens per minute, estimated on arrival, corrected by actual use. More: 429.", ge=1
     )
     tokens_per_day: values.OptionalWhole = setting(
-        None, "The same per day, refilled evenly over 24 hours. Kept in memory: a restart refills it.", ge=1
+        None,
+        "The same per day, refilled evenly over 24 hours. Under another limit, what was spent stays spent. Kept in "
+        "memory: a restart refills it.",
+        ge=1,
     )
 
 

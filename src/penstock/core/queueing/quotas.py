@@ -104,14 +104,15 @@ class _Account:
         self.rated = self.requests is not None or bool(self.token_buckets)
 
     def take_over(self, before: _Account, now: float) -> None:
-        """Start with the remainder under earlier limits: debts stay, and nothing is refilled."""
+        """Start with what was spent under earlier limits. A lower limit adds no debt to one that there was."""
         for ours, theirs in (
             (self.requests, before.requests),
             (self.tokens, before.tokens),
             (self.tokens_day, before.tokens_day),
         ):
             if ours is not None and theirs is not None:
-                ours.take(ours.size - theirs.left(now), now)
+                left = theirs.left(now)
+                ours.take(min(theirs.size - left, ours.size - min(left, 0.0)), now)
 
 
 class Quotas:
@@ -175,7 +176,7 @@ class Quotas:
     # --- other limits ---------------------------------------------------------------------------------------
 
     def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:
-        """Use other `limits` from now on, also for present requests. Remainders and debts stay."""
+        """Use other `limits` from now on, also for present requests. What was spent stays spent."""
         before = self._accounts
         self._set(limits)
         for name, account in self._accounts.items():
