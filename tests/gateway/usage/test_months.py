@@ -238,6 +238,20 @@ async def test_two_tenants_that_ask_alike_get_their_own(world: World, tmp_path: 
     assert set(json.loads((await own(world, "chat")).body)) == {"tenant", "from", "to", "by", "rows", "total"}
 
 
+async def test_each_key_reads_the_use_of_all_keys_of_its_tenant(world: World, tmp_path: Path) -> None:
+    await world.engine()
+    keys = {name: {"authorization": f"Bearer pk-{name}"} for name in ("ann", "bob")}
+    named = [{"hash": key_hash(f"pk-{name}"), "name": name} for name in keys]
+    await gateway(world, tmp_path, tenants=[{"name": "team", "keys": named}, *TENANTS])
+    for name in ("ann", "bob", "bob"):
+        assert (await world.chat_with(keys[name])).status == 200
+    await until_used(world, 3)
+    for headers in keys.values():
+        answer = (await world.ask("GET", "/usage?by=key", headers=headers)).json()
+        assert {row["key"]: row["requests"] for row in answer["rows"]} == {"ann": 1, "bob": 2}
+        assert answer["total"]["requests"] == 3
+
+
 async def test_without_a_ledger_a_key_is_told_so(world: World) -> None:
     await world.engine()
     await world.gateway(store=False, tenants=TENANTS)
