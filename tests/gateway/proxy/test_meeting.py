@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.fake_engine.server import EngineServer
 from tests.gateway.conftest import World, chat, fault
 from tests.gateway.proxy.divided import PROMPT, Pair, body, log, name
+from tests.patience import looks
+from tests.ports import free_port
 
 FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+PEER = Path(os.environ.get("PENSTOCK_PEERS", "peers")) / "sglang-router/bin/sglang-router"
+ROUTER = shutil.which("sglang-router") or (str(PEER) if PEER.is_file() else None)
 
 
 @pytest.fixture
@@ -40,6 +50,46 @@ async def test_both_are_sent_the_same_request_and_the_place_where_they_meet(worl
     assert (second.kv_transfer, second.tokens, second.cached_tokens) == ("used", 5, second.prompt_tokens - 1)
     words = [event["choices"][0]["delta"].get("content", "") for event in answer.events() if event["choices"]]
     assert len([word for word in words if word]) == 5
+
+
+@pytest.mark.skipif(ROUTER is None, reason="no sglang-router here (benchmarks/overhead.py names its place)")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_sglangs_own_router_asks_both_engines_for_the_same(world: World, pairs: Pair, stream: bool) -> None:
+    """SGLang publishes its protocol by its router: what that sends to our engines works there, and is what we send."""
+    assert ROUTER is not None
+    prefill, decode = await pairs.add("prefill"), await pairs.add("decode")
+    await pairs.gateway()
+    assert prefill.rooms is not None
+    asked, port = chat(PROMPT, tokens=5, stream=stream), free_port()
+    router = await asyncio.create_subprocess_exec(
+        *(ROUTER, "launch", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())),
+        *("--pd-disaggregation", "--prefill", prefill.url, str(prefill.rooms.port), "--decode", decode.url),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        own, world.port = world.port, port
+        async for _ in looks(30.0):
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                if (await world.ask("GET", "/readiness")).status == 200:
+                    break
+        assert (await world.ask(body=asked, headers={"content-type": "application/json"})).status == 200
+        world.port = own
+        assert (await world.ask(body=asked, headers={"content-type": "application/json"})).status == 200
+    finally:
+        router.terminate()
+        await router.wait()
+    theirs, ours = [[log(engine)[at] for engine in (prefill, decode)] for at in (0, 1)]
+    for entries in (theirs, ours):
+        assert [(entry.kv_transfer, entry.tokens, entry.outcome) for entry in entries] == [
+            ("promised", 1, "finished"),
+            ("used", 5, "finished"),
+        ]
+        assert body(entries[0]) == body(entries[1])
+    their, our = [{field: body(entries[0])[field] for field in FIELDS} for entries in (theirs, ours)]
+    assert 0 <= their.pop("bootstrap_room") < 2**63
+    assert 0 <= our.pop("bootstrap_room") < 2**63
+    assert their == our
 
 
 async def test_an_ipv6_address_stands_in_brackets(world: World, pairs: Pair) -> None:
