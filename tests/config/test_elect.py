@@ -25,7 +25,7 @@ def problems(elect: dict[str, Any]) -> list[str]:
     [
         {"kubernetes": {}},
         {"kubernetes": {"lease": "gate", "namespace": "prod"}},
-        {"kubernetes": {"server": "https://10.0.0.1:6443", "token": "t"}},
+        {"kubernetes": {"server": "https://10.0.0.1:6443"}},
         {"valkey": {"url": "valkey://:secret@store:6379/0"}},
         {"valkey": {"url": "rediss://user:secret@store:6379", "key": "prod"}},
         {"valkey": {"url": "unix:///run/valkey.sock"}},
@@ -52,7 +52,7 @@ def test_what_is_taken(elect: Any) -> None:
             {"postgres": {"url": "mysql://db/gate"}},
             "share.elect.postgres.url: expected a URL that begins with postgresql:// or postgres://",
         ),
-        ({"kubernetes": {"token": "t"}}, "share.elect.kubernetes.token: is given, but `server` is not"),
+        ({"kubernetes": {"token_file": __file__}}, "share.elect.kubernetes.token_file: is given, but `server` is not"),
         ({"valkey": {"url": "valkeys://a", "ca_file": "/nowhere/ca.pem"}}, "share.elect.valkey.ca_file: cannot read"),
     ],
 )

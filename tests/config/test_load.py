@@ -698,13 +698,13 @@ WRONG_VALUES = {
     "discovery: [{dns: 'a b:1'}]": "discovery[0].dns.name: `a b` is not a host name",
     "discovery: [{file: a, dns: b:1}]": "discovery[0]: has dns and file: expected one of dns, file or kubernetes",
     "discovery: [{file: ''}]": "discovery[0].file.path: an empty text is not the name of a file",
-    "discovery: [{file: {refresh: 1s}}]": "discovery[0].file.path: is required",
+    "discovery: [{file: {env: [A]}}]": "discovery[0].file.path: is required",
     "discovery: [{kubernetes: {}}]": "discovery[0].kubernetes: expected one of `service`, `selector` and `pool`",
     "discovery: [{kubernetes: {service: a, selector: b=c}}]": (
         "discovery[0].kubernetes: expected one of `service`, `selector` and `pool`"
     ),
-    "discovery: [{kubernetes: {service: a, token: b}}]": (
-        "discovery[0].kubernetes.token: is given, but `server` is not (in a cluster none of them is needed)"
+    "discovery: [{kubernetes: {service: a, token_file: /dev/null}}]": (
+        "discovery[0].kubernetes.token_file: is given, but `server` is not (in a cluster none of them is needed)"
     ),
     "discovery: [{kubernetes: {service: a, pool: b}}]": (
         "discovery[0].kubernetes: expected one of `service`, `selector` and `pool`"

@@ -50,7 +50,7 @@ def test_another_programs_name_is_answered_with_ours(document: dict[str, object]
 
 
 @pytest.mark.parametrize(
-    ("document", "line"),
+    "removed",
     [
         (
             {"routing": {"prefix_group_tokens": 4}},
@@ -74,10 +74,31 @@ def test_another_programs_name_is_answered_with_ours(document: dict[str, object]
                 " [{name: anonymous, limits: {models: …}}]`)"
             ),
         ),
+        (
+            {"identity": {"jwt": {"issuer": "https://i", "audience": "a", "leeway": "1m", "max_stale": "1h"}}},
+            "identity.jwt.leeway: was removed (delete it: clocks may be 30 s apart)",
+            (
+                "identity.jwt.max_stale: was removed (delete it: fetched keys are valid for a day while the issuer is"
+                " unreachable)"
+            ),
+        ),
+        (
+            {"discovery": [{"kubernetes": {"service": "a", "server": "https://k", "token": "t"}}]},
+            "discovery[0].kubernetes.token: was removed (write it to a file and name that, `token_file: PATH`)",
+        ),
+        (
+            {"share": {"listen": ":1", "secret": "a-secret-of-16-or-more", "elect": {"kubernetes": {"token": "t"}}}},
+            "share.elect.kubernetes.token: was removed (write it to a file and name that, `token_file: PATH`)",
+        ),
+        (
+            {"discovery": [{"file": {"path": "a", "refresh": "1s"}}]},
+            "discovery[0].file.refresh: was removed (delete it: the file is checked every second)",
+        ),
     ],
 )
-def test_a_removed_setting_is_refused_with_its_replacement(document: dict[str, object], line: str) -> None:
-    assert lines(document) == [line]
+def test_a_removed_setting_is_refused_with_its_replacement(removed: tuple[dict[str, object], *tuple[str, ...]]) -> None:
+    document, *told = removed
+    assert lines(document) == told
 
 
 @pytest.mark.parametrize(("whose", "word"), ALL, ids=[word for _, word in ALL])

@@ -40,7 +40,7 @@ endpoints:
   - {url: "http://h:2", models: auto, slots: 7, engine: "${ENGINE:-vllm}"}
 discovery:
   - dns: "engines:8000"
-  - file: {path: /x, refresh: 2s}
+  - file: {path: /x, env: [A]}
   - kubernetes: {service: vllm}
 routing: {imbalance_threshold: inf}
 admission: {reserved_slots: 0.1}

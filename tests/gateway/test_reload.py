@@ -273,13 +273,13 @@ async def test_a_reload_starts_and_stops_watching_a_file_of_endpoints(world: Wor
 
     assert await reloaded(world, discovery=[{"file": str(listed)}]) == ["discovery[0]"]
     await world.until(lambda: names() == ["fixed", "found"])
-    assert await reloaded(world, discovery=[{"file": {"path": str(listed), "refresh": "200ms"}}]) == [
-        "discovery[0].file.refresh"
+    assert await reloaded(world, discovery=[{"file": {"path": str(listed), "env": ["A_KEY"]}}]) == [
+        "discovery[0].file.env"
     ]
     assert names() == ["fixed", "found"], "what was found stands until the source tells something else"
     second = tmp_path / "more.yaml"
     second.write_text(listed.read_text())
-    both = [{"file": str(second)}, {"file": {"path": str(listed), "refresh": "200ms"}}]
+    both = [{"file": str(second)}, {"file": {"path": str(listed), "env": ["A_KEY"]}}]
     await reloaded(world, discovery=both)
     await world.until(lambda: sources() == ["settings", f"file {second}"])
     await reloaded(world, discovery=both[::-1])
@@ -494,8 +494,6 @@ EVERYTHING: list[dict[str, Any]] = [
                 "tenant_claim": "team",
                 "user_claim": "name",
                 "band_claim": "band",
-                "leeway": 7,
-                "max_stale": 3600,
             },
         },
         "client_address": {"proxy_protocol": ["10.1.0.0/16"], "proxies": ["10.2.0.0/16"], "header": "forwarded"},

@@ -7,8 +7,12 @@ takes no change without one where it is strict about it, and asks who may do wha
 from __future__ import annotations
 
 import json
+import shutil
 import threading
+import weakref
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from tests.ports import free_port
@@ -22,6 +26,11 @@ class LeaseApi:
 
     def __init__(self) -> None:
         self.token = "a-token"
+        folder = mkdtemp()
+        weakref.finalize(self, shutil.rmtree, folder)
+        file = Path(folder) / "token"
+        file.write_text(self.token)
+        self.token_file = str(file)
         self.verbs = {"get", "create", "update"}
         self.leases: dict[str, Object] = {}
         self.version = 100

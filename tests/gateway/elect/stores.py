@@ -26,7 +26,7 @@ class Stores:
 def store(kind: str) -> Iterator[Stores]:
     if kind == "kubernetes":
         api = LeaseApi()
-        settings = {"server": api.url, "token": api.token, "namespace": "prod", "lease": "gate"}
+        settings = {"server": api.url, "token_file": api.token_file, "namespace": "prod", "lease": "gate"}
         try:
             yield Stores({kind: settings}, api.stop, api.start)
         finally:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -50,7 +51,9 @@ def api() -> Iterator[LeaseApi]:
 
 
 def lease(api: LeaseApi, **more: str) -> dict[str, Any]:
-    return {"kubernetes": {"server": api.url, "token": api.token, "namespace": "prod", "lease": "gate", **more}}
+    return {
+        "kubernetes": {"server": api.url, "token_file": api.token_file, "namespace": "prod", "lease": "gate", **more}
+    }
 
 
 @pytest.fixture(params=["kubernetes", "valkey", "postgres"])
@@ -259,7 +262,8 @@ async def test_what_an_api_server_may_answer(api: LeaseApi, answer: tuple[int, b
 
 
 async def test_a_token_that_is_not_taken_and_a_server_that_is_not_there(api: LeaseApi) -> None:
-    assert "answers 401 (Unauthorized)" in await words(lease(api, token="another"))
+    Path(api.token_file).write_text("another")
+    assert "answers 401 (Unauthorized)" in await words(lease(api))
     api.stop()
     assert "does not answer: " in await words(lease(api))
 

@@ -19,6 +19,7 @@ import pytest
 from penstock.config.sections.discovery import Dns, FileWatch
 from penstock.gateway.endpoints.discovery import base
 from penstock.gateway.endpoints.discovery import dns as dns_source
+from penstock.gateway.endpoints.discovery import file as file_source
 from penstock.gateway.endpoints.discovery.dns import DnsSource
 from penstock.gateway.endpoints.discovery.file import FileSource
 from tests.gateway.endpoints.following import Seen, watching
@@ -145,11 +146,12 @@ async def test_the_systems_resolver_is_asked_where_none_is_named() -> None:
 def listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(base, "PAUSE_S", 0.005)
     monkeypatch.setattr(base, "PAUSE_S_MAX", 0.02)
+    monkeypatch.setattr(file_source, "LOOK_S", 0.005)
     return tmp_path / "endpoints.yaml"
 
 
 def of(file: Path) -> FileSource:
-    return FileSource(FileWatch.model_construct(path=str(file), refresh=0.005))
+    return FileSource(FileWatch(path=str(file)))
 
 
 async def test_a_file_may_come_late_and_change(listing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,11 +202,12 @@ async def test_a_bad_file_changes_nothing_and_is_logged_once(
         await seen.until(lambda: seen.names() == ["better:1"])
 
 
-async def test_a_file_that_is_being_written_is_not_read_half(listing: Path) -> None:
+async def test_a_file_that_is_being_written_is_not_read_half(listing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each half is a valid list on its own."""
     listing.write_text("- http://a:1\n")
     sets: list[list[str]] = []
-    source = FileSource(FileWatch.model_construct(path=str(listing), refresh=0.05))
+    monkeypatch.setattr(file_source, "LOOK_S", 0.05)
+    source = of(listing)
     async with watching(source, Seen()) as seen:
         await seen.until(lambda: seen.told)
         with listing.open("w") as file:

@@ -160,7 +160,7 @@ def _bad_stores() -> Iterator[dict[str, tuple[dict[str, Any], str]]]:
         api = LeaseApi()
         stack.callback(api.stop)
         api.verbs = {"get"}
-        lease = {"server": api.url, "token": api.token, "namespace": "prod", "lease": "gate"}
+        lease = {"server": api.url, "token_file": api.token_file, "namespace": "prod", "lease": "gate"}
         yield {
             "wrong password": (
                 {"valkey": {"url": wants.url.replace("unix://", "unix://:not-this@")}},

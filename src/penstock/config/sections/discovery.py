@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Final, Literal, Protocol
 
-from pydantic import BeforeValidator, SecretStr
+from pydantic import BeforeValidator
 
 from penstock.config import values
 from penstock.config.address import PORT_MAX, listen_address
@@ -114,11 +114,15 @@ class Dns(Template):
     resolver: OptionalAddress = setting(None, "A name server instead of the system's (extra `dns`).")
 
 
+TOKEN_REMOVED: Final = {"token": "write it to a file and name that, `token_file: PATH`"}
+
+
 class FileWatch(Section):
     """A file of endpoints that may change: `file: PATH`, or these settings. A bad file changes nothing."""
 
+    removed: ClassVar[dict[str, str]] = {"refresh": "delete it: the file is checked every second"}
+
     path: FilePath = setting(..., "A YAML or JSON file: a list of entries as in `endpoints`, or of URLs.")
-    refresh: values.Duration = setting(1.0, "Between two looks for changes.", ge=0.1)
     env: Annotated[tuple[values.VariableName, ...], BeforeValidator(values.items(0, LABELS_MAX))] = setting(
         ("ENGINE_KEY",), "Environment variables that the file may use, only as `api_key: ${NAME}`."
     )
@@ -126,6 +130,8 @@ class FileWatch(Section):
 
 class Kubernetes(Template):
     """The pods behind a Service, of an InferencePool, or with certain labels. In a cluster, one of these suffices."""
+
+    removed: ClassVar[dict[str, str]] = TOKEN_REMOVED
 
     namespace: OptionalObjectName = setting(None, "Default: the pod's own, or `default`.")
     service: OptionalObjectName = setting(None, "The Service to watch.")
@@ -142,8 +148,9 @@ class Kubernetes(Template):
         (), "Labels of the pod (or the Service) to copy."
     )
     server: values.OptionalUrl = setting(None, "The API server. Default: the gateway's own cluster.")
-    token: values.OptionalSecret = setting(None, "The credential. Default: from `token_file`.")
-    token_file: values.OptionalFile = setting(None, "Read again for every connection, because tokens are rotated.")
+    token_file: values.OptionalFile = setting(
+        None, "The credential, read again for every connection, because tokens are rotated."
+    )
     ca_file: values.OptionalFile = setting(None, "CA certificates for the API server.")
 
 
@@ -154,8 +161,6 @@ class ClusterAccount(Protocol):
     def namespace(self) -> str | None: ...
     @property
     def server(self) -> str | None: ...
-    @property
-    def token(self) -> SecretStr | None: ...
     @property
     def token_file(self) -> str | None: ...
     @property
@@ -228,10 +233,8 @@ def _kubernetes(kubernetes: Kubernetes, document: Document, at: Location) -> Fou
 
 def account_checks(kubernetes: ClusterAccount, document: Document, at: Location) -> Found:
     """Yields the problems of an API server's settings."""
-    if kubernetes.token is not None and kubernetes.token_file is not None:
-        yield problem((*at, "token"), "is given twice, by `token_file` too", "give one of them")
     if kubernetes.server is None:
-        for key in ("token", "token_file", "ca_file"):
+        for key in ("token_file", "ca_file"):
             if getattr(kubernetes, key) is not None:
                 yield problem((*at, key), "is given, but `server` is not", "in a cluster none of them is needed")
     for key in ("token_file", "ca_file"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, SecretStr
@@ -20,7 +20,7 @@ from penstock.config.problems import (
     show,
     unreadable,
 )
-from penstock.config.sections.discovery import ObjectName, OptionalObjectName, account_checks
+from penstock.config.sections.discovery import TOKEN_REMOVED, ObjectName, OptionalObjectName, account_checks
 from penstock.config.sections.section import Section, setting
 
 VALKEY_SCHEMES = ("valkey", "valkeys", "redis", "rediss", "unix")
@@ -42,11 +42,14 @@ SecretUrl = Annotated[SecretStr, BeforeValidator(values.secret), values.ValueKin
 class KubernetesElection(Section):
     """A Lease of `coordination.k8s.io`. In a cluster `{}` suffices."""
 
+    removed: ClassVar[dict[str, str]] = TOKEN_REMOVED
+
     lease: ObjectName = setting("penstock", "The Lease; gateways with the same one form a group.")
     namespace: OptionalObjectName = setting(None, "Default: the pod's own, or `default`.")
     server: values.OptionalUrl = setting(None, "The API server. Default: the gateway's own cluster.")
-    token: values.OptionalSecret = setting(None, "The credential. Default: from `token_file`.")
-    token_file: values.OptionalFile = setting(None, "Read again for every request, because tokens are rotated.")
+    token_file: values.OptionalFile = setting(
+        None, "The credential, read again for every request, because tokens are rotated."
+    )
     ca_file: values.OptionalFile = setting(None, "CA certificates for the API server.")
 
 

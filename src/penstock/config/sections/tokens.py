@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator
@@ -13,7 +13,6 @@ from penstock.config.sections.section import Section, setting
 
 AUDIENCES_MAX = 16
 URL_CHARACTERS_MAX = 2_048
-LEEWAY_S_MAX = 600.0
 Algorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]  # public keys only: with a shared secret, every verifier could issue tokens
@@ -41,6 +40,11 @@ def one_or_more(value: object) -> object:
 class JwtSection(Section):
     """JWTs of an OIDC issuer as keys, besides `tenants[].keys` (extra `jwt`)."""
 
+    removed: ClassVar[dict[str, str]] = {
+        "leeway": "delete it: clocks may be 30 s apart",
+        "max_stale": "delete it: fetched keys are valid for a day while the issuer is unreachable",
+    }
+
     issuer: Annotated[str, BeforeValidator(web_address), values.ValueKind("URL")] = setting(
         ..., "The issuer: exactly the claim `iss`."
     )
@@ -66,11 +70,4 @@ class JwtSection(Section):
     )
     band_claim: values.OptionalClaimName = setting(
         None, "The claim that names the band, up to the tenant's `max_band`. Requests may ask for a lower one."
-    )
-    leeway: values.Duration = setting(30.0, "Allowed clock skew.", ge=0, le=LEEWAY_S_MAX)
-    max_stale: values.Duration = setting(
-        86_400.0,
-        "How long fetched keys stay valid while the issuer is unreachable; afterwards 503 `identity_unavailable`. "
-        "They are fetched every five minutes, or three times in this period.",
-        gt=0,
     )

@@ -18,6 +18,8 @@ from penstock.config.sections.discovery import FileWatch
 from penstock.config.source import FILE_BYTES_MAX
 from penstock.gateway.endpoints.discovery.base import Found, SourceError
 
+LOOK_S = 1.0  # a `stat` costs microseconds; who edits a list of engines waits a second
+
 _Look = tuple[int, int, int, int]
 
 
@@ -27,7 +29,6 @@ class FileSource:
     def __init__(self, settings: FileWatch) -> None:
         self.name = f"file {settings.path}"
         self._path = Path(settings.path)
-        self._refresh_s = settings.refresh
         self._env = settings.env
         self._taken: _Look | None = None  # how the file looked when it was last read, be its content good or not
 
@@ -41,7 +42,7 @@ class FileSource:
                     self._taken = look
                     found(self._endpoints(text))
             before = look
-            await asyncio.sleep(self._refresh_s)
+            await asyncio.sleep(LOOK_S)
 
     def _look(self) -> _Look:
         try:

@@ -25,7 +25,6 @@ class Access:
 
     def __init__(self, settings: ClusterAccount, env: Mapping[str, str], *, account: Path = ACCOUNT) -> None:
         """Raises `SourceError` if neither the settings nor the environment name a server."""
-        self._token = settings.token.get_secret_value() if settings.token is not None else None
         self._token_file = Path(settings.token_file) if settings.token_file else None
         self._ca_file = settings.ca_file
         self.namespace = settings.namespace or _namespace(account)
@@ -53,8 +52,8 @@ class Access:
 
     async def headers(self) -> Headers:
         """Returns the credential headers, with the current token. Raises `SourceError` without one."""
-        token = self._token
-        if token is None and self._token_file is not None:
+        token = None
+        if self._token_file is not None:
             token = await asyncio.to_thread(self._read_token, self._token_file)
         headers: Headers = [(b"accept", b"application/json"), (b"user-agent", b"penstock")]
         if token:

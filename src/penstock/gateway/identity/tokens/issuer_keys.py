@@ -1,7 +1,7 @@
 """With which keys does an issuer sign? Fetched, kept, and fetched again, beside the requests.
 
 A key set is small and changes rarely: it is fetched at start, every five minutes, and when a token names an unknown
-key, at most once in ten seconds. While the issuer is unreachable, known keys stay valid for `max_stale`; then all
+key, at most once in ten seconds. While the issuer is unreachable, known keys stay valid for a day; then all
 tokens are refused. No request waits for a fetch: a token that cannot be judged yet is refused with Retry-After of a
 second.
 """
@@ -24,6 +24,7 @@ from penstock.http.client.pool import Upstream, UpstreamException
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 300.0  # a revoked key is valid so long at most, and a new one is usually known before it is used
+STALE_S = 86_400.0  # after the last fetch: an issuer may be down over a night, and its revoked keys count no longer
 REFETCH_S = 10.0  # between two fetches that tokens caused
 RETRY_S, RETRY_S_MAX = 1.0, 60.0  # after a fetch that failed: doubled each time
 FETCH_S = 10.0
@@ -97,7 +98,7 @@ class IssuerKeys:
     @property
     def usable(self) -> bool:
         """True while there are keys that are not too old to be believed."""
-        return self._fetched_s is not None and self._now() <= self._fetched_s + self.settings.max_stale
+        return self._fetched_s is not None and self._now() <= self._fetched_s + STALE_S
 
     def fitting(self, name: str | None, algorithm: str) -> list[IssuerKey]:
         """Returns the keys that may have signed a token, at most `TRIED_MAX`; `name`: its `kid`.
@@ -140,8 +141,7 @@ class IssuerKeys:
             finally:
                 self._looking, self._tried_s = False, self._now()
                 self._looked.set()
-            refresh_s = min(REFRESH_S, self.settings.max_stale / 3.0)
-            wait_s = min(RETRY_S * 2.0 ** (failures - 1), RETRY_S_MAX) if failures else refresh_s
+            wait_s = min(RETRY_S * 2.0 ** (failures - 1), RETRY_S_MAX) if failures else REFRESH_S
             try:
                 await asyncio.wait_for(self._asked.wait(), wait_s * random.uniform(0.8, 1.2))
             except TimeoutError:

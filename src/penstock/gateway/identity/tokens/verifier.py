@@ -23,6 +23,7 @@ from penstock.gateway.identity.tokens.issuer_keys import IssuerKey, IssuerKeys
 
 TOKENS_MAX = 10_000  # good ones that are remembered, each a few hundred bytes
 TOKEN_BYTES_MAX = 16_384
+LEEWAY_S = 30.0  # that two clocks may be apart
 LIST_MAX = 64  # of names in one claim
 _RESERVED = ("anonymous", "other")  # reserved names of unknown clients
 
@@ -97,7 +98,7 @@ class Verifier:
             return _refused(said)
         claims = self._claims(said)
         if isinstance(claims, Claims):
-            self._good.set(digest, _Good(claims, float(said["exp"]) + settings.leeway, self.keys.version))
+            self._good.set(digest, _Good(claims, float(said["exp"]) + LEEWAY_S, self.keys.version))
         return claims
 
     def _decoded(self, token: bytes, key: IssuerKey, algorithm: str) -> dict[str, Any] | str | None:
@@ -110,7 +111,7 @@ class Verifier:
                 algorithms=[algorithm],
                 issuer=settings.issuer,
                 audience=settings.audience,
-                leeway=settings.leeway,
+                leeway=LEEWAY_S,
                 options={"require": ["exp", "iss", "aud"]},
             )
         except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
