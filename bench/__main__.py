@@ -7,7 +7,7 @@ import signal
 import sys
 
 from bench import policies, slots
-from bench.agents import published
+from bench.agents import chat, published
 from bench.agents.rivals import RIVALS as GATES
 from bench.lab import lab_cli
 from bench.scenarios import scenarios_cli
@@ -36,6 +36,9 @@ def parser() -> argparse.ArgumentParser:
     curve = commands.add_parser("published", help="a measured curve of agents' sessions beside the simulated one")
     published.add_arguments(curve)
     curve.set_defaults(run=published.main)
+    beside = commands.add_parser("chat", help="chat of single turns beside agents' sessions")
+    chat.add_arguments(beside)
+    beside.set_defaults(run=chat.main)
     return whole
 
 
