@@ -237,6 +237,48 @@ async def test_endpoints_and_aliases_come_and_go(world: World) -> None:
     await world.until(lambda: [e.name for e in world.picture().endpoints] == ["new"])
 
 
+@pytest.mark.parametrize("how", ["its endpoint", "its name", "its alias"])
+async def test_a_model_that_is_dropped_is_unknown_at_once_also_to_what_waits_for_it(world: World, how: str) -> None:
+    kept, dropped = await world.engine(), await world.engine(model="two", step_s=0.01)
+    models: dict[str, Any] = {
+        "its endpoint": "auto",
+        "its name": ["two", "three"],
+        "its alias": {"two": "two", "three": "two"},
+    }
+    left: dict[str, Any] = {"its name": ["three"], "its alias": {"three": "two"}}
+    first = {"url": kept.url, "name": "kept"}
+    second = {"url": dropped.url, "name": "dropped", "slots": 1, "engine": "vllm"}
+    before = [first, second | {"models": models[how]}]
+    after = [first, second | {"models": left[how]}] if how in left else [first]
+    await world.gateway(endpoints=before)
+    stream = await world.streaming(model="two", tokens=200)
+    await stream.begun()
+    waiting = await world.client_for(chat(model="two"))
+    await world.until(lambda: world.picture().waiting == 1)
+    await reloaded(world, endpoints=after)
+    told = [(await waiting.answer()).error()["code"], (await world.chat(model="two")).error()["code"]]
+    assert told == ["model_not_found", "model_not_found"]
+    assert (await rest_of(stream)).endswith(b"data: [DONE]\n\n"), "what runs there ends there"
+    assert (await world.chat(model="two")).error()["code"] == "model_not_found"
+    await reloaded(world, endpoints=before)
+    assert (await world.chat(model="two", tokens=1)).status == 200
+
+
+async def test_a_model_that_is_dropped_is_waited_for_if_discovery_may_bring_it_back(
+    world: World, tmp_path: Path
+) -> None:
+    kept, moved = await world.engine(), await world.engine(model="two")
+    endpoints = [{"url": kept.url, "name": "kept"}, {"url": moved.url, "name": "moved"}]
+    await world.gateway(endpoints=endpoints)
+    listed = tmp_path / "endpoints.yaml"
+    listed.write_text("endpoints: []\n")
+    await reloaded(world, endpoints=endpoints[:1], discovery=[{"file": str(listed)}])
+    waiting = await world.client_for(chat(model="two"))
+    await world.until(lambda: world.picture().waiting == 1)
+    listed.write_text(f"endpoints: [{{url: '{moved.url}', name: again}}]\n")
+    assert (await waiting.answer()).status == 200
+
+
 async def test_keys_limits_and_admin_tokens_change(world: World) -> None:
     await world.engine()
     key = "pk-" + "k" * 43

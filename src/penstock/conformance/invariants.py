@@ -320,8 +320,8 @@ class CheckedScheduler(Scheduler):
         self._waited = set(self.books.waiting)
 
     def _check_changed(self, actions: list[Action]) -> None:
-        """No request is lost by other settings, except those now too late."""
-        self._check_only_late(actions)
+        """No request is lost by other settings, except those now too late, or for a model that they drop."""
+        self._check_only_late(actions, Reason.MODEL_NOT_FOUND)
         entries, bands = self._state.entries, self._state.queues.bands
         for name in self.books.requests:
             self.books.requests[name] = entries[name].request
@@ -329,8 +329,8 @@ class CheckedScheduler(Scheduler):
         waiting = [entry for entry in entries.values() if entry.state is State.WAITING]
         assert all(entry.seq in bands[entry.band].entries for entry in waiting)
 
-    def _check_only_late(self, actions: list[Action]) -> None:
-        late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason is Reason.DEADLINE_MISSED}
+    def _check_only_late(self, actions: list[Action], *also: Reason) -> None:
+        late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason in (Reason.DEADLINE_MISSED, *also)}
         rest = [a for a in actions if not isinstance(a, Dispatch) and a.request_id not in late]
         assert all(isinstance(a, Requeue) and a.cause == Cause.PREEMPTED for a in rest), actions
 
@@ -424,8 +424,8 @@ class CheckedScheduler(Scheduler):
             now,
         )
 
-    def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
-        return self._checked(super().endpoint_drained(name, now=now), now)
+    def endpoint_drained(self, name: str, *, leaves: bool = False, now: float) -> list[Action]:
+        return self._checked(super().endpoint_drained(name, leaves=leaves, now=now), now)
 
     def endpoint_resumed(self, name: str, *, now: float) -> list[Action]:
         return self._checked(super().endpoint_resumed(name, now=now), now)

@@ -427,7 +427,7 @@ class Scheduler(Questions):
         """Remove an endpoint. Requests that run there go on; another of the same name may be added later.
 
         Requests for models that only it served stay queued as long as they may wait, because it may be replaced, and
-        then get `no_endpoint`.
+        then get `no_endpoint`; unless it was drained because it leaves for good.
         """
         state = self._state
         endpoint = state.pool.remove(name, known_until_s=now + state.known_s)
@@ -439,18 +439,22 @@ class Scheduler(Questions):
         state.health_changed(now)
         return self._without(now)
 
-    def endpoint_drained(self, name: str, *, now: float) -> list[Action]:
-        """An operator drains the endpoint: it gets no new requests, those that run there may finish."""
-        return self._drained(name, drained=True, now=now)
+    def endpoint_drained(self, name: str, *, leaves: bool = False, now: float) -> list[Action]:
+        """An operator drains the endpoint: it gets no new requests, those that run there may finish.
+
+        `leaves`: for good, and nothing replaces it. What other endpoints do not serve is unknown from now on; requests
+        that are queued for it are evicted once the settings are in force (`reconfigured`).
+        """
+        return self._drained(name, drained=True, leaves=leaves, now=now)
 
     def endpoint_resumed(self, name: str, *, now: float) -> list[Action]:
         """Use a drained endpoint again."""
-        return self._drained(name, drained=False, now=now)
+        return self._drained(name, drained=False, leaves=False, now=now)
 
-    def _drained(self, name: str, *, drained: bool, now: float) -> list[Action]:
+    def _drained(self, name: str, *, drained: bool, leaves: bool, now: float) -> list[Action]:
         state = self._state
         endpoint = state.pool[name]
-        endpoint.drained = drained
+        endpoint.drained, endpoint.leaves = drained, leaves
         if not drained:
             endpoint.proof.forgive()
         state.health_changed(now)

@@ -184,7 +184,8 @@ class Parts:
             *(self.operators_app, origins, admin_origins, metrics, self.reporting, app, self.autoscale),
             settings_map.ToLog(),
         )
-        decides = (orders, settings_map.ToScheduler(driver, orders.limits, orders.weights), endpoints)
+        # The scheduler follows last: what it decides anew, it decides for the endpoints that are left.
+        decides = (orders, endpoints, settings_map.ToScheduler(driver, orders.limits, orders.weights))
         self.reload = Reload(
             settings,
             read or (lambda: settings),

@@ -85,6 +85,21 @@ def test_a_model_whose_last_endpoint_was_removed_is_known_as_long_as_requests_ma
     assert made.knows("m", now=301.0) is False
 
 
+def test_a_model_whose_last_endpoint_leaves_for_good_is_unknown_from_then_on() -> None:
+    made = scheduler(LONG, a=1)
+    made.endpoint_added(EndpointSpec("other", 1, frozenset("n")), now=0.0)
+    made.arrived(request("runs"), now=0.0)
+    made.arrived(request("waits"), now=0.0)
+    made.endpoint_drained("a", leaves=True, now=1.0)
+    assert made.knows("m", now=1.0) is False
+    assert ends(made.reconfigured(LONG, now=1.0)) == [("waits", "evicted", "model_not_found")]
+    made.endpoint_resumed("a", now=2.0)
+    assert made.knows("m", now=2.0) is True, "it stays after all"
+    made.endpoint_drained("a", leaves=True, now=3.0)
+    made.endpoint_removed("a", now=3.0)
+    assert made.knows("m", now=3.0) is False
+
+
 def test_a_named_model_is_waited_for_beside_endpoints_of_others() -> None:
     made = scheduler(msgspec.structs.replace(LONG, named_models=frozenset({"named"})), a=1)
     assert ends(made.arrived(request("unknown", model="x"), now=0.0)) == [("unknown", "rejected", "model_not_found")]

@@ -56,6 +56,7 @@ class Endpoint:
         self.left_to_others: frozenset[str] | None = None  # models that it was found to lack; None: none
         self.left_all_to_others = False  # to one that serves any model
         self.drained = False  # by an operator: nothing new goes there
+        self.leaves = False  # it was removed and nothing replaces it: its models are not waited for
         self._told_slots: int | None = None  # by the engine
         self._slots_by_hand = not spec.adaptive_slots
         self._gateways = 1  # that decide, each with its part of the slots

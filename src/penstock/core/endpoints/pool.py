@@ -74,11 +74,12 @@ class Pool:
     def remove(self, name: str, *, known_until_s: float) -> Endpoint:
         """Forget an endpoint and return it.
 
-        It may be replaced: models that only it served count as known until `known_until_s`.
+        Unless it leaves for good it may be replaced: models that only it served count as known until `known_until_s`.
         """
         endpoint = self._endpoints.pop(name)
         self._next_epoch = max(self._next_epoch, endpoint.ledger.epoch + 1)
-        self._left_without(sorted(endpoint.models or ()) if endpoint.tells_models else (), known_until_s)
+        if endpoint.tells_models and not endpoint.leaves:
+            self._left_without(sorted(endpoint.models or ()), known_until_s)
         self.changed()
         return endpoint
 
@@ -105,11 +106,11 @@ class Pool:
     def knows(self, model: str, now: float) -> bool | None:
         """True if an endpoint serves the model; None while one may: not reported yet, being replaced, or configured."""
         for e in self._endpoints.values():
-            if e.serves(model) and (e.tells_models or not self._put_off(e, now)):
+            if e.serves(model) and not e.leaves and (e.tells_models or not self._put_off(e, now)):
                 return True
         if model in self._named_models or now < (self._gone.get(model) or now):
             return None
-        told = all(e.models is not None or not e.tells_models for e in self)
+        told = all(e.models is not None or not e.tells_models or e.leaves for e in self)
         return False if told and self._endpoints else None
 
     @property

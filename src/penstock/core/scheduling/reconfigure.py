@@ -12,7 +12,7 @@ from __future__ import annotations
 from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.fair_tree import top
-from penstock.core.scheduling import gating, pumping
+from penstock.core.scheduling import gating, pumping, returning
 from penstock.core.scheduling.state import SchedulerState, account_of, keys_of
 from penstock.core.values.actions import Action
 from penstock.core.values.lifecycle import State
@@ -54,7 +54,10 @@ def reconfigured(state: SchedulerState, settings: SchedulerSettings, now: float)
     state.paced = state.has_pace_limit()
     gating.follow(state, settings.gate, now)
     state.queues.touch_all(state.pool)
-    return pumping.pumped(state, now)
+    actions: list[Action] = []
+    returning.evict_unknown(state, now, actions)
+    pumping.hand_out(state, now, actions)
+    return actions
 
 
 def _rearrange(state: SchedulerState, old: SchedulerSettings) -> None:

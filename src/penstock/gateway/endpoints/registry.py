@@ -6,9 +6,9 @@ are merged by name: first the operator's, then the file's, then the discoveries'
 result is compared with the current set.
 
 An endpoint that no source wants any longer is drained: it gets nothing new, its requests finish, then it is forgotten
-with its connections, gauges and models. An endpoint that is wanted again meanwhile goes on. The operator overrides the
-sources: an endpoint drained by hand stays drained, one removed by hand stays away as long as its source keeps naming
-it.
+with its connections, gauges and models. An endpoint that is wanted again meanwhile goes on. Without a discovery nothing
+replaces what the file drops: models that only it served are unknown at once. The operator overrides the sources: an
+endpoint drained by hand stays drained, one removed by hand stays away as long as its source keeps naming it.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ class EndpointRegistry:
         self._cut: list[Target] = []  # replaced by another of their name: closed when their requests have ended
         self._sweeper: asyncio.Task[None] | None = None
         self._started = False
+        self._discovers = False  # the settings have other sources of endpoints
         self.changed: Callable[[], None] = (
             _nobody  #: notified when one is added, removed or replaced, before it is used
         )
@@ -176,6 +177,7 @@ class EndpointRegistry:
         if locating != self._locating:
             self._locating = locating
             self._relocate(locator(settings, self._driver, self._catalog.names_of, tells(self._driver)))
+        self._discovers = bool(settings.discovery)
         self.want(SETTINGS, settings.endpoints)
 
     def _took_movement(self) -> list[str]:
@@ -237,7 +239,7 @@ class EndpointRegistry:
     def drain(self, name: str) -> None:
         """Drain an endpoint by hand: send it nothing more until `resume`. `name` must be there."""
         self._members[name].drained = True
-        self._tell_drained(name)
+        self._tell_drained(self._members[name])
 
     def resume(self, name: str) -> None:
         """End a drain by hand: the endpoint may be sent requests again, unless no source wants it any more."""
@@ -384,7 +386,7 @@ class EndpointRegistry:
         logger.info("endpoint %s removed from the configuration; draining it", member.spec.name)
         member.leave_at_s = self._driver.now() + self._parts.leave_s
         self._unobserve(member)
-        self._tell_drained(member.spec.name)
+        self._tell_drained(member)
         self._sweep()
 
     def _stay(self, member: _Member) -> None:
@@ -394,18 +396,22 @@ class EndpointRegistry:
         member.observer = self._parts.observer(member.spec, member.target, self._listed)
         if self._started:
             self._observe(member)
-        if not member.drained:
+        if member.drained:
+            self._tell_drained(member)
+        else:
             self._tell_resumed(member.spec.name)
 
     def _replace(self, member: _Member, endpoint: EndpointSection) -> None:
         """Put another endpoint in the place of one with the same name. Requests at the old one end there."""
         logger.info("endpoint %s is now %s", endpoint.name, endpoint.url)
         self._cut.append(member.target)
+        member.leave_at_s = self._driver.now()
+        self._tell_drained(member)
         self._forget(member)
         successor = self._enter(member.source, endpoint)
         if member.drained:
             successor.drained = True
-            self._tell_drained(endpoint.name)
+            self._tell_drained(successor)
         self._sweep()
 
     def _forget(self, member: _Member) -> None:
@@ -467,8 +473,10 @@ class EndpointRegistry:
     def _resize(self, name: str, slots: int | Literal["auto"]) -> None:
         self._driver.tell(self._driver.scheduler.endpoint_changed(name, slots=slots, now=self._driver.now()))
 
-    def _tell_drained(self, name: str) -> None:
-        self._driver.tell(self._driver.scheduler.endpoint_drained(name, now=self._driver.now()))
+    def _tell_drained(self, member: _Member) -> None:
+        name, dropped = member.spec.name, member.leave_at_s is not None and member.source == SETTINGS
+        leaves = dropped and not self._discovers and name not in self._kept_out
+        self._driver.tell(self._driver.scheduler.endpoint_drained(name, leaves=leaves, now=self._driver.now()))
 
     def _tell_resumed(self, name: str) -> None:
         self._driver.tell(self._driver.scheduler.endpoint_resumed(name, now=self._driver.now()))
