@@ -15,10 +15,17 @@ import pytest
 
 from penstock.core.endpoints.lease import Lease
 from penstock.core.queueing import entry
+from penstock.gateway.proxy.relay import Relay
 from tests.tidy.test_imports import SOURCE
 
 CORE = SOURCE / "penstock/core"
 QUEUED = {"queueing", "scheduling"}  # an event in `scheduling` moves a request, whose place is kept in `queueing`
+JOURNEYS = (
+    ("proxy/journey.py", "QueuedJourney"),
+    ("proxy/direct.py", "DirectJourney"),
+    ("proxy/stored_answers.py", "StoredJourney"),
+    ("epp/picked_journey.py", "PickedJourney"),
+)
 SUBJECTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "its place in the queue, and how long it may keep it": (
         QUEUED,
@@ -128,3 +135,27 @@ def test_the_walk_sees_what_it_should(subject: str) -> None:
             source = f"def f(other):\n    other.{field} += 1\n"
             assert bool(outside(CORE / place / "made_up.py", source)) == (place not in OWNERS[field])
         assert rooms <= OWNERS[field]
+
+
+def class_of(path: str, name: str) -> ast.ClassDef:
+    body = ast.parse((SOURCE / "penstock/gateway" / path).read_text()).body
+    return next(node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+@pytest.mark.parametrize(("path", "name"), JOURNEYS)
+def test_a_journey_answers_its_relay_and_leaves_the_rest_of_it_alone(path: str, name: str) -> None:
+    """One object with two keepers: each field has one writer, and calls go each way by one list."""
+    relay = class_of("proxy/relay.py", "Relay")
+    source = (SOURCE / "penstock/gateway/proxy/relay.py").read_text().splitlines()
+    first, last = [
+        at for at, line in enumerate(source) if "for its journey to answer ---" in line or "engine's side" in line
+    ]
+    its = {node.name: node.lineno for node in relay.body if isinstance(node, ast.FunctionDef)}
+    answers = {method for method, line in its.items() if first < line <= last}
+    journey = class_of(path, name)
+    own = {node.name for node in journey.body if isinstance(node, ast.FunctionDef)}
+    assert own & its.keys() <= answers | {"__init__"}
+    written = {
+        node.attr for node in ast.walk(journey) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    assert written & set(Relay.__slots__) <= {"progress_at"}

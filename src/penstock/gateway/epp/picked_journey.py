@@ -17,7 +17,6 @@ from penstock.core.values.retry import REQUEST_REFUSED, final_reason
 from penstock.gateway.epp import unseen
 from penstock.gateway.epp.pick import Pick
 from penstock.gateway.openai import errors
-from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.proxy import mending
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.journey import QueuedJourney
@@ -84,7 +83,8 @@ class PickedJourney(QueuedJourney):
             return
         self._reports(Failure.RESET)
         self._means.metrics.rerouted(self.caller, self.endpoint, endpoint)
-        self._target, self.endpoint = target, endpoint
+        self.moved_to(target)
+        self.endpoint = endpoint
         self.attempts += 1
         self._driver.tell(self._driver.scheduler.rerouted(self._lease, endpoint, now=self._driver.now()))
 
@@ -143,8 +143,7 @@ class PickedJourney(QueuedJourney):
         """A part of an answer that is a sample: its bodies come, and pass unchanged."""
         if not self._sampled:
             self._sampled = True
-            streamed = self._sse or self._lines
-            self._answer = AnswerReader(streamed=streamed, hides_usage=False, lines=self._lines)
+            self.read_copies()
         self._answer.take(data)
 
     def succeeded(self, status: int) -> None:

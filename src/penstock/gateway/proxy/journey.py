@@ -223,8 +223,8 @@ class QueuedJourney(Relay):
             plain=streamed or sink is not None or bool(target.names),  # events are added and removed, names replaced
         )
         told = streamed or exchange.lookup.get(orca.ASK[0]) is not None
-        self._asked_load = not told and target.asks_load(self._driver.now())
-        if self._asked_load:
+        asked_load = not told and target.asks_load(self._driver.now())
+        if asked_load:
             headers.append(orca.ASK)
         if self._trace is not None:
             headers = self._trace.sent(target.upstream.place, name, headers)
@@ -238,8 +238,7 @@ class QueuedJourney(Relay):
             added |= PRIORITY_ADDED
         elif self._ranks_itself:
             body = remove_field(body, PRIORITY)
-        self.added = added
-        return self.send(target, headers, body, sink)
+        return self.send(target, headers, body, sink, added, asked_load)
 
     def requeued(self, action: Requeue, /) -> None:
         """Wait again; nothing of an answer was passed on."""
@@ -538,7 +537,7 @@ class QueuedJourney(Relay):
 
     def _give_up(self, outcome: Outcome, reason: Reason) -> None:
         """Stop: the answer is not wanted. The lease is held until the engine has seen the hang-up."""
-        call, self._call = self._call, None
+        call = self.take_call()
         self.hang_up()
         self._detach(outcome, reason)
         if call is None:

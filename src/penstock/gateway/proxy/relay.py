@@ -5,6 +5,10 @@ small whole answer, or the first bytes of a large one: until then nothing was pr
 be retried. After that the bytes pass as they come. Comments before the first token pass at once, with the head: then a
 retry can only be a stream again. Where the answer comes from and what its end means is decided by the journey
 (`journey.py`).
+
+A relay and its journey are one object. Calls go two ways, each by a list: a relay asks its journey and reports to it by
+the methods of `for its journey to answer`, which are all that a journey overrides; a journey sends, refuses and breaks
+off by the other public ones. It reads the fields of its relay, and writes `progress_at` alone (tests/tidy).
 """
 
 from __future__ import annotations
@@ -99,7 +103,7 @@ class Relay:
         self._target: Target | None = None
         self._answer = _NO_ANSWER
 
-    # --- for subclasses ---------------------------------------------------------------------------------------
+    # --- for its journey to answer ----------------------------------------------------------------------------
 
     def own_headers(self) -> Headers:
         """Returns Penstock's own headers of the answer."""
@@ -118,6 +122,10 @@ class Relay:
     def suspects(self, status: int) -> bool:  # noqa: ARG002
         """True if an answer of this status, 300 or more, may not be an engine's."""
         return False
+
+    def is_failure(self, status: int) -> bool:
+        """True if another endpoint may do better. A 501 is the engine's own answer: it never does that."""
+        return status == 429 or (status >= 500 and status != 501) or status in self._engine().failures
 
     def may_mend(self, status: int) -> bool:  # noqa: ARG002
         """True if a refusal of this status may be mended: sent again in another form, or elsewhere."""
@@ -143,10 +151,28 @@ class Relay:
         """Handle a failure: no answer, an error that may be retried, or an answer that broke off."""
         raise NotImplementedError
 
+    def hang_up(self) -> None:
+        """Abort the call to the engine; of a divided request, those to both."""
+        if self._call is not None:
+            self._call.abort()
+            self._call = None
+
     # --- the engine's side ----------------------------------------------------------------------------------
 
-    def send(self, target: Target, headers: Headers, body: Body, sink: Sink | None = None) -> Call:
-        """Ask an engine. The answer goes to the client, or to `sink`. Returns the call."""
+    def send(  # noqa: PLR0917
+        self,
+        target: Target,
+        headers: Headers,
+        body: Body,
+        sink: Sink | None = None,
+        added: frozenset[str] = NOTHING_ADDED,
+        asked_load: bool = False,  # noqa: FBT001, FBT002 - named arguments cost more
+    ) -> Call:
+        """Ask an engine. The answer goes to the client, or to `sink`. Returns the call.
+
+        `added`: fields of ours in `body`. `asked_load`: Penstock asks for the engine's load, not the client.
+        """
+        self.added, self._asked_load = added, asked_load
         if self._target is not None:  # it was asked before
             self._head = self._error_body = self._whole = None
             self._length = None
@@ -217,7 +243,7 @@ class Relay:
         self._suspect = self.suspects(status)
         self._refuses_key = status in KEY_REFUSED and self._blames_key(status)
         mends = status >= 400 and self.may_mend(status)
-        if self._is_failure(status) or self._suspect or self._refuses_key or mends:
+        if self.is_failure(status) or self._suspect or self._refuses_key or mends:
             self._error_body = bytearray()
 
     def on_data(self, data: bytes, /) -> bool:
@@ -422,7 +448,7 @@ class Relay:
     def on_head_alone(self, status: int, headers: Headers) -> None:
         """Take the head of an answer whose body goes another way: only its end is reported (`on_end_alone`)."""
         self.on_response(status, headers)
-        if self._is_failure(status) or self._refuses_key:
+        if self.is_failure(status) or self._refuses_key:
             self._ended_in_error(status, self._error_body or bytearray())
             return
         self.answer_begins()
@@ -464,10 +490,6 @@ class Relay:
             self._head = self._error_body = None
             self.failed(FAILURES[error.kind], error.detail)
 
-    def _is_failure(self, status: int) -> bool:
-        """True if another endpoint may do better. A 501 is the engine's own answer: it never does that."""
-        return status == 429 or (status >= 500 and status != 501) or status in self._engine().failures
-
     def _blames_key(self, status: int) -> bool:
         """True if the engine refuses the gateway's key.
 
@@ -496,11 +518,18 @@ class Relay:
         assert self._target is not None
         return self._target.engine
 
-    def hang_up(self) -> None:
-        """Abort the call to the engine."""
-        if self._call is not None:
-            self._call.abort()
-            self._call = None
+    def take_call(self) -> Call | None:
+        """Returns the call to the engine, if there is one; the relay forgets it."""
+        call, self._call = self._call, None
+        return call
+
+    def moved_to(self, target: Target) -> None:
+        """Note that another engine answers than the one asked last."""
+        self._target = target
+
+    def read_copies(self) -> None:
+        """Read an answer anew of which only copies come, unchanged."""
+        self._answer = AnswerReader(streamed=self._sse or self._lines, hides_usage=False, lines=self._lines)
 
     # --- the client's side ----------------------------------------------------------------------------------
 
@@ -616,7 +645,7 @@ class Relay:
         if self._refuses_key:
             self.no_answer()
             self.failed(Failure.KEY_REFUSED, f"status {status}")
-        elif self._is_failure(status):
+        elif self.is_failure(status):
             busy = status in (429, 503) or any(text in body for text in self._engine().refusals)
             self.failed(Failure.BUSY if busy else Failure.SERVER_ERROR, f"status {status}")
         elif status == 404 and self._engine().lacks(self.named, body):

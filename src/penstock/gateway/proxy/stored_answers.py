@@ -135,9 +135,9 @@ class StoredJourney(DirectJourney):
             self.no_answer()
             self.begin()
 
-    def _is_failure(self, status: int) -> bool:
+    def is_failure(self, status: int) -> bool:
         """Whether another endpoint may know better."""
-        return status in UNKNOWN or super()._is_failure(status)
+        return status in UNKNOWN or super().is_failure(status)
 
 
 def _unknown(name: str) -> str:
