@@ -2,6 +2,11 @@
 
 The actions that a fact leads to are carried out at once, in order. An action may bring the next fact (a journey that
 ends at its dispatch): its actions join the end of the line, so the scheduler is never entered from within itself.
+
+In a gateway of one process, and in the one that decides, `scheduler` is the `Scheduler` itself: a fact returns what it
+leads to, for whichever requests. In a worker, and in a gateway that another one leads, it is an `Edge`
+(`share/edge.py`): it passes facts on and returns nothing of what is decided elsewhere; those actions come over the link
+and to `tell` a little later. Questions (`allowance`, `proven`, `places`) it answers by what it was sent last.
 """
 
 from __future__ import annotations

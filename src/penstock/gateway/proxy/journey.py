@@ -1,7 +1,10 @@
 """One request's journey: wait, send, stream, settle.
 
-A journey has no task of its own: events of its client's exchange, its engine's call and the scheduler move it on. From
-`dispatched` on it owns its lease, and reports its end exactly once (`finished`, `failed` or `cancelled`).
+A journey has no task of its own: events of its client's exchange, its engine's call and the scheduler move it on.
+`begin` reports its arrival. If an endpoint is open, the scheduler answers with a `Dispatch` at once; otherwise the
+journey stays with the driver, and the `Dispatch` is among the actions of a later fact, mostly of another request's end.
+Either way the driver calls `dispatched`. From then on the journey owns its lease, and reports its end exactly once
+(`finished`, `failed` or `cancelled`).
 
 What few requests need is optional, and None or unused otherwise: fallback models, heartbeats while it waits, a division
 into prefill and decode, a trace, the access log.
@@ -304,7 +307,7 @@ class QueuedJourney(Relay):
             self.refuse(self.api, action.reason, action.reason.message, param=None, retry_after_s=retry_after_s)
         self._give_up(Outcome.FAILED, action.reason)
 
-    # --- from the engine ------------------------------------------------------------------------------------
+    # --- asked and reported by its relay (`relay.py`) -------------------------------------------------------
 
     def own_headers(self) -> Headers:
         """Returns the headers with id, band, endpoint, wait and rates."""
@@ -352,11 +355,6 @@ class QueuedJourney(Relay):
         elif self._length is None or self._length > WHOLE_BYTES_MAX:
             self._driver.tell(self._driver.scheduler.passed_on(self._lease, now=now))
 
-    def prefilled(self, usage: Usage | None) -> None:
-        """Report that the prompt of a divided request is computed."""
-        now = self._driver.now()
-        self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), usage, now=now))
-
     def hang_up(self) -> None:
         super().hang_up()
         if self.division is not None:
@@ -376,22 +374,6 @@ class QueuedJourney(Relay):
 
     def mended(self, status: int, body: bytearray) -> bool:
         return mending.mended(self, status, body)
-
-    @property
-    def target(self) -> Target:
-        """The engine that was asked last."""
-        assert self._target is not None
-        return self._target
-
-    @property
-    def suspected(self) -> bool:
-        """True if the answer may not be an engine's."""
-        return self._suspect
-
-    @property
-    def has_others(self) -> bool:
-        """True if there are other endpoints."""
-        return len(self._means.targets) > 1
 
     def suspects(self, status: int) -> bool:
         scheduler, target = self._driver.scheduler, self._target
@@ -473,6 +455,29 @@ class QueuedJourney(Relay):
         if self._lease is not None and self._answer.tokens:
             now = self._driver.now()
             self._driver.tell(self._driver.scheduler.progressed(self._lease, self._answer.tokens, now=now))
+
+    # --- for its division and for `mending.py` --------------------------------------------------------------
+
+    def prefilled(self, usage: Usage | None) -> None:
+        """Report that the prompt of a divided request is computed."""
+        now = self._driver.now()
+        self._driver.tell(self._driver.scheduler.prefilled(self._give_back(), usage, now=now))
+
+    @property
+    def target(self) -> Target:
+        """The engine that was asked last."""
+        assert self._target is not None
+        return self._target
+
+    @property
+    def suspected(self) -> bool:
+        """True if the answer may not be an engine's."""
+        return self._suspect
+
+    @property
+    def has_others(self) -> bool:
+        """True if there are other endpoints."""
+        return len(self._means.targets) > 1
 
     # --- in the background ----------------------------------------------------------------------------------
 
