@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 
@@ -11,7 +10,7 @@ import pytest
 from tests.gateway.conftest import World
 from tests.gateway.epp.conftest import Envoy, behind
 from tests.gateway.epp.test_messages import Pool, pool
-from tests.gateway.over_http.test_split import SPLIT, body, name, state
+from tests.gateway.over_http.test_split import SPLIT, body, name, under_load
 
 
 async def _model(its: Pool, **named: bytes) -> str:
@@ -53,29 +52,5 @@ async def test_under_load_nobody_notices_that_a_model_dies_and_returns(world: Wo
     await world.engine(model="old")
     await world.engine(model="new")
     await behind(world, envoy, slots=8, models=SPLIT)
-    statuses: Counter[int] = Counter()
-    answered: Counter[str] = Counter()
-    again = 0
-
-    async def caller() -> None:
-        nonlocal again
-        for _ in range(250):
-            answer = await world.ask(body=body())
-            for _ in range(2):
-                if answer.status == 502:
-                    again += 1
-                    answer = await world.ask(body=body())
-            statuses[answer.status] += 1
-            answered[answer.json().get("model", "")] += 1
-
-    async def dies_and_returns() -> None:
-        for _ in range(2):
-            await world.engines[1].close()
-            await world.until(lambda: state(world, 1) == "down")
-            await world.restart(world.engines[1])
-            await world.until(lambda: state(world, 1) == "up")
-
-    await asyncio.gather(dies_and_returns(), *(caller() for _ in range(8)))
-    assert statuses == {200: 2_000}
-    assert answered["old"] > answered["new"] > 0
+    again = await under_load(world, 250, asks_again=2)
     assert again <= 2 * 8, "only what was there, or on its way"
