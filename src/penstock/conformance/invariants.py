@@ -330,7 +330,8 @@ class CheckedScheduler(Scheduler):
         assert all(entry.seq in bands[entry.band].entries for entry in waiting)
 
     def _check_only_late(self, actions: list[Action], *also: Reason) -> None:
-        late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason in (Reason.DEADLINE_MISSED, *also)}
+        reasons = {Reason.DEADLINE_MISSED, *also}  # mypyc takes no star behind `in`
+        late = {a.request_id for a in actions if isinstance(a, Evict) and a.reason in reasons}
         rest = [a for a in actions if not isinstance(a, Dispatch) and a.request_id not in late]
         assert all(isinstance(a, Requeue) and a.cause == Cause.PREEMPTED for a in rest), actions
 
