@@ -191,6 +191,39 @@ def test_nothing_is_preempted_at_an_endpoint_with_more_running_than_its_slots() 
     assert sent(actions) == [("p", "e")]
 
 
+def test_a_request_that_still_waits_for_its_look_up_preempts_nothing() -> None:
+    made, _ = full()
+    assert made.arrived(request("p", band=PEOPLE, locate_s=0.05), now=10.0) == []
+    actions = made.located("p", (), 16, now=10.01)
+    assert requeued(actions) == [("b3", "preempted")]
+    assert sent(actions) == [("p", "e")]
+
+
+def test_a_request_for_one_endpoint_takes_a_slot_there_although_others_have_younger_work() -> None:
+    made = scheduler(replace(SETTINGS, routing="round_robin"), home=1, other=1)
+    for at in (0.0, 1.0):
+        made.arrived(request(f"b{at:g}", band=BATCH), now=at)
+    (older,) = made.inspect().pool["home"].ledger.leases.values()
+    actions = made.arrived(request("p", band=PEOPLE, home="home"), now=10.0)
+    assert requeued(actions) == [(older.request_id, "preempted")]
+    assert sent(actions) == [("p", "home")]
+    assert made.arrived(request("q", band=PEOPLE, home="home"), now=11.0) == []
+
+
+@pytest.mark.parametrize(("promised", "again"), [(0.0, True), (0.5, False)])
+def test_a_band_that_would_be_owed_its_share_again_is_not_preempted(promised: float, again: bool) -> None:
+    """Its request would go back to the very slot that it left."""
+    bands = (SETTINGS.bands[0], replace(SETTINGS.bands[1], min_share=promised))
+    settings = replace(SETTINGS, bands=bands, admission=AdmissionSettings(preempted_share_max=1.0, preemptions_max=9))
+    made, _ = full(settings, slots=1)
+    actions = made.arrived(request("p0", band=PEOPLE), now=10.0)
+    assert (requeued(actions), sent(actions)) == ([("b0", "preempted")], [("p0", "e")])
+    actions = made.finished(the_lease(actions), Usage(0, 50), now=20.0)
+    assert sent(actions) == [("b0", "e")]
+    actions = made.arrived(request("p1", band=PEOPLE), now=21.0)
+    assert requeued(actions) == ([("b0", "preempted")] if again else [])
+
+
 def test_a_slot_that_is_forecast_to_free_within_20_ms_is_waited_for() -> None:
     made, (oldest, *_) = full(output_tokens=50)
     ledger = made.inspect().pool["e"].ledger

@@ -34,6 +34,12 @@ class PromisedShares:
             return self._promised
         return [band for band in self._promised if band.credit > 0 and band.tree.root.waiting]
 
+    def owed_with(self, entry: Entry) -> bool:
+        """Whether its band would be owed if a running request went back to the queue, so that it would be next."""
+        band = self._queues.bands[entry.band]
+        own = sum([part * entry.counted for counted_in, part in entry.counted_in or () if counted_in is band])
+        return band.settings.min_share > 0 and band.credit - own > 0
+
     def sent(self, entry: Entry, chosen: Endpoint | None = None) -> None:
         """Count the work of a request that was sent, as it is estimated, for and against the shares.
 

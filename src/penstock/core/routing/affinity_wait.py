@@ -170,6 +170,15 @@ class AffinityWait:
         since_s = min((self.spared[e] for e in fitting if e in self.spared), default=now)
         return min(entry.affinity.since_s, since_s) + (self._router.settings.affinity_wait_s or 0.0)
 
+    def spurns(self, entry: Entry, endpoint: Endpoint, now: float) -> bool:
+        """True if a request would not go to `endpoint` with room there: it waits for a look-up, or for another one."""
+        affinity = entry.affinity
+        if not affinity.may_wait:
+            return False
+        if (only := self.only(entry, now)) is not None:
+            return endpoint is not only
+        return now < affinity.locate_until_s or (bool(affinity.preferred) and endpoint not in affinity.preferred)
+
     def waits(self, entry: Entry, now: float) -> bool:
         """True if a request waits for an endpoint of its own, so others that pass it do not count as backfill."""
         affinity = entry.affinity

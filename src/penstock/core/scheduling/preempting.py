@@ -2,7 +2,9 @@
 
 Model: a queued request of a higher band that only lacks a slot, and gets none soon by the forecast, takes that of the
 youngest preemptible lease, of the lowest band, of which the client has seen nothing. The youngest, because what is lost
-is the time since its dispatch. That lease is aborted, and its request goes back to its place in the queue with its age.
+is the time since its dispatch. The slot has to be for that request: not while it waits for a look-up or for another
+endpoint, and not if the preempted band would be owed its share at once and take it again. That lease is aborted, and
+its request goes back to its place in the queue with its age.
 `preemptions_max` bounds how often that happens to one request; a token bucket bounds the lost slot time to
 `admission.max_preempted_share` of all slot time (it may go into debt by one lease). With it a batch fills all idle
 slots: a slot that it holds counts as free when slots are reserved for flows under their share.
@@ -95,6 +97,8 @@ def _youngest(
             entry = state.leases[lease.serial]
             if entry.band not in beneath or not _preemptible(state, entry, lease):
                 continue
+            if state.promised.any and _takes_it_again(state, entry, endpoint, now):
+                continue
             if best is None or (entry.band, lease.began_s) > (best[0].request.band, best[1].began_s):
                 best = entry, lease, endpoint
     return best
@@ -109,6 +113,12 @@ def _preemptible(state: SchedulerState, entry: Entry, lease: Lease) -> bool:
     return returning.may_wait(state, entry)
 
 
+def _takes_it_again(state: SchedulerState, entry: Entry, endpoint: Endpoint, now: float) -> bool:
+    """True if the preempted request itself would be next: without it its band is owed, and the slot is open to it."""
+    ceiling = state.queues.bands[entry.band].settings.ceiling
+    return endpoint.ledger.load(now) - 1 < endpoint.slots * ceiling and state.promised.owed_with(entry)
+
+
 def _lacking_a_slot(state: SchedulerState, head: Entry, band: Band, now: float) -> Iterator[Endpoint]:
     """Yields the endpoints that would take `head` if one lease less were there."""
     settings = state.settings.admission
@@ -119,8 +129,8 @@ def _lacking_a_slot(state: SchedulerState, head: Entry, band: Band, now: float) 
             or head.excludes(endpoint.name, now)
         ):
             continue
-        ledger, preferred = endpoint.ledger, head.affinity.preferred
-        if ledger.lingers or (preferred and endpoint not in preferred):
+        ledger = endpoint.ledger
+        if ledger.lingers or state.affinity.spurns(head, endpoint, now):
             continue
         if ledger.load(now) - 1 >= ledger.limit.slots * band.settings.ceiling:
             continue
