@@ -208,6 +208,29 @@ def test_a_reading_of_the_simulated_engines_page() -> None:
     assert (reading.first_token_s_total, reading.first_tokens_total) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("labels", "tokens"),
+    [
+        # vLLM 0.32 with `--data-parallel-size 2 --num-gpu-blocks-override 1000 --block-size 32`, as its page has it
+        (['engine="0",kv_cache_size_tokens="32000",num_gpu_blocks="2000"',
+          'engine="1",kv_cache_size_tokens="32000",num_gpu_blocks="2000"'], 64_000),
+        (['engine="0",num_gpu_blocks="2000"', 'engine="1",num_gpu_blocks="2000"'], 64_000),
+        (['engine="0",kv_cache_size_tokens="None",num_gpu_blocks="2000"'], 64_000),
+        (['engine="0",kv_cache_size_tokens="9000000",num_gpu_blocks="77"'], 9_000_000),  # layers of several kinds
+        (['engine="0",kv_cache_size_tokens="None",num_gpu_blocks="None"'], None),  # not measured yet
+        (['engine="0",kv_cache_size_tokens="much",num_gpu_blocks="2000"'], None),
+        (['engine="0",kv_cache_size_tokens="0",num_gpu_blocks="2000"'], None),
+    ],
+)  # fmt: skip
+def test_the_memory_of_all_parts_counts_once(labels: list[str], tokens: int | None) -> None:
+    lines = [f'vllm:cache_config_info{{block_size="32",{more}}} 1.0' for more in labels]
+    load = ['vllm:num_requests_running{engine="0"} 1.0', 'vllm:num_requests_waiting{engine="0"} 0.0']
+    page = "\n".join([*load, *lines, ""]).encode()
+    reading = READERS["vllm"].observation(page, asked_s=1.0)
+    assert reading is not None
+    assert reading.kv_capacity_tokens == tokens
+
+
 def test_a_page_reports_first_tokens() -> None:
     first = {
         name: (reading.first_token_s_total, reading.first_tokens_total) for name in EXPECTED if (reading := read(name))

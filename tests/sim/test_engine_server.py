@@ -291,6 +291,17 @@ async def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> 
             assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
 
 
+async def test_a_new_connection_may_be_slow_with_its_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_http, "KEEP_ALIVE_S", 0.0)
+    async with bench() as at, at.raw(b"") as (reader, writer):
+        asked = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n"
+        async with at.raw(asked) as (other, _), asyncio.timeout(WAIT_S):
+            await other.read()  # answered, and closed by then
+        writer.write(asked)
+        async with asyncio.timeout(WAIT_S):
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 OK")
+
+
 # the gauges ----------------------------------------------------------------------------------------
 
 

@@ -86,7 +86,7 @@ class Series(msgspec.Struct, frozen=True):
     kv_blocks: Names = ()  #: capacity, with
     kv_block_tokens: Names = ()
     kv_tokens: Names = ()  #: capacity in tokens
-    kv_info: str = ""  #: a series with the labels `block_size` and `num_gpu_blocks`
+    kv_info: str = ""  #: a series with the labels of vLLM's cache: tokens, or blocks and their size
     progress: Names = ()  #: counters that move when a step ends
     started: str = ""
     pace: Names = ()  #: histograms of the time per output token
@@ -330,13 +330,19 @@ def _names(value: str | Names) -> Names:
 
 
 def _capacity(samples: list[Sample]) -> int | None:
-    """Returns the KV memory of all parts in tokens, by their labels; None if one lacks them."""
-    tokens = 0
-    for sample in samples:
-        try:
-            tokens += int(sample.labels["block_size"]) * int(sample.labels["num_gpu_blocks"])
-        except (KeyError, ValueError):
-            return None
+    """Returns the KV memory of all parts in tokens, by their labels; None if one lacks them.
+
+    `kv_cache_size_tokens` is a part's own. Where that is missing, each shows the number of blocks of all parts;
+    times their size it is wrong for models with layers of several kinds, whose blocks differ.
+    """
+    try:
+        own = [sample.labels.get("kv_cache_size_tokens", "None") for sample in samples]
+        if "None" in own:
+            tokens = max([int(x.labels["block_size"]) * int(x.labels["num_gpu_blocks"]) for x in samples])
+        else:
+            tokens = sum([int(text) for text in own])
+    except (KeyError, ValueError):
+        return None
     return tokens if tokens > 0 else None
 
 

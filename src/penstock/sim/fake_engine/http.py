@@ -1,8 +1,8 @@
 """The engine's HTTP.
 
 One `asyncio.Protocol` per connection on httptools, no tasks: a plain function gets a whole request and answers now or
-later. Requests on one connection are answered in turn. A client that closes or half-closes is gone. Idle connections
-are closed after 5 s, like vLLM's. `cut_after` breaks an answer, for faults.
+later. Requests on one connection are answered in turn. A client that closes or half-closes is gone. Connections that
+are idle after an answer are closed after 5 s, like vLLM's. `cut_after` breaks an answer, for faults.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import httptools
 import msgspec
 
 KEEP_ALIVE_S = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE
-READ_S_MAX = 60.0  # between two pieces of one request
+READ_S_MAX = 60.0  # between two pieces of one request, and before the first one, which may come late
 BODY_BYTES_MAX = 64 * 1024 * 1024
 HEADER_BYTES_MAX = 64 * 1024
 PIPELINED_MAX = 8
@@ -69,7 +69,7 @@ class EngineConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
         self._peers.add(self)
-        self._wait(KEEP_ALIVE_S)
+        self._wait(READ_S_MAX)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._peers.discard(self)
