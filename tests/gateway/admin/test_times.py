@@ -165,6 +165,34 @@ def test_late_first_tokens_of_a_flood_are_no_news_and_those_of_others_are() -> N
     assert is_slow(shown, window.now(1.0, None)), "of nobody it is known whose they are"
 
 
+@pytest.mark.parametrize(
+    ("seen_s", "shown_s", "streams"), [([9.8], 9.8, 1), ([0.1, 9.8], 9.8, 2), ([0.1, 0.2, 0.3, 9.8], 0.3, 4)]
+)
+def test_a_few_streams_of_the_innocent_are_shown_rather_than_the_flood(
+    seen_s: list[float], shown_s: float, streams: int
+) -> None:
+    times, shown = TenantTimes(), picture(flow("flood", more=True), flow("ann"))
+    window = TimesWindow(times)
+    times.ended([end("flood", waited_s=0.0, first_s=0.135)] * 50)
+    times.ended([end("ann", waited_s=0.0, first_s=first_s) for first_s in seen_s])
+    window.look(shown, 0.0)
+    worst = window.worst(shown)
+    assert worst is not None
+    assert (worst.tenant, worst.within_share, worst.streams) == ("ann", True, streams)
+    assert (worst.first_token_p50_s, worst.first_token_p99_s, worst.slowest_s) == (near(shown_s), None, near(shown_s))
+    times.ended([end("bob", waited_s=0.0, first_s=0.4)] * 5)
+    window.look(shown, 1.0)
+    worst = window.worst(shown)
+    assert worst is not None
+    assert (worst.tenant, worst.streams) == ("bob", 5), "one late answer is no state of things beside many"
+    times.ended([end("ann", waited_s=0.0, first_s=5.6)] * (4 - streams))
+    window.look(shown, 2.0)
+    worst = window.worst(shown)
+    assert worst is not None
+    few_s = near(sorted([*seen_s, *[5.6] * (4 - streams)])[2])
+    assert (worst.tenant, worst.first_token_p50_s) == (("ann", few_s) if streams < 4 else ("bob", near(0.4)))
+
+
 async def test_each_tenants_times_stand_in_the_state(world: World) -> None:
     await world.engine()
     await world.gateway()

@@ -44,7 +44,12 @@ def numbers(state: State) -> Text:
     first = "" if p50_s is None else f", first token p50 {seconds(p50_s)}, p99 {seconds(p99_s)}"
     if (worst := told["worst"]) is not None and worst["within_share"]:
         p99_s = worst["first_token_p99_s"]
-        first += f" · last minute, worst within its share: p99 {seconds(p99_s)} of {plain(worst['tenant'], 30)}"
+        late = (
+            f"p50 of {worst['streams']} {seconds(worst['first_token_p50_s'])}"
+            if p99_s is None
+            else f"p99 {seconds(p99_s)}"
+        )
+        first += f" · last minute, worst within its share: {late} of {plain(worst['tenant'], 30)}"
     return Text(
         f"waiting {state['waiting']:,}{bound} · running {state['running']:,}"
         f" · slots {state['slots_taken']:,} of {state['slots']:,} taken"

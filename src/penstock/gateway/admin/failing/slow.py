@@ -33,7 +33,7 @@ def slow(snapshot: Snapshot, lately: Lately | None) -> list[str]:
         worst = lately.worst
         if worst is not None and worst.within_share:
             whose = f"First tokens of {short_name(worst.tenant)}, which is within its share, come late"
-            p50, p99 = worst.first_token_p50_s, worst.first_token_p99_s
+            p50, p99 = worst.first_token_p50_s, worst.slowest_s
         else:
             whose = "First tokens come late"
             p50, p99 = lately.first_token_p50_s or 0.0, lately.first_token_p99_s or 0.0
@@ -58,7 +58,7 @@ def _is_late(lately: Lately | None) -> bool:
     """Whether streams begin late now, and not only those of tenants that ask for more than their share."""
     if lately is None or (lately.first_token_p99_s or 0.0) < LATE_S:
         return False
-    return lately.worst is None or lately.worst.first_token_p99_s >= LATE_S
+    return lately.worst is None or lately.worst.slowest_s >= LATE_S
 
 
 def _is_long(snapshot: Snapshot) -> bool:

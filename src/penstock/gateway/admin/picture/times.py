@@ -5,6 +5,9 @@ is the worst *of those within their share*, and a flood's stands beside it as wh
 its share is the core's word (`UnderShare.asks_for_more`), which holds for a minute here; requests of a preemptible band
 wait by design. If everybody is over the share, everybody is late by the same shortage, and the worst of all is shown.
 
+Some of the innocent ask rarely: of a few streams the median stands for the p99, and one or two streams count only if
+nobody else within its share streamed.
+
 The window is the sum of sixty looks, as that of failures: a look adds its rows and takes off those of a minute ago.
 """
 
@@ -19,7 +22,8 @@ from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway.telemetry.tenant_series import FIRST_TOKEN, WAIT, TenantTimes, TimeRow
 
 WINDOW_S = 60.0
-LEAST = 5  # streams of a minute: one late answer is no state of things
+LEAST = 5  # streams of a minute that have a p99: one late answer is no state of things
+FEW = 3  # streams that have a median which one late answer does not make
 
 
 class TenantsTimes(msgspec.Struct, frozen=True):
@@ -38,8 +42,14 @@ class Worst(msgspec.Struct, frozen=True):
     tenant: str
     band: str
     first_token_p50_s: float
-    first_token_p99_s: float
+    first_token_p99_s: float | None  #: None of fewer than `LEAST` streams
     within_share: bool  #: otherwise all that stream are over their share
+    streams: int = LEAST  #: that these are of
+
+    @property
+    def slowest_s(self) -> float:
+        """How late the slowest are, as far as the streams tell."""
+        return self.first_token_p50_s if self.first_token_p99_s is None else self.first_token_p99_s
 
 
 NONE = TenantsTimes()
@@ -84,11 +94,13 @@ class TimesWindow:
         """Return the worst of those within their share, otherwise of all; None: nobody streamed of late."""
         by_design = {band.name for band in snapshot.bands if band.preemptible}
         all_times = self.by_tenant().items()
-        streams = [
-            (key, its) for key, its in all_times if key[1] not in by_design and its.first_token_p99_s is not None
-        ]
+        streams = [(key, its) for key, its in all_times if key[1] not in by_design and its.streams]
+        many = [(key, its) for key, its in streams if its.first_token_p99_s is not None]
+        if not many:
+            return None
         within = [(key, its) for key, its in streams if key not in self._over]
-        return _worst(within, within_share=True) or _worst(streams, within_share=False)
+        some = [row for row in within if row[1].streams >= FEW]
+        return _worst(some or within, within_share=True) or _worst(many, within_share=False)
 
     def _counted(self) -> dict[tuple[str, str], TenantsTimes]:
         counts: dict[tuple[str, str], dict[str, list[tuple[int, int]]]] = {}
@@ -99,11 +111,11 @@ class TimesWindow:
 
 
 def _worst(rows: Iterable[tuple[tuple[str, str], TenantsTimes]], *, within_share: bool) -> Worst | None:
-    found = max(rows, key=lambda row: row[1].first_token_p99_s or 0.0, default=None)
+    found = max(rows, key=lambda row: row[1].first_token_p99_s or row[1].first_token_p50_s or 0.0, default=None)
     if found is None:
         return None
     (tenant, band), its = found
-    return Worst(tenant, band, its.first_token_p50_s or 0.0, its.first_token_p99_s or 0.0, within_share)
+    return Worst(tenant, band, its.first_token_p50_s or 0.0, its.first_token_p99_s, within_share, its.streams)
 
 
 def _times(waits: list[tuple[int, int]], firsts: list[tuple[int, int]]) -> TenantsTimes:
