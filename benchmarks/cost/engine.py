@@ -75,11 +75,12 @@ class Engine(asyncio.Protocol):
     def _step(self, usage: bool, sent: int) -> None:
         if self._transport.is_closing():
             return
-        self._write(CHUNK if sent else HEAD + CHUNK)
+        data = CHUNK if sent else HEAD + CHUNK
         if sent + 1 < self._chunks:
             asyncio.get_running_loop().call_later(self._gap_s, self._step, usage, sent + 1)
-        else:
-            self._write(LAST + (self._usage if usage else b"") + DONE)
+        else:  # in one write, so that it is one read
+            data += LAST + (self._usage if usage else b"") + DONE
+        self._write(data)
 
     def _write(self, data: bytes) -> None:
         if not self._transport.is_closing():
