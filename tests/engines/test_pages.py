@@ -196,6 +196,15 @@ def test_a_page_reports_sleep_and_slots() -> None:
     assert facts["triton.facts"].slots == 128
 
 
+def test_a_page_reports_whether_the_engine_keeps_prefixes() -> None:
+    _, page = golden("vllm-0.32.real")
+    facts = READERS["vllm"].facts
+    off = page.replace(b'enable_prefix_caching="True"', b'enable_prefix_caching="False"')
+    untold = page.replace(b'enable_prefix_caching="True"', b'enable_prefix_caching="None"')
+    assert [facts(each).keeps_prefixes for each in (page, off, untold)] == [True, False, None]
+    assert READERS["tgi"].facts(golden("tgi-3.3.7.facts")[1]).keeps_prefixes is None
+
+
 def test_a_reading_of_the_simulated_engines_page() -> None:
     config = EngineConfig(kv_blocks=100, block_size=16)
     page = metrics.render(

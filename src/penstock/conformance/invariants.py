@@ -400,6 +400,7 @@ class CheckedScheduler(Scheduler):
         weight: float | None = None,
         limits: EndpointLimits | None = None,
         kv_tokens: int | None = None,
+        keeps_prefixes: bool | None = None,
         now: float,
     ) -> list[Action]:
         return self._checked(
@@ -420,6 +421,7 @@ class CheckedScheduler(Scheduler):
                 weight=weight,
                 limits=limits,
                 kv_tokens=kv_tokens,
+                keeps_prefixes=keeps_prefixes,
                 now=now,
             ),
             now,

@@ -375,6 +375,7 @@ class Scheduler(Questions):
         weight: float | None = None,
         limits: EndpointLimits | None = None,
         kv_tokens: int | None = None,
+        keeps_prefixes: bool | None = None,
         now: float,
     ) -> list[Action]:
         """An endpoint reported something of itself, or an operator set it. None: as before.
@@ -384,6 +385,7 @@ class Scheduler(Questions):
         whether a question goes unanswered. `slots` set by hand stay; `auto`: as the engine reports, or as measured.
         `lingers`: its engine goes on with abandoned requests. `contexts`: the most tokens of a request, by model.
         `adapters`: which of its models are LoRA adapters. `kv_tokens`: its KV memory, 0: as its engine reports.
+        `keeps_prefixes`: whether its engine keeps blocks of ended requests.
         """
         state = self._state
         endpoint = state.pool[name]
@@ -414,7 +416,7 @@ class Scheduler(Questions):
         if limits is not None:
             endpoint.set_limits(limits)
             state.paced = state.has_pace_limit()
-        gating.memory_set(state, endpoint, kv_tokens)
+        gating.memory_set(state, endpoint, kv_tokens, keeps_prefixes=keeps_prefixes)
         state.health_changed(now)
         state.queues.touch(endpoint)
         actions: list[Action] = []

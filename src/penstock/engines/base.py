@@ -48,6 +48,7 @@ class Facts(msgspec.Struct, frozen=True):
     schedules_priority: bool | None = None
     priority: Priority | None = None  #: only if it differs from the engine's usual direction
     cached_tokens: bool | None = None  #: whether usage includes cached tokens
+    keeps_prefixes: bool | None = None  #: whether it keeps the blocks of ended requests, to use them again
     kv_events: bool | None = None
     kv_events_endpoint: str | None = None
     tells_load: bool | None = None  #: False: impossible with any flags
@@ -254,7 +255,13 @@ class PageReader:
         series = self._series
         slots = self._total(page, series.slots)
         awake = total(self._samples(page, series.awake)) if series.awake else None
-        return Facts(slots=int(slots) if slots else None, sleeping=None if awake is None else awake == 0)
+        info = self._samples(page, series.kv_info) if series.kv_info else None
+        caches = {sample.labels.get("enable_prefix_caching") for sample in info or ()}
+        return Facts(
+            slots=int(slots) if slots else None,
+            sleeping=None if awake is None else awake == 0,
+            keeps_prefixes="True" in caches if caches & {"True", "False"} else None,
+        )
 
     def _samples(self, page: bytes, name: str) -> list[Sample] | None:
         samples = self._selectors[name].samples(page)

@@ -34,6 +34,7 @@ def _server_info(page: Json) -> Facts:
     slots = per_rank * ranks if per_rank else whole(page.get("max_running_requests"))
     low_first = flag(page.get("schedule_low_priority_values_first"))
     events = page.get("kv_events_config")
+    forgets = flag(page.get("disable_radix_cache"))
     return Facts(
         version=text(page.get("version")),
         slots=slots,
@@ -41,6 +42,7 @@ def _server_info(page: Json) -> Facts:
         schedules_priority=flag(page.get("enable_priority_scheduling")),
         priority=Priority.LOWER_FIRST if low_first else None,
         cached_tokens=flag(page.get("enable_cache_report")),
+        keeps_prefixes=None if forgets is None else not forgets,
         kv_events=bool(events) if "kv_events_config" in page else None,
     )
 

@@ -457,6 +457,25 @@ def test_an_endpoint_that_tells_no_memory_holds_nobody_up() -> None:
     assert [row.kv_tokens for row in rows.memory] == [1000, None]
 
 
+@pytest.mark.parametrize("kv_tokens", [1000, None])
+def test_an_engine_that_keeps_no_prefixes_holds_nobody_up(kv_tokens: int | None) -> None:
+    bench = Bench(kv_tokens)
+    page = Observation(asked_s=0.5, running=0, waiting=0, kv_capacity_tokens=1000.0)
+    bench.later(1.0)
+    bench.do(bench.scheduler.observed("e0", page, now=bench.now))
+    waits = bench.turn("a", 900), bench.turn("b", 900)
+    assert [turn in bench.at for turn in waits] == [True, False]
+    bench.do(bench.scheduler.endpoint_changed("e0", keeps_prefixes=False, now=bench.now))
+    assert waits[1] in bench.at
+    bench.do(bench.scheduler.observed("e0", msgspec.structs.replace(page, asked_s=1.5), now=bench.now))
+    assert bench.turn("c", 900) in bench.at, "though its page tells its memory"
+    rows = bench.scheduler.snapshot(now=bench.now).sessions
+    assert rows is not None
+    assert [(row.kv_tokens, row.keeps_prefixes) for row in rows.memory] == [(None, False)]
+    bench.do(bench.scheduler.endpoint_changed("e0", keeps_prefixes=True, now=bench.now))
+    assert [bench.turn(name, 900) in bench.at for name in "de"] == [True, False]
+
+
 def test_a_held_request_says_why_it_waits_and_how_long() -> None:
     bench = Bench(1000)
     bench.turn("a", 900)

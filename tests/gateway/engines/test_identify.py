@@ -49,6 +49,15 @@ async def test_an_engine_is_recognised_and_tells_what_it_serves(world: Faces, na
     assert (await world.ask(body=chat(model=model))).status == 200
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_sglang_reports_whether_it_keeps_prefixes(world: Faces, keeps: bool) -> None:
+    info = json.loads(faces.SGLANG["/server_info"][1]) | {"disable_radix_cache": not keeps}
+    face = await world.face({**faces.SGLANG, "/server_info": faces.doc(info)})
+    await world.behind(face)
+    await world.until(lambda: world.endpoint(face).slots == 40)
+    assert world.gate.driver.scheduler.inspect().pool[face.name].keeps_prefixes is keeps
+
+
 async def test_recognising_most_engines_costs_one_question_and_none_is_asked_what_it_does_not_know(
     world: Faces,
 ) -> None:

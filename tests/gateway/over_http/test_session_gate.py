@@ -89,6 +89,16 @@ async def test_a_client_that_hangs_up_while_its_session_waits_leaves_the_line(wo
     await world.idle()
 
 
+async def test_no_session_waits_for_an_engine_that_keeps_no_prefixes(world: World) -> None:
+    await world.engine(**SMALL, prefix_caching=False)
+    await world.gateway(slots=8)
+    await world.until(lambda: not sessions(world).memory[0].keeps_prefixes)
+    for name in "ab":
+        assert (await (await turn(world, name)).answer()).status == 200
+    (row,) = sessions(world).memory
+    assert (row.kv_tokens, row.sessions, sessions(world).waiting) == (None, 0, 0)
+
+
 async def test_chat_of_single_turns_is_left_alone_beside_sessions_that_wait(world: World) -> None:
     await world.engine(**SMALL)
     await world.gateway(slots=8)

@@ -69,7 +69,8 @@ def _sums(sums: dict[str, Any]) -> list[str]:
     for row in sums["memory"]:
         name = views.plain(row["endpoint"], 60)
         if row["kv_tokens"] is None:
-            lines.append(f"{name}: reports no KV memory, so nothing waits for it (`endpoints[].kv_tokens`)")
+            reason = "reports no KV memory, so nothing waits for it (`endpoints[].kv_tokens`)"
+            lines.append(f"{name}: {reason if row['keeps_prefixes'] else 'keeps no prefixes, so nothing waits for it'}")
             continue
         part = row["held_tokens"] / row["usable_tokens"] if row["usable_tokens"] else 0.0
         held = f"{row['held_tokens']:,} of {row['usable_tokens']:,} tokens held ({part:.0%})"

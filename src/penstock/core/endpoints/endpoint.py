@@ -42,6 +42,7 @@ class Endpoint:
         self.price = spec.price
         self.weight = spec.weight
         self.kv_tokens = spec.kv_tokens  #: its KV memory, as set; None: as its engine reports
+        self.keeps_prefixes = True  #: of ended requests, as far as known
         self.weighted = False  # another endpoint has another weight
         self.set_limits(spec.limits)
         self.role = role_of(spec.labels)

@@ -64,8 +64,11 @@ def follow(state: SchedulerState, settings: SessionSettings, now: float) -> None
 
 
 def memory_told(state: SchedulerState, endpoint: Endpoint) -> None:
-    """Note how much KV memory an `endpoint` has, as it was set or as its page says."""
-    kv_tokens = endpoint.kv_tokens
+    """Note how much KV memory an `endpoint` has for sessions, as it was set or as its page says.
+
+    An idle session holds nothing in an engine that keeps no prefixes, so there none waits.
+    """
+    kv_tokens = endpoint.kv_tokens if endpoint.keeps_prefixes else 0
     if kv_tokens is None:
         last = endpoint.ledger.page.last
         kv_tokens = round(last.kv_capacity_tokens or 0.0) if last is not None else 0
@@ -76,10 +79,15 @@ def memory_told(state: SchedulerState, endpoint: Endpoint) -> None:
         state.gate.tells(endpoint.name, kv_tokens)
 
 
-def memory_set(state: SchedulerState, endpoint: Endpoint, kv_tokens: int | None) -> None:
-    """Use so many `kv_tokens` of an `endpoint`, or what its page says if 0; None: as before."""
+def memory_set(
+    state: SchedulerState, endpoint: Endpoint, kv_tokens: int | None, *, keeps_prefixes: bool | None
+) -> None:
+    """Use so many `kv_tokens` of an `endpoint`, or what its page says if 0; None, of both: as before."""
+    if keeps_prefixes is not None:
+        endpoint.keeps_prefixes = keeps_prefixes
     if kv_tokens is not None:
         endpoint.kv_tokens = kv_tokens or None
+    if kv_tokens is not None or keeps_prefixes is not None:
         memory_told(state, endpoint)
 
 

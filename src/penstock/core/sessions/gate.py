@@ -40,7 +40,8 @@ and 60 s that is 40 %, with 300 s 8 %.
 for `RETURN_S` nobody else is let in, and for a lease a turn whose prompt was sent to an endpoint before is resident
 there. Lost are operators' pauses, counts of turns, and the order of who waited by W in the other's line: age is kept.
 
-It does nothing for a model of which an endpoint in service tells no memory, and none where endpoints have roles.
+It does nothing for a model of which an endpoint in service tells no memory, or keeps no blocks of ended requests, and
+none where endpoints have roles.
 """
 
 from __future__ import annotations
@@ -425,7 +426,7 @@ class SessionGate:
     def _memory_row(self, endpoint: Endpoint) -> MemoryRow:
         memory = self.ledger.memories.get(endpoint.name)
         if memory is None:
-            return MemoryRow(endpoint.name, None, 0, 0, 0, 0, {})
+            return MemoryRow(endpoint.name, None, 0, 0, 0, 0, {}, endpoint.keeps_prefixes)
         tenants: dict[str, int] = {}
         for holder, tenancy in memory.tenancies.items():
             tokens = sum([session.booked for session in tenancy.residents.values()])

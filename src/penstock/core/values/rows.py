@@ -88,6 +88,7 @@ class MemoryRow(msgspec.Struct, frozen=True):
     sessions: int  #: resident
     idle: int  #: of these, between turns
     tenants: dict[str, int]  #: tokens by tenant: those that hold most
+    keeps_prefixes: bool = True  #: False: its engine keeps no blocks of ended requests, so sessions hold none of it
 
 
 class SessionsSnapshot(msgspec.Struct, frozen=True):

@@ -113,6 +113,7 @@ class Observer:
         self._adapters: frozenset[str] = frozenset()  # of the models last reported to the scheduler
         self._contexts: dict[str, int] = {}  # the context lengths last reported to the scheduler
         self._told_slots: int | None = None  # last reported to the scheduler
+        self._told_keeps = True  # prefixes; as well
         self._vouched: tuple[bool, bool] | None = None  # last reported to the scheduler; and if the engine shows it
         self._refused: bool | None = None  # whether the engine refused our key when it was asked for its models
         self._told_refused = False  # what the scheduler was told of that last
@@ -306,7 +307,7 @@ class Observer:
                 await self._learn_facts()
                 self._is_new = False
         self._tell_models(listing)
-        self._tell_slots()
+        self._tell_facts()
         self._changed()
 
     async def _learn_facts(self) -> None:
@@ -319,7 +320,7 @@ class Observer:
         self._facts_tries = 0 if said_all else max(0, self._facts_tries - 1)
         ignores = facts.schedules_priority is False
         self._target.priority = None if ignores else facts.priority or engine.priority
-        self._tell_slots()
+        self._tell_facts()
 
     def _use(self, engine: Engine) -> None:
         if engine is not self.engine:
@@ -390,13 +391,19 @@ class Observer:
         scheduler, now, by_word = self._driver.scheduler, self._driver.now(), vouched and not shown
         self._driver.tell(scheduler.endpoint_changed(self._name, vouched=vouched, by_word=by_word, now=now))
 
-    def _tell_slots(self) -> None:
-        slots = self.facts.slots or self._reader.facts.slots
+    def _tell_facts(self) -> None:
+        facts, page = self.facts, self._reader.facts
+        scheduler, name, now = self._driver.scheduler, self._name, self._driver.now()
+        slots = facts.slots or page.slots
         if slots is not None and slots != self._told_slots:
             self._told_slots = slots
-            self._driver.tell(
-                self._driver.scheduler.endpoint_changed(self._name, told_slots=slots, now=self._driver.now())
-            )
+            self._driver.tell(scheduler.endpoint_changed(name, told_slots=slots, now=now))
+        keeps = page.keeps_prefixes if facts.keeps_prefixes is None else facts.keeps_prefixes
+        if keeps is not None and keeps is not self._told_keeps:
+            self._told_keeps = keeps
+            if not keeps:
+                logger.info("endpoint %s keeps no prefixes, so no session waits for its memory", name)
+            self._driver.tell(scheduler.endpoint_changed(name, keeps_prefixes=keeps, now=now))
 
     # --- how loaded -------------------------------------------------------------------------------------------
 
@@ -454,6 +461,7 @@ class Observer:
         else:
             reading = await reader.fast()
         self._idle = reading is not None and reading.running + reading.waiting == 0
+        self._tell_facts()
         if reading is not None or not reader.unsaid:
             answered, now = reader.answered, self._driver.now()
             self._driver.tell(self._driver.scheduler.observed(self._name, reading, answered=answered, now=now))

@@ -15,6 +15,8 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from penstock.sim.engine.blocks import BlockPool
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.engine.values import (
@@ -157,6 +159,8 @@ class EngineModel:
             raise EngineFullError
         self._arrivals += 1
         key = (request.priority if self.config.priority else 0, self._arrivals)
+        if not self.config.prefix_caching:
+            request = msgspec.structs.replace(request, block_hashes=())
         sequence = _Sequence(request, output=min(request.output_tokens, room), key=key, now=now)
         self._sequences[request.id] = sequence
         self._arrived.append(sequence)

@@ -31,6 +31,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     kv_blocks: int = 8192
     block_size: int = 16
+    prefix_caching: bool = True  # keep the blocks of ended requests
     max_model_len: int = 32_768
     max_num_queued_reqs: int = 100_000  # running and waiting together; vLLM's own default is no limit
     priority: bool = False

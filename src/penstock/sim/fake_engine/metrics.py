@@ -74,7 +74,7 @@ def render(
         "gauge",
         "Information of the cache configuration.",
         1.0,
-        f'block_size="{config.block_size}",cache_dtype="auto",enable_prefix_caching="True",engine="0",'
+        f'block_size="{config.block_size}",cache_dtype="auto",enable_prefix_caching="{config.prefix_caching}",engine="0",'
         f'kv_cache_size_tokens="{config.kv_blocks * config.block_size}",num_gpu_blocks="{config.kv_blocks}"',
     )
     if adapters_held:

@@ -282,6 +282,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-ms", type=float, help="a fixed step time for any load")
     parser.add_argument("--kv-blocks", type=int, help="KV blocks in all")
     parser.add_argument("--block-size", type=int, help="tokens in a KV block")
+    parser.add_argument("--no-enable-prefix-caching", action="store_true", help="keep no blocks of ended requests")
     parser.add_argument("--max-batched-tokens", type=int, help="token budget of a step")
     parser.add_argument("--max-num-queued-reqs", type=int, help="answer 503 beyond so many in the engine")
     parser.add_argument("--priority", action="store_true", help="serve by (priority, arrival), lower first")
@@ -321,6 +322,7 @@ def config_of(args: argparse.Namespace) -> EngineConfig:
         "step_s": None if args.step_ms is None else args.step_ms / 1000,
         "kv_blocks": args.kv_blocks,
         "block_size": args.block_size,
+        "prefix_caching": False if args.no_enable_prefix_caching else None,
         "max_num_batched_tokens": args.max_batched_tokens,
         "max_num_queued_reqs": args.max_num_queued_reqs,
         "priority": args.priority,
