@@ -242,6 +242,18 @@ def test_residents_that_grow_beyond_the_memory_cost_an_idle_one_its_place() -> N
     assert bench.turn("a", 500) not in bench.at
 
 
+@pytest.mark.parametrize(
+    ("grows_to", "left"), [(480, "abcd"), (500, "abd"), (600, "bcd"), (690, "acd"), (720, "ad"), (980, "d")]
+)
+def test_the_smallest_idle_session_that_makes_up_for_growth_loses_its_place(grows_to: int, left: str) -> None:
+    bench = Bench(1000, lease_s=1e9)
+    for name, tokens in (("a", 200), ("b", 220), ("c", 100), ("d", 300)):
+        bench.whole(name, tokens)
+        bench.later(1.0)
+    bench.whole("d", grows_to)
+    assert "".join(name for name in "abcd" if bench.home(name) is not None) == left
+
+
 def test_sub_agents_hold_memory_for_their_session_and_keep_it_awake() -> None:
     bench = Bench(1000, lease_s=10.0)
     bench.whole("a", 300)

@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -644,16 +644,16 @@ class SessionGate:
     def _hold_to_limit(self, memory: EndpointMemory) -> None:
         """Residents grew: while they exceed the memory, pause idle ones of the tenant who holds the most per weight.
 
-        If none of them is idle, the next one to end its turn is paused; others only if the residents grew too far.
+        The smallest that makes up for it, or else the largest: less is computed again than if the longest idle one were
+        paused. If none of them is idle, the next one to end its turn is paused; others only if the residents grew too
+        far.
         """
         if memory.room >= 0:
             return
         highest = sorted(memory.tenancies.values(), key=lambda tenancy: _rank(tenancy.holder), reverse=True)
         for tenancy in highest:
-            for session in list(tenancy.idle.values()):
-                if memory.room >= 0:
-                    return
-                self._pause(session)
+            while tenancy.idle and memory.room < 0:
+                self._pause(_fitting(islice(tenancy.idle.values(), IDLE_MAX), -memory.room))
             if memory.room >= -GROWN_MAX * memory.capacity:
                 return
 
@@ -675,6 +675,11 @@ def _with_turns(tenancy: Tenancy, admitted_s: float) -> Iterator[AgentSession]:
             break
         if session.turns and not session.parts:
             yield session
+
+
+def _fitting(sessions: Iterable[AgentSession], missing: int) -> AgentSession:
+    """Returns the smallest of some sessions that books as much as is `missing`; the largest if none does."""
+    return min(sessions, key=lambda session: (session.booked < missing, abs(session.booked - missing)))
 
 
 def _may_be_single(session: AgentSession, entry: Entry) -> bool:
