@@ -98,6 +98,45 @@ def test_mypyc_accepts_the_compiled_modules(tmp_path: Path) -> None:
     assert "warning:" not in done.stdout, done.stdout
 
 
+PAIRS_COMPARED = """
+import sys
+from mypy import build
+from mypy.main import process_options
+from mypy.nodes import ComparisonExpr
+from mypy.types import TupleType, UnionType, get_proper_type
+
+sources, options = process_options(sys.argv[1:])
+options.export_types, options.incremental = True, False
+types = build.build(sources, options).types
+
+def may_be_unboxed(operand):
+    kind = get_proper_type(types.get(operand))
+    for one in map(get_proper_type, kind.items if isinstance(kind, UnionType) else [kind]):
+        if isinstance(one, TupleType) and one.partial_fallback.type.fullname == "builtins.tuple":
+            return True
+
+for node in types:
+    if isinstance(node, ComparisonExpr):
+        for at, operator in enumerate(node.operators):
+            if operator in ("is", "is not") and all(map(may_be_unboxed, node.operands[at : at + 2])):
+                print(node.line, *[getattr(operand, "name", "?") for operand in node.operands])
+"""
+
+
+@pytest.mark.static
+@pytest.mark.timeout(400)
+def test_no_tuple_is_told_by_its_identity(tmp_path: Path) -> None:
+    """Compiled, a tuple of known length is its items: it is boxed anew for each look, and never the same object."""
+    one_that_is = tmp_path / "one_that_is.py"
+    one_that_is.write_text(
+        "def f(one: tuple[int, str], other: tuple[int, str] | None) -> bool:\n    return one is other\n"
+    )
+    files = sorted(_matching(HOOK["compile"]) - _matching(HOOK["leave"]))
+    program = [sys.executable, "-c", PAIRS_COMPARED, str(one_that_is), *map(str, files)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["2 one other"]
+
+
 def _with_runtime_packages_only(where: Path) -> Path:
     """Make an environment of the packages that are locked for `penstock` itself. Returns its Python."""
     venv.create(where, with_pip=False)
