@@ -575,6 +575,7 @@ class Scheduler(Questions):
         state = self._state
         for found in state.gate.named(tenant, session):
             state.gate.stop(found)
+            state.recorder.relined(found.waiting.values(), now)
         return pumping.pumped(state, now)
 
     def session_resumed(self, tenant: str, session: str, *, now: float) -> list[Action]:
@@ -582,6 +583,7 @@ class Scheduler(Questions):
         state = self._state
         for found in state.gate.named(tenant, session):
             state.gate.resume(found)
+            state.recorder.relined(found.waiting.values(), now)
         return pumping.pumped(state, now)
 
     def session_preferred(self, tenant: str, session: str, *, now: float) -> list[Action]:

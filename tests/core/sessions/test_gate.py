@@ -503,6 +503,27 @@ def test_a_held_request_says_why_it_waits_and_how_long() -> None:
     assert bench.scheduler.places([waiting], now=bench.now)[waiting].position == 1
 
 
+def test_a_paused_session_waits_for_its_operator_and_not_for_memory() -> None:
+    bench = Bench(1000)
+    bench.turn("a", 900)
+    waiting = bench.turn("b", 900)
+    bench.later(10.0)
+    bench.scheduler.session_paused("t", "b", now=bench.now)
+    told = bench.scheduler.explain(waiting, now=bench.now)
+    assert told is not None
+    assert told.waits_for is Cause.SESSION_PAUSED
+    assert bench.scheduler.snapshot(now=bench.now).models[0].cause is Cause.SESSION_PAUSED
+    other = bench.turn("c", 900)
+    assert bench.scheduler.snapshot(now=bench.now).models[0].cause is Cause.SESSION_MEMORY, "it comes in before"
+    bench.later(5.0)
+    bench.scheduler.session_resumed("t", "b", now=bench.now)
+    for request, seconds in ((waiting, {Cause.SESSION_MEMORY: 10.0, Cause.SESSION_PAUSED: 5.0}), (other, {})):
+        told = bench.scheduler.explain(request, now=bench.now)
+        assert told is not None
+        assert told.waits_for is Cause.SESSION_MEMORY
+        assert {w.cause: w.seconds for w in told.waits} == (seconds or {Cause.SESSION_MEMORY: 5.0})
+
+
 def wanted(bench: Bench) -> int:
     rule = EndpointsWanted(ScalingTargets())
     rule.note(bench.scheduler.loads(now=bench.now)["m"], bench.now)

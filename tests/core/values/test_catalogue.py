@@ -23,7 +23,8 @@ ROWS: list[Row] = [*Cause, *Reason, *Failure, *EndpointState]
 def test_the_codes_on_the_wire_are_these() -> None:
     assert " ".join(Cause) == (
         "no_backend warming unproven ejected held returning stuck slots_full preempted engine_queue prefill_full"
-        " kv_full pace shunned class_share tenant_cap tenant_paused affinity session_memory no_decider paused turn"
+        " kv_full pace shunned class_share tenant_cap tenant_paused affinity session_memory session_paused"
+        " no_decider paused turn"
     )
     by_status: dict[int, set[str]] = {}
     for reason in Reason:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.core.values.catalogue import EndpointState
-from penstock.gateway.admin.phrases import printable, seconds
+from penstock.gateway.admin.phrases import count, printable, seconds
 
 MARKS = {"ok": ("● ok", "bold blue"), "busy": ("▲ busy", "bold yellow"), "bad": ("■ attention", "bold red")}
 STOPPED = ("◆ stopped", "bold magenta")  # by operators, no fault
@@ -44,11 +44,8 @@ def numbers(state: State) -> Text:
     first = "" if p50_s is None else f", first token p50 {seconds(p50_s)}, p99 {seconds(p99_s)}"
     if (worst := told["worst"]) is not None and worst["within_share"]:
         p99_s = worst["first_token_p99_s"]
-        late = (
-            f"p50 of {worst['streams']} {seconds(worst['first_token_p50_s'])}"
-            if p99_s is None
-            else f"p99 {seconds(p99_s)}"
-        )
+        few = f"p50 of {count(worst['streams'], 'stream')} {seconds(worst['first_token_p50_s'])}"
+        late = few if p99_s is None else f"p99 {seconds(p99_s)}"
         first += f" · last minute, worst within its share: {late} of {plain(worst['tenant'], 30)}"
     return Text(
         f"waiting {state['waiting']:,}{bound} · running {state['running']:,}"

@@ -367,6 +367,11 @@ def models_now(
     return rows, len(names) - len(shown)
 
 
+def _held(line: Line) -> int:
+    """How far the requests of a line are from being sent: those of paused sessions are furthest."""
+    return 0 if line.held is None else 2 if line.held is Cause.SESSION_PAUSED else 1
+
+
 def _model_now(
     meter: ModelMeter,
     waits: Waits,
@@ -378,7 +383,7 @@ def _model_now(
     settings: AdmissionSettings,
     now: float,
 ) -> ModelSnapshot:
-    first = min(lines, key=lambda line: (line.held, line.band.rank, bool(line.accounts)), default=None)
+    first = min(lines, key=lambda line: (_held(line), line.band.rank, bool(line.accounts)), default=None)
     cause = waits.present(first, now) if first is not None else None
     nobody: dict[Endpoint, Verdict] = {}
     verdicts = waits.verdicts(first.band, now) if first is not None else (nobody, nobody)

@@ -26,6 +26,7 @@ from penstock.core.queueing.band import Band, Verdict
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 from penstock.core.queueing.quotas import Accounts, Quotas
+from penstock.core.sessions.gate import SessionGate
 from penstock.core.values.catalogue import Cause
 
 LOOK_S = 0.1  # a tenth of a second is nothing in a wait that somebody asks about
@@ -53,10 +54,10 @@ class Line:
 
     __slots__ = ("accounts", "band", "entries", "held", "looked_s", "model", "span")
 
-    def __init__(self, band: Band, model: str, accounts: Accounts, span: Span, *, held: bool = False) -> None:
+    def __init__(self, band: Band, model: str, accounts: Accounts, span: Span, held: Cause | None = None) -> None:
         self.band = band
         self.model = model
-        self.held = held  # their sessions wait for memory
+        self.held = held  # why their sessions wait, if it is these that wait
         self.accounts = accounts  # those with a limit on running requests
         self.span = span
         self.looked_s = span.since_s
@@ -98,6 +99,7 @@ class Waits:
         candidates: CandidateFilter,
         quotas: Quotas,
         pauses: OperatorPauses,
+        gate: SessionGate,
     ) -> None:
         self._queues = queues
         self._pool = pool
@@ -105,7 +107,8 @@ class Waits:
         self._candidates = candidates
         self._quotas = quotas
         self._pauses = pauses
-        self._lines: dict[tuple[int, str, Accounts, bool], Line] = {}
+        self._gate = gate
+        self._lines: dict[tuple[int, str, Accounts, Cause | None], Line] = {}
         self._round_s = 0.0
 
     def enter(self, entry: Entry, now: float) -> Stay | None:
@@ -115,7 +118,8 @@ class Waits:
         """
         request = entry.request
         accounts = tuple([name for name in entry.accounts if name in self._quotas.capped])
-        key = (request.band, request.model, accounts, entry.held)
+        held = self._why_held(entry) if entry.held else None
+        key = (request.band, request.model, accounts, held)
         line = self._lines.get(key)
         if line is None:
             if len(self._lines) >= LINES_MAX:
@@ -123,8 +127,8 @@ class Waits:
                 if len(self._lines) >= LINES_MAX:
                     return None
             band = self._queues.bands[request.band]
-            cause = self.cause(band, request.model, accounts, now, held=entry.held)
-            line = Line(band, request.model, accounts, Span(cause, now, {}), held=entry.held)
+            cause = self.cause(band, request.model, accounts, now, held)
+            line = Line(band, request.model, accounts, Span(cause, now, {}), held)
             self._lines[key] = line
         elif not line.entries and now - line.looked_s >= LOOK_S:
             self._look_at(line, now)
@@ -173,12 +177,16 @@ class Waits:
         """Returns the lines in which a request waits."""
         return [line for line in self._lines.values() if line.entries]
 
-    def cause(self, band: Band, model: str, accounts: Accounts, now: float, *, held: bool = False) -> Cause:
+    def _why_held(self, entry: Entry) -> Cause:
+        session = self._gate.session_of(entry.id)
+        return Cause.SESSION_PAUSED if session is not None and session.stopped else Cause.SESSION_MEMORY
+
+    def cause(self, band: Band, model: str, accounts: Accounts, now: float, held: Cause | None = None) -> Cause:
         """Returns why the first of a line is not sent. `accounts`: its accounts with a limit on running requests."""
         if not self._pauses.sends(model):
             return Cause.NO_DECIDER if self._pauses.halted else Cause.PAUSED
-        if held:
-            return Cause.SESSION_MEMORY
+        if held is not None:
+            return held
         if accounts and self._quotas.at_limit(accounts):
             return Cause.TENANT_PAUSED if any(map(self._quotas.paused, accounts)) else Cause.TENANT_CAP
         closed, free = self.endpoints(band, model, now)
@@ -267,7 +275,7 @@ class Waits:
         return Cause.KV_FULL if cause is None and divides and not self._candidates.partners(head, now) else cause
 
     def _look_at(self, line: Line, now: float) -> None:
-        cause = self.cause(line.band, line.model, line.accounts, now, held=line.held)
+        cause = self.cause(line.band, line.model, line.accounts, now, line.held)
         line.looked_s = now
         if cause is not line.span.cause:
             line.span = Span(cause, now, line.span.up_to(now))

@@ -139,6 +139,7 @@ class SchedulerState:
             candidates=self.candidates,
             quotas=self.quotas,
             pauses=self.pauses,
+            gate=self.gate,
         )
         self.recorder = Recorder(self.wait_causes, self.shares, [band.name for band in settings.bands])
         self.order_keys = keys_of(settings)

@@ -124,6 +124,11 @@ class Cause(StrEnum):
         "the context of its session does not fit beside those of the sessions that have the engines' KV memory",
         f"{_MORE}, or fewer sessions at a time: `penstock sessions` lists them. `sessions.wait` bounds the wait.",
     )
+    SESSION_PAUSED = (
+        "session_paused",
+        "an operator paused its session",
+        "`penstock sessions resume NAME` ends the pause.",
+    )
     NO_DECIDER = (
         "no_decider",
         "it is not known which gateway leads, so nothing is sent",

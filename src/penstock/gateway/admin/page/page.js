@@ -105,7 +105,7 @@ function late({ lately, tenants, bands }) {
   const most = more.reduce((one, t) => (t.first_token_p99_s > (one?.first_token_p99_s ?? 0) ? t : one), null);
   const asked = worst.within_share && most ? `; over its share: ${text(most.tenant, 20)} ${seconds(most.first_token_p99_s)}` : "";
   const whose = worst.within_share ? `worst within its share: ${text(worst.tenant, 20)}` : `worst of all: ${text(worst.tenant, 20)}`;
-  const of = worst.first_token_p99_s == null ? `p50 of ${worst.streams}` : "p99";
+  const of = worst.first_token_p99_s != null ? "p99" : worst.streams === 1 ? "of one stream" : `p50 of ${worst.streams} streams`;
   return [`first token ${of}, last minute, ${whose}${asked}`, seconds(worst.first_token_p99_s ?? worst.first_token_p50_s), "first token of a tenant"];
 }
 
