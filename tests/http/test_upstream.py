@@ -238,6 +238,32 @@ async def test_an_idle_connection_is_closed_before_the_engine_would() -> None:
         assert upstream.statistics().idle == 0
 
 
+@on_both_loops
+async def test_a_call_after_a_rest_is_timed_out_as_soon_as_any() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.request()
+        await peer.gone()
+
+    async with connected(script, timeouts=UpstreamTimeouts(first_byte_s=0.1, idle_s=600.0)) as (_, upstream):
+        await ask(upstream)
+        await until(lambda: upstream._rests)  # the next check is when the idle connection is to be closed
+        assert (await asyncio.wait_for(ask(upstream), WAIT_S)).kind == UpstreamErrorKind.FIRST_BYTE_TIMEOUT
+
+
+@on_both_loops
+async def test_a_shorter_idle_time_counts_for_connections_that_rest() -> None:
+    async with connected(answering(OK), timeouts=UpstreamTimeouts(first_byte_s=0.1, idle_s=600.0)) as (
+        engine,
+        upstream,
+    ):
+        await ask(upstream)
+        await until(lambda: upstream._rests)
+        upstream.retime(UpstreamTimeouts(first_byte_s=0.1, idle_s=0.05))
+        await asyncio.wait_for(engine.peers[0].is_gone.wait(), WAIT_S)
+
+
 @pytest.mark.parametrize("how", ["fin", "rst", "surplus"])
 @on_both_loops
 async def test_an_idle_connection_that_the_engine_ends_leaves_the_pool_at_once(how: str) -> None:

@@ -31,7 +31,7 @@ from penstock.core.endpoints.health import Presence
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
 from penstock.core.queueing.fair_tree import Node
-from penstock.core.scheduling import gating, preempting, pumping, reconfigure, returning, sending, waiting
+from penstock.core.scheduling import gating, pumping, reconfigure, returning, sending, waiting
 from penstock.core.scheduling.questions import Questions
 from penstock.core.scheduling.returning import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
 from penstock.core.scheduling.sending import BAND_RANKS
@@ -867,7 +867,7 @@ def _taken_in(state: SchedulerState, entry: Entry, now: float) -> list[Action]:
         if len(actions) > before:  # a refused or displaced request may have been in another's way
             pumping.hand_out(state, now, actions)
         elif entry.state is State.WAITING:
-            preempting.make_way(state, now, actions)
+            pumping.make_way(state, now, actions)
     return actions
 
 

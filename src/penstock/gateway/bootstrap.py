@@ -29,7 +29,6 @@ from penstock.gateway.builtin.operators_app import OperatorsApp, is_admin, is_en
 from penstock.gateway.builtin.own_paths import OwnPaths
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.catalog import Catalog
-from penstock.gateway.endpoints.discovery.base import Discovery
 from penstock.gateway.endpoints.discovery.sources import SettingsSources
 from penstock.gateway.endpoints.pool_rules import RuleBook
 from penstock.gateway.endpoints.registry import EndpointRegistry
@@ -82,7 +81,6 @@ class Parts:
         metrics.add_sources([Levels(*SPENT, lambda: scheduler.budgets(now=driver.now()))])
         self.catalog = catalog = Catalog()
         self.endpoints = endpoints = EndpointRegistry(driver=driver, metrics=metrics, catalog=catalog)
-        self.discovery = Discovery((), endpoints)
         self.events = events = EventLog()
         own_address, (host, _) = settings.admin_address, settings.listen_address
         admin_host = host if own_address is None else own_address[0]
@@ -94,6 +92,7 @@ class Parts:
         self.orders = orders = TenantOrders(events)
         self.callers = callers = Callers()
         rules = RuleBook(callers.objectives.know, catalog.know)
+        self.discovery = SettingsSources(endpoints, os.environ, rules)
         self.affinities = affinities = Affinities(_prefix_seed(settings))
         heartbeats = Heartbeats(driver)
         self.store = self._store(settings) if settings.needs_store else None
@@ -191,7 +190,7 @@ class Parts:
             read or (lambda: settings),
             (*reads_requests, *reports, *decides, *(it for it in (self.cluster, self.picker) if it)),
             certificate=self.certificate,
-            discovery=SettingsSources(self.discovery, os.environ, rules),
+            discovery=self.discovery,
             metrics=metrics,
             events=events,
         )

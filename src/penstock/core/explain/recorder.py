@@ -1,20 +1,16 @@
-"""Why did, or does, a request wait: the notes on each request, and the answer made of them.
+"""Why did, or does, a request wait: the notes on each request, of which `explanation.py` makes the answer.
 
-A request has a `Trail` here from its arrival on, and the last `KEPT` that ended are kept with theirs. On the way only
-references and numbers at hand are noted; durations per cause, and which requests went first and why, are worked out
-on request. See docs/decisions/0008 for the costs and limits.
+A request has a `Trail` here from its arrival on, and the last `KEPT` that ended are kept with theirs. Only references
+and numbers at hand are noted. See docs/decisions/0008 for the costs and limits.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from msgspec.structs import replace
-
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.explain.explanation import Candidate, Explanation, Requeued, Sent, Served, Waited
 from penstock.core.explain.shares import Meter, ModelMeter, Shares
 from penstock.core.explain.wait_causes import Stay, Stayed, Waits
 from penstock.core.queueing.entry import Entry
@@ -29,18 +25,18 @@ KEPT: Final = 1_000  # requests that ended
 DISPATCHES_KEPT = 1_000  # searched for the requests that went first
 CANDIDATES_MAX: Final = 3  # of the endpoints that were open, noted with their load
 STAYS_MAX: Final = 32  # visits to the queue with their causes; of further ones only the length is known
-SERVED_SHOWN = 12  # groups of requests that went first
 
 
 _Loaded = tuple[Endpoint, int, int, int, int]  # with its leases, slots, prompt tokens ahead, and cached tokens
 
 
 class Trail:
-    """The notes on one request."""
+    """The notes on one request; of several dispatches, those on the last one."""
 
     __slots__ = (
-        "arrived_s", "band", "bumped", "choice", "counted", "ended_s", "first_s", "limit", "meter", "model", "open",
-        "reason", "requeues", "sent", "sent_serial", "serial", "stay", "stays", "tried", "usage",
+        "arrived_s", "band", "bumped", "choice", "counted", "decode_at_s", "decode_endpoint", "ended_s", "fallback",
+        "first_s", "limit", "meter", "model", "open", "open_endpoints", "reason", "requeues", "sent_s", "sent_serial",
+        "sent_to", "serial", "service", "stay", "stays", "tried", "usage", "virtual_time",
     )  # fmt: skip
 
     def __init__(self, now: float, serial: int, band: str) -> None:
@@ -52,8 +48,15 @@ class Trail:
         self.model: ModelMeter | None = None
         self.stay: Stay | None = None  # the present one
         self.stays: list[Stayed] | None = None  # those that are over
-        self.sent: Sent | None = None  # the last dispatch; its times are the clock's
-        self.choice: Choice | None = None  # and the endpoints compared for it
+        self.sent_s: float | None = None  # None: not sent yet
+        self.sent_to = ""  # the endpoint
+        self.open_endpoints = 0
+        self.service = 0.0  # of its flow by then, per weight
+        self.virtual_time = 0.0  # of its band
+        self.decode_endpoint: str | None = None  # the one that answers it, if another
+        self.decode_at_s: float | None = None  # when it was handed over to that one
+        self.fallback: str | None = None  # the one that a proxy sent it to instead
+        self.choice: Choice | None = None  # the endpoints that were compared
         self.open: list[_Loaded] | None = None  # some of those that were open then; None: it went at once
         self.counted = 0.0  # service its meter got for it
         self.requeues: list[tuple[float, str, str]] | None = None
@@ -67,7 +70,7 @@ class Trail:
 
 
 class Recorder:
-    """Notes what happens to requests, and explains it."""
+    """Notes what happens to requests."""
 
     def __init__(self, waits: Waits, shares: Shares, bands: Sequence[str]) -> None:
         self._waits = waits
@@ -76,14 +79,14 @@ class Recorder:
         self._trails: dict[int, Trail] = {}  # by arrival number; ended ones as long as kept
         self._ended: deque[Entry] = deque()
         self._by_id: dict[str, Entry] = {}  # the latest of those that ended and had this id
-        self._sent: deque[tuple[int, Sent, Entry, Trail]] = deque(maxlen=DISPATCHES_KEPT)
-        self._serial = 0
+        self.dispatches: deque[tuple[int, float, Entry, Trail]] = deque(maxlen=DISPATCHES_KEPT)  #: numbered, with times
+        self.serial = 0  #: of the last dispatch
 
     # --- events (each request pays for all of it: benchmarks/snapshot.py) -----------------------------------
 
     def arrived(self, entry: Entry, now: float) -> None:
         """Begin the trail of a request that came."""
-        self._trails[entry.seq] = Trail(now, self._serial, self._bands[entry.band])
+        self._trails[entry.seq] = Trail(now, self.serial, self._bands[entry.band])
 
     def waits(self, entry: Entry, now: float) -> None:
         """Note that `entry` stays in the queue: its wait counts for its tenant and its cause."""
@@ -119,16 +122,12 @@ class Recorder:
         while parent is not None and parent.parent is not None:
             node, parent = parent, parent.parent
         virtual = 0.0 if parent is None else parent.virtual
-        self._serial = trail.sent_serial = serial = self._serial + 1
-        trail.sent = sent = Sent(
-            now,
-            chosen.name,
-            len(endpoints),
-            scored_by=choice.scored_by,
-            service=node.tag,
-            virtual_time=virtual,
-        )
-        self._sent.append((serial, sent, entry, trail))
+        self.serial = trail.sent_serial = serial = self.serial + 1
+        if trail.sent_s is not None:
+            trail.decode_endpoint = trail.fallback = trail.decode_at_s = None
+        trail.sent_s, trail.sent_to, trail.open_endpoints = now, chosen.name, len(endpoints)
+        trail.service, trail.virtual_time = node.tag, virtual
+        self.dispatches.append((serial, now, entry, trail))
         meter.running += 1
         model.running += 1
         model.waits_s.append((now, entry.waited_s))
@@ -141,7 +140,7 @@ class Recorder:
         trail, shares = self._trails[entry.seq], self._shares
         trail.arrived_s = came_s
         trail.meter, trail.model = meter, model = shares.meter(entry), shares.model(entry.model)
-        trail.sent, trail.sent_serial = Sent(sent_s, endpoint), trail.serial
+        trail.sent_s, trail.sent_to, trail.sent_serial = sent_s, endpoint, trail.serial
         meter.running += 1
         model.running += 1
         trail.counted = entry.cost or entry.work
@@ -156,8 +155,8 @@ class Recorder:
         trail = self._trails.pop(entry.seq)
         if trail.stay is not None:
             self._leave(entry, trail, now)
-        if trail.meter is not None and trail.sent is not None:
-            self._shares.correct(trail.meter, -trail.counted, trail.sent.at_s)
+        if trail.meter is not None and trail.sent_s is not None:
+            self._shares.correct(trail.meter, -trail.counted, trail.sent_s)
 
     def first_token(self, entry: Entry, now: float) -> None:
         """Note when the first token of the answer to `entry` came."""
@@ -166,18 +165,16 @@ class Recorder:
 
     def divided(self, entry: Entry, endpoint: str) -> None:
         """Note that the request is answered at `endpoint`, and only its prompt is computed at the other."""
-        if (sent := self._trails[entry.seq].sent) is not None:
-            sent.decode_endpoint = endpoint
+        self._trails[entry.seq].decode_endpoint = endpoint
 
     def handed_over(self, entry: Entry, endpoint: str, now: float) -> None:
         """Note that the prompt is computed, and that `endpoint` answers from now on."""
-        if (sent := self._trails[entry.seq].sent) is not None:
-            sent.decode_endpoint, sent.decode_at_s = endpoint, now
+        trail = self._trails[entry.seq]
+        trail.decode_endpoint, trail.decode_at_s = endpoint, now
 
     def rerouted(self, entry: Entry, endpoint: str) -> None:
         """Note that a proxy sent the request to `endpoint` instead."""
-        if (sent := self._trails[entry.seq].sent) is not None:
-            sent.fallback = endpoint
+        self._trails[entry.seq].fallback = endpoint
 
     def released(self, entry: Entry) -> None:
         """Count out a request that is at no endpoint any more."""
@@ -192,9 +189,9 @@ class Recorder:
         """Note that a request goes back to the queue because of `failure`: its service is taken off again."""
         trail = self._trails[entry.seq]
         assert trail.meter is not None
-        assert trail.sent is not None
+        assert trail.sent_s is not None
         trail.requeues = [*(trail.requeues or ())[-STAYS_MAX:], (now, failure, endpoint)]
-        self._shares.correct(trail.meter, -trail.counted, trail.sent.at_s)
+        self._shares.correct(trail.meter, -trail.counted, trail.sent_s)
         trail.counted = 0.0
 
     def bumped(self, entry: Entry) -> None:
@@ -254,12 +251,12 @@ class Recorder:
             self._shares.model(entry.model).refused += 1
         else:
             model.ended += 1
-            model.served_s += now - trail.sent.at_s if trail.sent is not None else 0.0
+            model.served_s += now - trail.sent_s if trail.sent_s is not None else 0.0
             if usage is not None:
                 model.prompt_tokens += usage.prompt_tokens
                 model.output_tokens += usage.completion_tokens
-            if entry.cost and entry.charged != trail.counted and trail.meter is not None and trail.sent is not None:
-                self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent.at_s)
+            if entry.cost and entry.charged != trail.counted and trail.meter is not None and trail.sent_s is not None:
+                self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent_s)
         if entry.prefix or entry.blocks is not None or entry.looked_up is not None:
             _strip(entry)
         self._ended.append(entry)
@@ -302,69 +299,6 @@ class Recorder:
         stay = self._trails[entry.seq].stay
         return stay.line.span.cause if stay is not None else None
 
-    def explain(self, entry: Entry, *, estimated_wait_s: float | None, now: float) -> Explanation:
-        """Returns all that is known of a request. `estimated_wait_s`: None if it does not wait, or nothing is known."""
-        request, trail = entry.request, self._trails[entry.seq]
-        start_s, sent, waiting = trail.arrived_s, trail.sent, entry.state is State.WAITING
-        before = self._before(entry)
-        stays = trail.stays or []
-        if trail.stay is not None:
-            stays = [*stays, self._waits.so_far(trail.stay, now)]
-        seconds = _seconds(stays)
-        closed = self._waits.endpoints(self._waits.band(request.band), request.model, now)[0] if waiting else {}
-        usage = trail.usage
-        return Explanation(
-            id=request.id,
-            tenant=request.tenant,
-            band=trail.band,
-            model=request.model,
-            flow=list(request.flow),
-            state=entry.state,
-            came_s_ago=now - start_s,
-            prompt_tokens=usage.prompt_tokens if usage is not None else entry.prompt_tokens,
-            output_tokens=usage.completion_tokens if usage is not None else entry.output_tokens,
-            waited_s=now - entry.waits_since_s if waiting else entry.waited_s,
-            waits=[Waited(c, s) for c, s in sorted(seconds.items(), key=lambda item: -item[1])],
-            waits_for=self._waits.present(trail.stay.line, now) if trail.stay is not None else None,
-            closed=dict(closed),
-            slots_by=self._waits.sized_by(request.model) if waiting else {},
-            estimated_wait_s=estimated_wait_s,
-            before=[
-                Served(tenant, band, why, count) for (tenant, band, why), count in before.most_common(SERVED_SHOWN)
-            ],
-            before_total=sum(before.values()),
-            sent=None
-            if sent is None
-            else replace(
-                sent,
-                at_s=sent.at_s - start_s,
-                candidates=_candidates(trail),
-                overtaken=entry.backfilled,
-                decode_at_s=None if sent.decode_at_s is None else sent.decode_at_s - start_s,
-            ),
-            first_byte_s=None if trail.first_s is None else trail.first_s - start_s,
-            instead_of=request.instead_of,
-            tried=trail.tried,
-            requeues=[Requeued(at - start_s, where, what) for at, what, where in trail.requeues or ()],
-            ended_s=None if trail.ended_s is None else trail.ended_s - start_s,
-            reason=trail.reason,
-            limit=trail.limit,
-        )
-
-    def _before(self, entry: Entry) -> Counter[tuple[str, str, str]]:
-        """Return the requests that went first: how many, by tenant, band and why."""
-        trail = self._trails[entry.seq]
-        until = self._serial + 1 if trail.sent is None else trail.sent_serial
-        ended_s = trail.ended_s if trail.sent is None else None
-        served: Counter[tuple[str, str, str]] = Counter()
-        for serial, sent, its, noted in reversed(self._sent):
-            if serial <= trail.serial:
-                break
-            late = serial >= until or (ended_s is not None and sent.at_s >= ended_s)
-            if not late and its is not entry and its.model == entry.model:
-                served[its.tenant, noted.band, _why(its, noted, entry)] += 1
-        return served
-
 
 def _strip(entry: Entry) -> None:
     """Drop the routing data: a long prompt's keys are many times larger than all else."""
@@ -383,36 +317,3 @@ def _loads(chosen: Endpoint, endpoints: Sequence[Endpoint], located: Located) ->
             cached = 0 if located is NOWHERE else located.tokens(endpoint.index)
             shown.append((endpoint, len(ledger.leases), ledger.limit.slots, ledger.prefill.outstanding_tokens, cached))
     return shown
-
-
-def _candidates(trail: Trail) -> list[Candidate]:
-    """Returns the endpoints that were open at the dispatch, the chosen one first, as they stood then."""
-    choice = trail.choice
-    if choice is None:
-        return []
-    if trail.open is None:
-        among = (choice.endpoint, *[e for e in choice.among[:CANDIDATES_MAX] if e is not choice.endpoint])
-        return [Candidate(endpoint.name, score=choice.score(endpoint)) for endpoint in among]
-    return [
-        Candidate(endpoint.name, leases, slots, ahead, cached, choice.score(endpoint))
-        for endpoint, leases, slots, ahead, cached in trail.open
-    ]
-
-
-def _why(other: Entry, noted: Trail, entry: Entry) -> str:
-    """Why another one went before this one."""
-    if noted.bumped:
-        return "bumped"
-    if other.band != entry.band:
-        return "band" if other.band < entry.band else "promised"
-    if other.node is not entry.node and other.request.flow != entry.request.flow:
-        return "turn"
-    return "order" if (other.key, other.seq) < (entry.key, entry.seq) else "overtook"
-
-
-def _seconds(stays: Iterable[Stayed]) -> dict[Cause, float]:
-    total: dict[Cause, float] = {}
-    for stay in stays:
-        for cause, seconds in stay.seconds().items():
-            total[cause] = total.get(cause, 0.0) + seconds
-    return total

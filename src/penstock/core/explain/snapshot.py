@@ -466,7 +466,7 @@ def rows_of(entries: Iterable[Entry], recorder: Recorder, now: float) -> Iterato
 
 def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
     request, trail = entry.request, recorder.trail(entry)
-    ended_s, usage, sent = trail.ended_s, trail.usage, trail.sent
+    ended_s, usage = trail.ended_s, trail.usage
     return RequestRow(
         id=request.id,
         tenant=request.tenant,
@@ -477,8 +477,8 @@ def _row(entry: Entry, recorder: Recorder, now: float) -> RequestRow:
         waited_s=now - entry.waits_since_s if entry.state is State.WAITING else entry.waited_s,
         prompt_tokens=usage.prompt_tokens if usage is not None else entry.prompt_tokens,
         output_tokens=usage.completion_tokens if usage is not None else entry.output_seen,
-        endpoint=(sent.endpoint if sent.decode_at_s is None else sent.decode_endpoint)
-        if sent is not None and entry.state is not State.WAITING
+        endpoint=(trail.sent_to if trail.decode_at_s is None else trail.decode_endpoint)
+        if trail.sent_s is not None and entry.state is not State.WAITING
         else None,
         cause=recorder.cause(entry),
         reason=trail.reason,

@@ -38,8 +38,6 @@ def make_way(state: SchedulerState, now: float, actions: list[Action]) -> None:
 
     Ends: each round takes a lease, and a round that sends no request of a higher band is the last one.
     """
-    if not state.preemption.on or state.pool.roles.any:
-        return
     while (found := _victim(state, now)) is not None:
         victim, lease, endpoint = found
         state.preemption.lost(now - lease.began_s)

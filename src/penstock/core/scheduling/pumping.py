@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.core.endpoints.endpoint import Endpoint
-from penstock.core.scheduling import gating, preempting, sending
+from penstock.core.scheduling import gating, sending
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.actions import Action
 
@@ -29,7 +29,14 @@ def hand_out(state: SchedulerState, now: float, actions: list[Action]) -> None:
     if not state.settings.queue_enabled and state.queues.waiting:
         sending.send_all(state, now, actions)
     sending.send_open(state, now, actions)
-    if state.queues.waiting:
-        preempting.make_way(state, now, actions)
+    make_way(state, now, actions)
     if state.queues.waiting:
         state.wait_causes.look(now)
+
+
+def make_way(state: SchedulerState, now: float, actions: list[Action]) -> None:
+    """Preempt what queued requests of higher bands would gain by, if any band is preemptible. Adds to `actions`."""
+    if state.preemption.on and state.queues.waiting and not state.pool.roles.any:
+        from penstock.core.scheduling import preempting  # noqa: PLC0415 - few gateways have such bands
+
+        preempting.make_way(state, now, actions)

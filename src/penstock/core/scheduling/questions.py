@@ -6,10 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.explain.endpoints_wanted import ModelLoad, loads_now
-from penstock.core.explain.explanation import Explanation, SessionWait
 from penstock.core.explain.recorder import KEPT
 from penstock.core.explain.snapshot import (
     NO_ROWS,
@@ -35,6 +35,9 @@ from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request
 from penstock.core.values.rows import Allowance, Serving, SessionRow, SessionsSnapshot
 from penstock.core.values.settings import Limits
+
+if TYPE_CHECKING:
+    from penstock.core.explain.explanation import Explanation
 
 NO_WISHES: Mapping[str, str] = {}
 _SENDS_DIRECTLY = (None, Cause.RETURNING, Cause.STUCK)  # as `Pool.usable`: a request that can't wait is sent anyway
@@ -234,22 +237,16 @@ class Questions:
 
     def explain(self, request_id: str, *, now: float) -> Explanation | None:
         """Returns why a request waits or waited; None if it is unknown or ended long ago."""
+        from penstock.core.explain.explanation import explained, waits_for_memory  # noqa: PLC0415 - few requests are asked
+
         state = self._state
         entry = state.entries.get(request_id) or state.recorder.find(request_id)
         if entry is None:
             return None
         wait_s = state.estimated_wait_s(entry, now) if entry.state is State.WAITING else None
-        told = state.recorder.explain(entry, estimated_wait_s=wait_s, now=now)
+        told = explained(entry, state.recorder, state.wait_causes, estimated_wait_s=wait_s, now=now)
         if entry.held and entry.state is State.WAITING and (session := state.gate.session_of(request_id)) is not None:
-            told.session = SessionWait(
-                session=session.name,
-                turn=session.turns_total + 1,
-                tokens=session.footprint,
-                beside=sum([memory.residents for memory in state.gate.ledger.memories.values()]),
-                stopped=session.stopped,
-                wait_s_max=state.gate.settings.wait_s,
-                price=state.gate.price(),
-            )
+            told.session = waits_for_memory(session, state.gate)
         return told
 
     def requests(self, *, now: float) -> Iterator[RequestRow]:

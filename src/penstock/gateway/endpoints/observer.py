@@ -44,6 +44,7 @@ PAGE_LATE_S, REST_LATE_S = 0.5, 0.25  # then the engine is probed: a page may be
 LOADING_S = 60.0  # some engines list no model while they load one; an empty list that lasts longer is the answer
 SILENT_S, REST_SILENT_S = 1.2, 0.6  # of a probe; behind a pause of 1 or 2 s a frozen engine is shown within 3 s
 REST_PAUSES = 2  # intervals between readings of an endpoint at rest; the core takes a reading for old after three
+ROUNDED_S = 0.002  # a timer of the loop may fire so much too early, which would be another pause of nearly nothing
 DOWN_PROBE_S = 0.5  # a dead endpoint is probed more often than a live one: to see its return is worth a cheap connect
 UNPROVEN = (
     "it lists no models and gives no sign of an engine, so it is tried with one request at a time until it answers one"
@@ -176,7 +177,7 @@ class Observer:
             await pause()
 
     async def _pause(self, until: asyncio.Event, pause_s: float) -> None:
-        timer = asyncio.get_running_loop().call_later(pause_s, until.set)
+        timer = asyncio.get_running_loop().call_later(pause_s + ROUNDED_S, until.set)
         try:
             await until.wait()
         finally:

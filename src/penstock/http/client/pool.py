@@ -88,6 +88,7 @@ class Upstream:
         self._idle: list[UpstreamConnection] = []  # by the time they became idle
         self._tick_s = self.timeouts.tick_s
         self._timer: asyncio.TimerHandle | None = None
+        self._rests = False  # all connections are idle, so the timer is set to when the first is to be closed
         self._is_closed = False
         self._requests_total = self._connects_total = 0
 
@@ -111,6 +112,8 @@ class Upstream:
         """Use these `timeouts` from now on, also for calls under way."""
         self.timeouts = timeouts
         self._tick_s = timeouts.tick_s
+        if self._rests:
+            self._watch()
 
     def retrust(self, ssl_context: ssl.SSLContext) -> None:
         """Use another `ssl_context` for new TLS connections."""
@@ -161,6 +164,8 @@ class Upstream:
             idle_s = now - connection.idle_since
             if idle_s < UNLOOKED_S or (idle_s < self.timeouts.idle_s and not connection.is_dropped):
                 connection.start(call, now + STALE_S)
+                if self._rests:
+                    self._watch()
                 return call
             connection.close()
         self._connect(call)
@@ -237,8 +242,8 @@ class Upstream:
         self._connects_total += 1
         self._connecting.discard(connection)
         self._open.add(connection)
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._tick_s, self._tick)
+        if self._timer is None or self._rests:
+            self._watch()
 
     def release(self, connection: UpstreamConnection, /) -> None:
         """`connection` has carried a whole answer: keep it for the next request, or close it if enough are idle."""
@@ -308,14 +313,27 @@ class Upstream:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError, a name IDNA refuses a ValueError
             connection.fail(UpstreamErrorKind.CONNECT, str(error) or type(error).__name__)
 
+    def _watch(self) -> None:
+        """Check every connection a tick from now, and again and again: a call is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rests = False
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+
     def _tick(self) -> None:
-        """Check every connection. One timer per endpoint instead of one per request; none while no socket is open."""
-        self._timer = self._loop.call_later(self._tick_s, self._tick) if self._open else None
-        now = self.time()
-        while self._idle and now - self._idle[0].idle_since >= self.timeouts.idle_s:
-            self._idle[0].close()
+        """Check every connection. One timer per endpoint instead of one per request; none while no socket is open.
+
+        While all connections are idle, the next tick is when the first of them is to be closed.
+        """
+        now, idle, pause_s = self.time(), self._idle, self._tick_s
+        while idle and now - idle[0].idle_since >= self.timeouts.idle_s:
+            idle[0].close()
         for connection in tuple(self._open):
             connection.check(now)
+        self._rests = len(idle) == len(self._open)
+        if self._rests and idle:
+            pause_s = max(pause_s, idle[0].idle_since + self.timeouts.idle_s - now)
+        self._timer = self._loop.call_later(pause_s, self._tick) if self._open else None
 
 
 class _Collector:
