@@ -154,6 +154,33 @@ def test_a_reader_counts_tokens_and_progress_by_the_same_meanings(events: list[b
     reader.take(b"".join(events))
     assert reader.tokens == each.count(Meaning.TOKEN)
     assert reader.idle is not (Meaning.TOKEN in each or Meaning.END in each)
+    for event, what in zip(events, each, strict=True):  # now some begin as one did before
+        before = reader.tokens
+        reader.take(event)
+        assert reader.tokens - before == (what is Meaning.TOKEN)
+        assert reader.idle is not (what is Meaning.TOKEN or what is Meaning.END)
+
+
+@pytest.mark.parametrize("close", [b"", b" "], ids=["compact", "as Python writes it"])
+def test_events_that_begin_like_a_text_are_looked_at_to_their_end(close: bytes) -> None:
+    def event(text: str, more: bytes = b"") -> bytes:
+        return data(choice(content=text)).replace(b": ", b":" + close).replace(b"data:" + close, b"data: ")[:-2] + more
+
+    texts = event("a", b"\n\n") + event('\\"', b"\n\n") + event("b", b"\n\n")
+    reader = AnswerReader(streamed=True, hides_usage=True)
+    for size in (len(texts), 7, len(event("a", b"\n\n"))):
+        before = reader.tokens
+        passed = [reader.take(texts[at : at + size]) for at in range(0, len(texts), size)]
+        assert (b"".join(passed), reader.tokens - before) == (texts, 3)
+    assert not reader.idle
+    assert reader.take(event("", b"\n\n")) == event("", b"\n\n")  # nothing is said
+    assert (reader.tokens, reader.idle) == (9, True)
+    usage = data({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 12}})
+    assert reader.take(texts + usage) == texts
+    assert (reader.tokens, reader.usage()) == (12, Usage(7, 12))
+    cut = event("a", b"\ndata: \n\n")  # of two lines, which is no JSON of one shape
+    assert reader.take(texts + cut) == texts + cut
+    assert reader.tokens == 16
 
 
 @given(st.lists(one_event | st.sampled_from([*ASIDES.values(), b"data: [DONE]\n\n"]), min_size=1, max_size=6))

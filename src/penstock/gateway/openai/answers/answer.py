@@ -1,7 +1,9 @@
 """One answer as it passes: its tokens, usage and end.
 
-Nothing is parsed per chunk, as long as bytes show what its events mean (`events.py`). Events with a token are counted
-as they pass (each is about one token), the last few kilobytes are kept, and at the end the usage is read from them.
+Nothing is parsed per chunk, as long as bytes show what its events mean (`events.py`). An engine begins all events of a
+stream alike up to the text, so most are only compared with the last one that was looked at. Events with a token are
+counted as they pass (each is about one token), the last few kilobytes are kept, and at the end the usage is read from
+them.
 Usage that Penstock itself asked for (`accounting.usage: auto`) comes as one extra event, which is taken out again: its
 client did not ask.
 """
@@ -43,6 +45,7 @@ HEAD_BYTES: Final = 1024  # kept: an answer's id, and Anthropic's message_start,
 HELD_BYTES_MAX: Final = 65536  # of an event that is not whole yet; a longer one passes as it comes
 GROWING_BYTES_MIN: Final = 4096  # a longer event (a picture, a sound) makes progress before it is whole
 TAIL_BYTES_MAX: Final = 2 * TAIL_BYTES
+BEGIN_BYTES_MAX: Final = 1024  # of an event, before its text: an id, a time and a model are some 200
 _DONES: Final = (
     b"data: [DONE]\n\n",
     b"data:[DONE]\n\n",
@@ -55,6 +58,8 @@ _USAGE_NAME: Final = b'"usage"'
 _NO_USAGE: Final = (b'"usage":null', b'"usage": null')
 _BARE_USAGE: Final = b'"choices":[],"usage":{'  # of an event that only reports usage, as engines write it
 _CHOICES: Final = re.compile(rb'"choices"\s*:\s*\[\s*\{')
+_LF: Final = 0x0A
+_QUOTE: Final = 0x22
 _CR: Final = 0x0D  # an int: `in` tries that first, and for bytes it builds an exception before it searches
 
 
@@ -62,6 +67,8 @@ class AnswerReader:
     """Reads one answer as it passes."""
 
     __slots__ = (
+        "_alike",
+        "_begin",
         "_done",
         "_events",
         "_held",
@@ -86,12 +93,14 @@ class AnswerReader:
         self._done = b""  # the last event, held until the answer is known to be good
         # Events normalised to one line each.
         self._tail = bytearray(b"\n\n" if streamed else b"")
+        self._begin = b""  # how an event with a token began, up to the text; empty: none is known
+        self._alike = True  # another one began like that, so it is worth while to know how the next one begins
         self._usage: Usage | None = None  # read before the rest of the tail
         self._size = 0  # of an answer that is no stream
         self.tokens = 0  #: events with a token that passed
         self.idle = False  #: the last bytes had no token and no end
 
-    def take(self, data: bytes) -> bytes:
+    def take(self, data: bytes) -> bytes:  # noqa: C901, PLR0912 - calls cost more than branches
         """Look at the next bytes of the answer. Returns those to pass on."""
         if not self._events:
             return self._take_other(data)
@@ -101,12 +110,21 @@ class AnswerReader:
                 return data
             if _CR in data:
                 return self._each(data, whole=last_end(data) == len(data))
-        if data.find(b"\n") == len(data) - 2 and says(data, len(data)):
-            said = ended = 1  # one event of one line, as most reads are
+        begin, said, at, size = self._begin, 0, 0, len(data)
+        if begin:
+            while data.startswith(begin, at) and data[at + len(begin)] != _QUOTE:
+                end = data.find(b"\n", at + len(begin)) + 1  # of the first line; there are two LF at the end
+                if data[end] != _LF:
+                    break
+                said, at = said + 1, end + 1
+        if said and at == size:
+            ended, self._alike = said, True
         else:
             said, ended = _seen(data)
             if ended < 0:
-                return self._each(data, whole=last_end(data) == len(data))
+                return self._each(data, whole=last_end(data) == size)
+            if said and self._alike and said == ended:
+                self._learn(data)
         self.idle = not ended
         self.tokens += said
         if len(self.head) < HEAD_BYTES:
@@ -115,9 +133,19 @@ class AnswerReader:
         seen += data
         if len(seen) > TAIL_BYTES_MAX:  # to cut it at each piece would copy it at each piece
             self._trim()
+        if at == size and not self._done:
+            return data
         if self._hides_usage and data.find(_USAGE_NAME) >= 0:
             data = _without_usage(data)
         return self._before_done(data) if self._done or data.endswith(b"]\n\n") else data
+
+    def _learn(self, data: bytes) -> None:
+        """Note how the first event of `data` with a token begins, until it turns out that no other begins so."""
+        self._alike, found = False, SAID.search(data)
+        if found is not None:
+            before = data.rfind(b"\n\n", 0, found.start())
+            begin = data[before + 2 if before >= 0 else 0 : found.end() - 1]
+            self._begin = begin if len(begin) <= BEGIN_BYTES_MAX and _LF not in begin else b""
 
     def _take_other(self, data: bytes) -> bytes:
         if len(self.head) < HEAD_BYTES:
@@ -258,6 +286,8 @@ def _seen(data: bytes) -> tuple[int, int]:
 
     There is no doubt if each event has one line beside its name, and there are as many shapes as events.
     """
+    if data.find(b"\n") == len(data) - 2 and says(data, len(data)):
+        return 1, 1
     named, events = data.startswith(b"event:"), data.count(b"\n\n")
     if not events or data.count(b"\n") != (3 if named else 2) * events:
         return 0, -1

@@ -121,6 +121,9 @@ def says_at_once(data: bytes) -> bool:
 
 def split(data: bytes, since: int = 0) -> tuple[list[bytes], bytes]:
     """Returns whole events and the rest. Before `since` no event ends."""
+    if data.find(b"\r") < 0:
+        *whole, rest = data.split(b"\n\n")
+        return [event + b"\n\n" for event in whole], rest
     events, at = [], 0
     for end in _END.finditer(data, since):
         events.append(data[at : end.end()])
