@@ -75,7 +75,13 @@ def test_a_stream_is_asked_for_as_engines_read_flags(values: tuple[object, ...],
         ({"sampling_params": [{"max_new_tokens": 5}, {"max_new_tokens": 9}]}, 9),
         ({"sampling_params": {"max_tokens": 9}}, 9),
         ({"parameters": {"max_new_tokens": 5}, "options": {"num_predict": 9}}, 9),
+        ({"max_tokens": 2**31 - 1}, 2**31 - 1),
+        ({"max_tokens": 2**31}, 2**31),
+        ({"max_tokens": 10**30}, 2**31),
+        ({"max_tokens": 5, "max_output_tokens": 2**64}, 2**31),
+        ({"max_completion_tokens": -(10**30)}, None),
+        ({"sampling_params": {"max_new_tokens": 2**64}, "n": 10**30}, 2**31),
     ],
 )
-def test_of_several_lengths_the_largest_counts(body: dict[str, object], most: int) -> None:
+def test_of_several_lengths_the_largest_counts(body: dict[str, object], most: int | None) -> None:
     assert peek(json.dumps({"model": "m", **body}).encode()).output_tokens_max == most

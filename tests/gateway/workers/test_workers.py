@@ -113,6 +113,21 @@ async def test_an_id_that_two_workers_have_is_two_requests(world: World) -> None
         assert answer.header("x-request-id") == "mine"
 
 
+async def test_numbers_of_any_size_in_a_body_hold_up_neither_its_request_nor_another(world: World) -> None:
+    await world.engine()
+    await world.gateway(slots=4, workers=2)
+    names = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "n", "best_of", "priority")
+    own = [{name: {"max_new_tokens": 10**30, "n": 10**30}} for name in ("parameters", "sampling_params", "options")]
+    odd: list[dict[str, Any]] = [{name: size} for name in names for size in (2**64, 10**30, -(10**30))] + own
+    with only(world, SECOND):
+        answers = await asyncio.gather(
+            *(world.ask(body=chat(tokens=1) | more) for more in odd), *(world.chat(tokens=1) for _ in odd)
+        )
+    assert {answer.status for answer in answers[: len(odd)]} <= {200, 400}
+    assert [answer.status for answer in answers[len(odd) :]] == [200] * len(odd)
+    await world.idle()
+
+
 async def test_counts_are_sums(world: World) -> None:
     await world.engine()
     await world.gateway(workers=2)

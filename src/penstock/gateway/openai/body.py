@@ -17,7 +17,7 @@ import msgspec
 from penstock.core.values.request import Contents
 from penstock.gateway.openai import scan
 from penstock.gateway.openai.contents import contents, weigh
-from penstock.gateway.openai.fields import NOTHING, OF_CHATS, SEVERAL, Fields, Named, Own, Plain
+from penstock.gateway.openai.fields import NOTHING, OF_CHATS, SEVERAL, TOKENS_MAX, Fields, Named, Own, Plain
 from penstock.gateway.openai.splice import Body, Spliced, add_first, set_field, set_in_bytes, values_of
 
 VALUE_BYTES_MAX: Final = 4096  # of a decoded field: names, numbers, a few options
@@ -258,7 +258,7 @@ def _tokens(name: str, raw: msgspec.Raw) -> int:
     if raw is NOTHING:
         return 0
     given = _built(name, raw)
-    return max(0, given) if type(given) is int else 0
+    return min(max(0, given), TOKENS_MAX) if type(given) is int else 0
 
 
 def _own(raw: msgspec.Raw) -> list[Own]:

@@ -4,11 +4,14 @@ msgspec.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
 NOTHING = msgspec.Raw()
+TOKENS_MAX: Final = 2**31  # of one answer: more means nothing, and may not fit a message between processes
+
+Limit = Annotated[int, msgspec.Meta(lt=TOKENS_MAX)]
 
 
 class Text(msgspec.Struct, gc=False):
@@ -82,9 +85,9 @@ class Plain(Named, gc=False):
 
     model: str | None = None
     stream: bool | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    max_output_tokens: Limit | None = None
     n: None = None
     best_of: None = None
     stream_options: msgspec.Raw = NOTHING

@@ -17,12 +17,11 @@ from typing import Final, TypeVar
 import msgspec
 
 from penstock.core.values.request import Usage
-from penstock.gateway.openai.fields import KeptFields, LlamacppTimings, SglangMeta, UsageFields
+from penstock.gateway.openai.fields import TOKENS_MAX, KeptFields, LlamacppTimings, SglangMeta, UsageFields
 from penstock.http.client.pool import Headers
 
 T = TypeVar("T")
 
-TOKENS_MAX: Final = 2**31
 USAGE_BYTES_MAX: Final = 4096  # of one such object; those of engines have some 300
 LOOKED_AT_MAX: Final = 8  # objects with that name: some have no numbers, such as a tool's parameter
 OBJECTS_MAX: Final = 16  # in one such object
