@@ -126,7 +126,7 @@ def _unreadable(body: bytes, error: Exception) -> BadBody:
     if body[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in body[:2]:
         return BadBody("The body is not valid UTF-8: it looks like UTF-16 or UTF-32. JSON is sent as UTF-8.")
     if isinstance(error, UnicodeDecodeError):
-        return BadBody(f"The body is not valid UTF-8 (byte {error.start}).")
+        return BadBody(f"The body is not valid UTF-8 (byte {_first_bad(body, error)}).")
     if isinstance(error, scan.Malformed):
         return BadBody(str(error))
     if isinstance(error, msgspec.ValidationError):
@@ -136,6 +136,15 @@ def _unreadable(body: bytes, error: Exception) -> BadBody:
     except scan.Malformed as half:
         return BadBody(str(half))
     return BadBody(f"The body is not valid JSON: {error}.")
+
+
+def _first_bad(body: bytes, error: UnicodeDecodeError) -> int:
+    """Returns where UTF-8 ends in the body; `error` may be about a part of it."""
+    try:
+        str(body, "utf-8")
+    except UnicodeDecodeError as whole:
+        return whole.start
+    return error.start
 
 
 def unmarked(body: bytes) -> bytes:
