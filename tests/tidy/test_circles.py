@@ -11,7 +11,7 @@ from tests.tidy.test_imports import imports, inside, name_of
 ROOM = "penstock.gateway."
 STAY = (
     {"bootstrap", "cluster.cluster"},
-    {"proxy.disagg.concurrent", "proxy.journey", "proxy.mending", "proxy.relay"},
+    {"proxy.journey", "proxy.mending"},
 )
 
 

@@ -30,9 +30,8 @@ from penstock.gateway.proxy import mending
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.heartbeat import HEAD_TIMEOUT_HEADER, READ_TIMEOUT_HEADER, heartbeat_event
-from penstock.gateway.proxy.mending import NOTHING_ADDED, PRIORITY, PRIORITY_ADDED, USAGE, USAGE_ADDED
 from penstock.gateway.proxy.relay import KEY_REFUSED, WHOLE_BYTES_MAX, Relay
-from penstock.gateway.proxy.target import Target
+from penstock.gateway.proxy.target import NOTHING_ADDED, PRIORITY, PRIORITY_ADDED, USAGE, USAGE_ADDED, Target
 from penstock.gateway.telemetry.request_events import End
 from penstock.http.client.pool import Call, Headers, Sink
 

@@ -16,29 +16,21 @@ import logging
 import re
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from penstock.engines.openai import OPENAI
+from penstock.gateway.proxy.target import PRIORITY, USAGE, Target
 
 if TYPE_CHECKING:
     from penstock.gateway.proxy.journey import QueuedJourney
-    from penstock.gateway.proxy.target import Target
 
 logger: Final = logging.getLogger(__name__)
 
 FIELD_REFUSED: Final = frozenset({400, 422})  # statuses of an engine that does not take a field
 FIELD_NAMED: Final = FIELD_REFUSED | {200, 500, 501}  # statuses of one that says so by the field's name
-#: Fields that we add to a body, and what an engine's error names them by.
-USAGE: Final = "stream_options"
-PRIORITY: Final = "priority"
+#: What an engine's error names them by.
 _NAMED_BY: Final = {
     field: re.compile(pattern, re.IGNORECASE)
     for field, pattern in ((USAGE, rb"stream[ _-]?options|include[ _-]?usage"), (PRIORITY, rb"\bpriority\b"))
 }
-NOTHING_ADDED: Final[frozenset[str]] = frozenset()
-USAGE_ADDED: Final = frozenset({USAGE})
-PRIORITY_ADDED: Final = frozenset({PRIORITY})
-
 _UNFIT: Final = frozenset({400, 404, 405, 410, 413, 422, 500, 501})  # statuses that `unfit.py` reads
 _NO_SUCH_PATH: Final = frozenset({301, 302, 303, 307, 308, 404, 405, 410, 501})
 _FORBIDDEN: Final = frozenset({401, 403})  # of buckets; an engine's are about keys
@@ -122,12 +114,3 @@ def is_suspect(target: Target, path: str, status: int, *, proven: bool) -> bool:
     # An engine may lack a path that it never served; one of unknown kind that never served any is a stranger.
     unknown = target.engine is OPENAI and not target.served
     return not proven or unknown or path in target.served
-
-
-def is_api_error(body: bytes | bytearray) -> bool:
-    """True if an error's body is that of a known API, and not a web server's own."""
-    try:
-        page = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return isinstance(page, dict) and (bool(page.get("error")) or page.get("object") == "error")

@@ -23,13 +23,19 @@ from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.answer import AnswerReader
 from penstock.gateway.openai.answers.events import says_at_once
 from penstock.gateway.openai.answers.opening import Opening
-from penstock.gateway.openai.answers.stream_end import aborted, ends_itself, of_caller, tells_error, whole_error
+from penstock.gateway.openai.answers.stream_end import (
+    aborted,
+    ends_itself,
+    is_api_error,
+    of_caller,
+    tells_error,
+    whole_error,
+)
 from penstock.gateway.openai.body import renamed
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.openai.splice import Body, Spliced
 from penstock.gateway.proxy.headers import RESPONSE_OWN, response_headers, retry_after_s, unnamed
-from penstock.gateway.proxy.mending import NOTHING_ADDED, USAGE, is_api_error
-from penstock.gateway.proxy.target import Target
+from penstock.gateway.proxy.target import NOTHING_ADDED, USAGE, Target
 from penstock.http.client.pool import Call, Headers, Sink, UpstreamError, UpstreamErrorKind
 from penstock.http.server.server import Exchange
 

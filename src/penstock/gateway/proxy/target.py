@@ -15,6 +15,12 @@ from penstock.http.client.pool import Headers, Upstream
 # short answer costs its front end, and a log line. Half the interval of the fast readings, which report more.
 LOAD_INTERVAL_S: Final = 0.25
 PATHS_MAX: Final = 100  # more than there are
+#: Fields that we add to a body.
+USAGE: Final = "stream_options"
+PRIORITY: Final = "priority"
+NOTHING_ADDED: Final[frozenset[str]] = frozenset()
+USAGE_ADDED: Final = frozenset({USAGE})
+PRIORITY_ADDED: Final = frozenset({PRIORITY})
 REFUSES_S: Final = 600.0  # how long a refused field is left out; the engine may have been updated meanwhile
 
 

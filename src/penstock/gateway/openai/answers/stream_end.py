@@ -113,3 +113,12 @@ def ended_well(path: str, tail: bytes) -> bool:
     if path == "/generate_stream":  # TGI: its last event holds the whole text, which may be longer than the tail
         return b'"generated_text":null' not in tail[tail.rfind(b"\ndata:") + 1 :].replace(b": ", b":")
     return True
+
+
+def is_api_error(body: bytes | bytearray) -> bool:
+    """True if an error's body is that of a known API, and not a web server's own."""
+    try:
+        page = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return isinstance(page, dict) and (bool(page.get("error")) or page.get("object") == "error")
