@@ -26,7 +26,6 @@ from penstock.gateway.openai import errors
 from penstock.gateway.openai.answers.usage import own_usage
 from penstock.gateway.openai.body import is_multipart
 from penstock.gateway.openai.splice import Body, remove_field, set_field
-from penstock.gateway.proxy import mending
 from penstock.gateway.proxy.arrival import Arrival, Means
 from penstock.gateway.proxy.headers import request_headers
 from penstock.gateway.proxy.heartbeat import HEAD_TIMEOUT_HEADER, READ_TIMEOUT_HEADER, heartbeat_event
@@ -369,9 +368,13 @@ class QueuedJourney(Relay):
         self.progress_at = self._report_at if noted else 0
 
     def may_mend(self, status: int) -> bool:
+        from penstock.gateway.proxy import mending  # noqa: PLC0415 - engines refuse little
+
         return mending.may_mend(self, status)
 
     def mended(self, status: int, body: bytearray) -> bool:
+        from penstock.gateway.proxy import mending  # noqa: PLC0415 - engines refuse little
+
         return mending.mended(self, status, body)
 
     def suspects(self, status: int) -> bool:
@@ -380,6 +383,8 @@ class QueuedJourney(Relay):
             return False
         if status in KEY_REFUSED and scheduler.refuses_key(self.endpoint):
             return False
+        from penstock.gateway.proxy import mending  # noqa: PLC0415 - engines refuse little
+
         return mending.is_suspect(target, self.exchange.target_path, status, proven=scheduler.proven(self.endpoint))
 
     def callers_key(self, target: Target) -> bool:
@@ -411,13 +416,21 @@ class QueuedJourney(Relay):
             if self.exchange.target_path not in self._target.served:
                 self._target.answered(self.exchange.target_path)
             if self.left_out or not self.added <= self._target.takes:
-                mending.note_fields(self, self._target, self._driver.now())
+                self._target.takes |= self.added
+                self._leave_out(self._target)
         driver, lease = self._driver, self._lease
         driver.leave(self.request.id)
         self._detach(Outcome.COMPLETED, None)
         self._lease = None
         assert lease is not None
         driver.tell(driver.scheduler.finished(lease, usage, refused=status >= 300, now=driver.now()))
+
+    def _leave_out(self, target: Target) -> None:
+        """Send that engine no more of our fields that it refused, now that it answers well without."""
+        if self.left_out and self.left_out.isdisjoint(target.refuses):
+            from penstock.gateway.proxy import mending  # noqa: PLC0415 - engines refuse little
+
+            mending.leave_out(self, target, self.left_out, self._driver.now())
 
     def failed(self, failure: Failure, detail: str) -> None:
         """Report that the endpoint failed; of a divided request, the one to blame."""

@@ -91,13 +91,6 @@ def asked_elsewhere(journey: QueuedJourney, status: int, body: bytearray) -> boo
     return True
 
 
-def note_fields(journey: QueuedJourney, target: Target, now: float) -> None:
-    """The engine answers well: it takes the fields of ours that it got, and not those left out."""
-    target.takes |= journey.added
-    if journey.left_out and journey.left_out.isdisjoint(target.refuses):
-        leave_out(journey, target, journey.left_out, now)
-
-
 def leave_out(journey: QueuedJourney, target: Target, fields: frozenset[str], now: float) -> None:
     """Send that engine no such `fields` from now on, until it restarts or for ten minutes."""
     target.refuses_fields(fields, now)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.gateway.queueing import Queueing
-from penstock.gateway.telemetry.edge_series import ShownEdge, ShownGroup
 from penstock.gateway.telemetry.failures import Failures
 from penstock.gateway.telemetry.tenant_series import TenantTimes
 
 if TYPE_CHECKING:
     from penstock.gateway.admin.requests import StoppedBy
+    from penstock.gateway.telemetry.edge_series import ShownEdge, ShownGroup
 
 
 class GatewayFacts(msgspec.Struct, frozen=True):
