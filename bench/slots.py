@@ -10,24 +10,28 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
 import msgspec
 
 from bench.lab.matrix import default_settings
-from bench.lab.pages import FROZEN_IDLE
+from bench.lab.pages import FROZEN_IDLE, MISSING
 from bench.report import done_per_s
 from bench.workload import Lognormal
 from penstock.sim import command
 from penstock.sim.engine.profiles import EngineConfig
 from penstock.sim.engine.strange import PLAIN, Strange
+from penstock.sim.engine.values import Progress
 from penstock.sim.world.workload import ArrivalSource, Constant, InFlight, Lengths, Stream, sources
 from penstock.sim.world.world import World
 from penstock.sim.world.world_values import EngineNode, EngineSpec, SimulatedJourney, WorldSettings
 
 LOOK_S = 0.1
 CONSTANT = Constant(100)
+BUSY = Strange(speeds=tuple((0.7 * n, Random(n).choice((1.0, 1.0, 2.0, 3.0))) for n in range(60)))  # by neighbours
+BUSY_SILENT = replace(BUSY, page=MISSING)
 SETTLED_S = 8.0  # the time that the gateway has to find out
 
 
@@ -48,6 +52,8 @@ class Situation:
     before: int = 0  #: clients of whole answers of one step before `start_s`
     hang_up_share: float = 0.0
     serve_s: float = 0.0
+    answer_s: float = 0.0  #: the same server needs so long for each answer, and readings of the page wait behind them
+    running_s: float = 0.0  #: a step is so much longer with each request that runs
     stalls_s: float = 0.0  #: the gateway's loop stands still for up to so long, half of the time
 
     @property
@@ -79,6 +85,7 @@ HEAD = f"{'situation':28} {'seed':>4} {'of told':>8} {'queue':>7} {'most':>7} {'
 
 def _situations() -> list[Situation]:
     short = Constant(8)
+    server: dict[str, Any] = {"serve_s": 0.003, "answer_s": 0.003, "running_s": 0.00025, "duration_s": 30.0}
     then: dict[str, Any] = {
         "clients": 128,
         "engines": 2,
@@ -94,6 +101,10 @@ def _situations() -> list[Situation]:
         Situation("mix256/quick", 256, step_s=0.04, tokens=short, clients=384, streamed=0.5, serve_s=0.0006),
         Situation("stream256", 256, step_s=0.04, tokens=short, clients=384, serve_s=0.0012),
         Situation("whole256", 256, step_s=0.04, tokens=short, clients=384, streamed=0.0, serve_s=0.0012),
+        Situation("busy256", 256, 0.015, Constant(16), streamed=0.0, strange=BUSY, **server),
+        Situation("busy256/short", 256, 0.015, short, streamed=0.0, strange=BUSY, **server),
+        Situation("busy64", 64, 0.015, Constant(16), streamed=0.0, strange=BUSY, **server),
+        Situation("busy64/no-page", 64, 0.015, Constant(16), streamed=0.0, strange=BUSY_SILENT, **server),
         Situation("whole-then-streams", 512, 0.01, Constant(50), strange=Strange(page=FROZEN_IDLE), **then),
         Situation("whole-then-streams/page", 512, 0.01, Constant(50), **then),
         Situation("flood1000", 64, tokens=Constant(100), clients=1000),
@@ -116,11 +127,23 @@ class _Machine(World):
     """A world in which the engine's HTTP server and the gateway's loop take their time."""
 
     def __init__(self, settings: WorldSettings, made: list[ArrivalSource], situation: Situation) -> None:
-        self._serve_s, self._stalls_s = situation.serve_s, situation.stalls_s
+        self._serve_s, self._stalls_s, self._answer_s = situation.serve_s, situation.stalls_s, situation.answer_s
         self._random = Random(settings.seed)
         self._free_s: dict[str, float] = {}
         self._stalled_until_s = 0.0
         super().__init__(settings, made)
+
+    def _reaches_s(self, node: EngineNode, when: float) -> float:
+        return max(when, self._free_s.get(node.spec.name, 0.0)) if self._answer_s else when
+
+    def _deliver(self, node: EngineNode, heard: list[tuple[SimulatedJourney, int, int, Progress]]) -> None:
+        if not self._answer_s:
+            super()._deliver(node, heard)
+            return
+        for one in heard:
+            served_s = max(self.now, self._free_s.get(node.spec.name, 0.0)) + self._answer_s
+            self._free_s[node.spec.name] = served_s
+            self.at(served_s + self.settings.network_s, partial(self._hear, [one]))
 
     def _send(self, journey: SimulatedJourney, node: EngineNode, life: int, lease: int) -> None:
         served_s = max(self.now, self._free_s.get(node.spec.name, 0.0)) + self._serve_s
@@ -157,8 +180,9 @@ def _run(
     it: Situation, seed: int, *, told: bool, checked: bool
 ) -> tuple[float, list[float], list[float], list[int], float]:
     config = EngineConfig(
-        step_s=it.step_s, max_num_seqs=it.slots, max_num_batched_tokens=max(8192, it.slots), kv_blocks=1 << 20
-    )
+        step_s=None if it.running_s else it.step_s, step_base_s=it.step_s, decode_s_per_running=it.running_s,
+        max_num_seqs=it.slots, max_num_batched_tokens=max(8192, it.slots), kv_blocks=1 << 20,
+    )  # fmt: skip
     settings = WorldSettings(
         scheduler=default_settings(),
         engines=tuple(

@@ -51,3 +51,13 @@ def test_a_flood_of_a_thousand_waits_in_the_gateway(name: str, seed: int) -> Non
     start = started(name, seed)
     assert start.queue_most <= 10.0, start
     assert start.of_told >= 0.95, start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", ["busy64", "busy256", "busy64/no-page"])
+def test_whole_answers_of_a_busy_machine_lock_no_limit(name: str, seed: int) -> None:
+    """Without a page it was 0.23 and 0.25: the machine's slowness was taken for a queue, and the limit fell to 4."""
+    start = started(name, seed)
+    assert start.of_told >= 0.9, start
+    assert start.queue_mean <= 16.0, start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappop, heappush
 from random import Random
 
 import pytest
@@ -185,3 +186,31 @@ def test_whole_answers_that_are_as_slow_with_fewer_waited_in_no_queue() -> None:
         own.remove(ended, now)
         limit.look(own, now, wanted=True)
     assert limit.slots > 180
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("size", "least", "most"), [(1000, 90, 96), (40, 34, 80)])
+def test_whole_answers_of_a_machine_with_neighbours_find_the_size(size: int, least: int, most: int, seed: int) -> None:
+    """Steps take up to three times longer for a second, and with more at once: 15 of 96 were let in, and fewer."""
+    limit, random = FoundLimit(16), Random(seed)
+    own = Ledger(limit, stale_after_s=5.0)
+    ends: list[tuple[float, int, Lease]] = []
+    servers = [0.0] * size  # when each is free
+    now, serial, seen = 0.0, 0, list[int]()
+    slower = [random.choice((1.0, 1.0, 2.0, 3.0)) for _ in range(100)]
+    while now < 60.0:
+        while len(own.leases) < min(limit.slots, 96) and now >= limit.fills_until_s(own, now):
+            serial += 1
+            sent = lease(serial, at=now, streamed=False)
+            own.add(sent)
+            free = servers.index(min(servers))
+            steps = 16 * (0.015 + 0.00025 * min(size, len(own.leases))) * slower[int(now)]
+            servers[free] = max(now, servers[free]) + steps * random.uniform(0.9, 1.1)
+            heappush(ends, (servers[free], serial, sent))
+        now, _, ended = heappop(ends)
+        own.answered(ended, 16, now)
+        own.remove(ended, now)
+        limit.look(own, now, wanted=True)
+        if now > 20.0:
+            seen.append(min(limit.slots, 96))
+    assert least <= sum(seen) / len(seen) <= most

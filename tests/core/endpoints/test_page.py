@@ -11,7 +11,7 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
 from penstock.core.values.observation import Observation
 from penstock.core.values.settings import BandSettings, EndpointSpec
-from tests.core.drive import request, scheduler, sent, until
+from tests.core.drive import request, scheduler, sent, the_lease, until
 
 SETTINGS = SchedulerSettings(
     wait_s_max=1000.0, bands=(BandSettings("b", engine_waiting_max=2), BandSettings("batch", engine_waiting_max=0))
@@ -244,3 +244,27 @@ def test_a_page_that_shows_less_than_half_of_ours_closes_nothing(shown: int, gau
         reading = Observation(float(second), running=21, waiting=0, progress=float(second))
         made.observed("a", reading, now=float(second))
     assert standing(made, 17.0) == "believed"
+
+
+@pytest.mark.parametrize(("shown", "standing_then"), [((2, 20, 2), "believed"), ((2, 12, 2), "short")])
+def test_one_reading_of_too_few_is_a_moment(shown: tuple[int, ...], standing_then: str) -> None:
+    """An engine ends all of a batch at once, and its HTTP server passes the answers on later."""
+    made = scheduler(SETTINGS, a=64)
+    for number in range(20):
+        made.first_token(the_lease(made.arrived(request(f"r{number}", streamed=True), now=0.0)), now=0.1)
+    for second, running in enumerate((20, *shown), 1):
+        reading = Observation(float(second), running=running, waiting=0, progress=float(second))
+        made.observed("a", reading, now=float(second))
+    assert standing(made, 4.0) == standing_then
+
+
+def test_answers_that_ended_while_the_page_was_asked_for_are_not_missed_on_it() -> None:
+    """Of 256 that had been sent a busy engine showed none, because it had run them all."""
+    made = scheduler(SETTINGS, a=64)
+    for second in range(1, 8):
+        leases = [the_lease(made.arrived(request(f"{second}-{n}"), now=second - 0.9)) for n in range(20)]
+        made.observed("a", Observation(second - 0.5, running=20, waiting=0, progress=second - 0.5), now=second - 0.5)
+        for each in leases:
+            made.finished(each, None, now=second + 0.1)
+        made.observed("a", Observation(float(second), running=0, waiting=0, progress=float(second)), now=second + 0.2)
+    assert standing(made, 8.0) == "believed"

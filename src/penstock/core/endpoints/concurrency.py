@@ -38,7 +38,6 @@ SLOTS_MIN = 2
 SLOTS_MAX = 4096  # no engine runs more
 HOLD_S, HOLD_S_MAX = 2.0, 10.0
 LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.5  # between two looks: two steps of most engines
-LOOKS = 2  # in a row that show a queue: one may be of another moment than our answers
 AHEAD = 8  # part of those that run may be sent beyond them until an engine has queued
 SURPLUS_MIN = 2  # may wait inside it: as many as bands let wait there by default
 
@@ -95,14 +94,14 @@ class FoundLimit(ConcurrencyLimit):
     """Unknown slots."""
 
     __slots__ = (
-        "_before", "_first", "_fits", "_grown_at", "_grown_s", "_hold_s", "_hold_until_s", "_judges", "_page",
+        "_before", "_first", "_fits", "_grown_at", "_grown_s", "_had", "_hold_s", "_hold_until_s", "_judges", "_page",
         "_queued", "_step", "_top", "_whole", "judge", "work",
     )  # fmt: skip
 
     def __init__(self, slots: int, *, ran: int = 0) -> None:
         """`ran`: the reported number of running requests."""
         super().__init__(slots)
-        self._first = slots
+        self._first = self._had = slots  # and before the last decrease
         self.work = OwnWork(ran)
         self._page, self._whole = PageJudge(), WholeJudge()
         self._judges: tuple[Judge, ...] = (self._page, StreamsJudge(), self._whole)
@@ -144,10 +143,14 @@ class FoundLimit(ConcurrencyLimit):
             self._queued += 1
             self._step = min(self._step, 1)
             self._fits = max(self._fits, it.fits)
-            if self._queued >= LOOKS:
+            if self._queued >= self.judge.looks:
                 self._shrink(now, int(self._fits))
             return
         self._queued, self._fits = 0, 0.0
+        if it.erred:
+            self.slots = max(self.slots, self._had)
+            self._begin()
+            self._whole.moved(now)
         if (
             not full
             or it.inside <= max(self._before, IN_USE * self.slots - 1)
@@ -163,14 +166,15 @@ class FoundLimit(ConcurrencyLimit):
         self._before, self._grown_at, self._top = self.slots, self._top, 0.0
         self.slots = min(self.slots + step, SLOTS_MAX)
         self._grown_s = now
-        self._whole.grown(now)
+        self._whole.moved(now)
         if self._step:
             self._step = min(2 * self._step, max(1, self.slots // 2))
 
     def _shrink(self, now: float, slots: int) -> None:
-        slots = min(max(SLOTS_MIN, slots), self.slots)
+        self._had, slots = self.slots, min(max(SLOTS_MIN, slots), self.slots)
         self.shrunk |= slots < self.slots
         self.slots, self._step = slots, 1
+        self._whole.moved(now)
         self._hold_until_s = now + self._hold_s
         if self._before:
             self._hold_s = min(2.0 * self._hold_s, HOLD_S_MAX)
@@ -228,7 +232,7 @@ class FoundLimit(ConcurrencyLimit):
         ran = max(work.best, ledger.running())
         if self.judge is self._page and page.base is not None:
             ran = max(ran, int(page.base.running - page.others))
-        known = max(ran + work.on_the_way, self._page.fit if self.judge is self._page else 0)
+        known = max(ran + work.on_the_way, self.judge.fit)
         if ledger.sent_there < known + max(FEW, known / AHEAD):
             return -math.inf
         if ledger.shows and ledger.speed.seen:

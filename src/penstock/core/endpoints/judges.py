@@ -34,7 +34,10 @@ ENDS_MAX = 8192  # remembered: no engine ends more requests in one step
 SETTLES_S = 1.0  # what was sent so long ago is there, also behind a slow HTTP server
 STREAMED_KEPT_S = 3.0  # without a stream: a pause of some callers changes no judge
 WHOLE_MIN = 12  # whole answers that a look needs, and as many as are there: the short ones of a batch end first
-WHOLE_RAN = 0.67  # of the fastest time per token: slower by lengths, or by a larger batch
+WHOLE_LOOKS = 5  # at one limit: a busy machine is slow for some of them
+WHOLE_MORE = 0.15  # of its share: the last requests of a large batch add few tokens per second
+WHOLE_RAN = 0.67  # of the fastest time per token: slower by lengths
+NO_LOOK = (0.0, 0.0, 0.0)  # tokens per second, requests there, seconds per token
 
 
 class Evidence(NamedTuple):
@@ -46,6 +49,7 @@ class Evidence(NamedTuple):
     fits: float  #: with a queue: how many the engine has room for
     full: bool  #: all that were let in run or are on their way
     round_s: float  #: until a higher limit shows
+    erred: bool = False  #: the last decrease was an error
 
 
 class OwnWork:
@@ -107,6 +111,8 @@ class Judge:
     grows = 0.5  #: of the limit, while no queue was seen
     tries = 0.0  #: of the limit, at least, after that
     more = 0.5  #: of an increase must run, so that it is not taken back
+    fit = 0  #: so many of ours had room when it last looked, as far as it knows
+    looks = 2  #: in a row that show a queue: one may be of another moment than our answers
 
     def sees(self, ledger: Ledger, now: float) -> bool:  # noqa: ARG002
         """Whether it has anything to go by."""
@@ -133,11 +139,11 @@ class PageJudge(Judge):
     __slots__ = ("_hides", "_late_until_s", "fit", "honest", "silent")
     name = "page"
     grows = 1.0
-    more = 0.0  # what was sent may still be on its way
+    more = -math.inf  # what was sent may still be on its way
 
     def __init__(self) -> None:
         self.honest = False  #: it has shown a queue: if it shows none, there is none
-        self.fit = 0  #: so many of ours were there at the last reading without a queue
+        self.fit = 0
         self.silent = False
         self._late_until_s = -math.inf
         self._hides = 0  # readings in a row without a queue while streams were late
@@ -220,21 +226,29 @@ class StreamsJudge(Judge):
 
 
 class WholeJudge(Judge):
-    """Whole answers: those that waited took longer per token than the fastest.
+    """Whole answers: requests that wait add no tokens per second.
 
-    A queue is as long as more are there than run, so with fewer there they take less time. If they do not, the engine
-    is slower than it was, as on a busy machine.
+    Times alone do not tell: steps of more requests take longer, and so does everything on a busy machine. So the best
+    of some looks at one limit is compared with the best at the limit before: a queue slows all of them down, a machine
+    some. An increase that brings no more tokens is taken back, and so is a decrease that brings fewer. If all looks at
+    a limit are slow, by the fastest time per token, a lower one is tried.
     """
 
-    __slots__ = ("_answers", "_beside", "_fastest_s", "_seconds", "_since_s", "_slow_beside", "_slow_s", "_tokens")
+    __slots__ = (
+        "_answers", "_beside", "_best", "_fastest_s", "_last", "_looks", "_seconds", "_since_s", "_tokens", "fit",
+    )  # fmt: skip
     name = "answers"
     grows = 1.0
     tries = 0.125  # their times vary by more than one request would change them
+    more = -math.inf  # it says itself
+    looks = 1  # as many as it needs are in its evidence
 
     def __init__(self) -> None:
+        self.fit = 0
         self._fastest_s = 0.0  # the least time per token
         self._since_s = -math.inf  # answers sent earlier do not count
-        self._slow_beside = self._slow_s = 0.0
+        self._last = self._best = NO_LOOK  # at the limit before, and at this one
+        self._looks = 0  # at this one, until enough
         self._forget()
 
     def _forget(self) -> None:
@@ -249,34 +263,41 @@ class WholeJudge(Judge):
             self._beside += lease.beside
             self._seconds += now - lease.dispatched_s
 
-    def grown(self, now: float) -> None:
-        """Note that the limit changed: answers sent earlier say nothing about it."""
+    def moved(self, now: float) -> None:
+        """Note that the limit moved: answers sent earlier say nothing about it."""
         self._since_s = now
+        self._last, self._best, self._looks = self._best, NO_LOOK, 0
         self._forget()
 
     def weigh(self, ledger: Ledger, work: OwnWork, slots: int, now: float, *, moved: bool) -> Evidence | None:  # noqa: ARG002
-        """Compare the time per token of the answers since the last increase with the fastest."""
+        """Compare the tokens per second at this limit with those at the one before."""
         if moved or self._answers < max(WHOLE_MIN, self._beside / max(1, self._answers)):
             return None
         beside, per_token_s = self._beside / self._answers, self._seconds / self._tokens
+        self._forget()
         if self._fastest_s == 0.0 or per_token_s < self._fastest_s:
             self._fastest_s = per_token_s
-        share, before, before_s = self._fastest_s / per_token_s, self._slow_beside, self._slow_s
-        if share < WHOLE_RAN and beside < 0.9 * before and per_token_s > 0.5 * (1.0 + beside / before) * before_s:
-            self._fastest_s, share = per_token_s, 1.0
-        self._slow_beside, self._slow_s = (beside, per_token_s) if share < WHOLE_RAN else (0.0, 0.0)
-        self._forget()
         if beside < IN_USE * slots:
             return None
-        ran = share * beside
-        return Evidence(
-            inside=beside,
-            ran=ran,
-            queue=beside - ran if share < WHOLE_RAN else 0.0,
-            fits=max(ran, IN_USE * slots),
-            full=True,
-            round_s=SETTLES_S,
-        )
+        if self._looks == WHOLE_LOOKS:
+            self._best, self._looks = NO_LOOK, 0
+        self._looks += 1
+        self._best = rate, there, best_s = max(self._best, (beside / per_token_s, beside, per_token_s))
+        last_rate, last, last_s = self._last
+        fits, erred = there, False
+        if there > last > 0.0 and rate < last_rate * (1.0 + WHOLE_MORE * (there / last - 1.0)):
+            fits = max(last, last * rate / last_rate)
+        elif there < last and last_rate > rate * (1.0 + WHOLE_MORE * (last / there - 1.0)):
+            erred = True
+        elif self._looks == WHOLE_LOOKS and self._fastest_s < WHOLE_RAN * best_s:
+            fits = max(there * self._fastest_s / best_s, IN_USE * there)
+        if (fits < there or erred) and self._looks < WHOLE_LOOKS:
+            return None  # it may be the machine
+        self._last = NO_LOOK
+        if erred:
+            self._fastest_s = last_s
+        self.fit = int(fits if fits < there else beside)
+        return Evidence(beside, fits, there - fits, fits, full=True, round_s=SETTLES_S, erred=erred)
 
 
 def _queue(ledger: Ledger, reading: Observation) -> float:

@@ -316,7 +316,8 @@ class Ledger:
     def _count_from(self, asked_s: float, previous_s: float) -> tuple[int, int, int]:
         """Count from `asked_s` on.
 
-        Returns how many of ours had been sent by then, of these by `previous_s`, and how many were sent since.
+        Returns how many of ours had been sent by then, of these by `previous_s` and not answered yet, and how many were
+        sent since.
         """
         own = inside = during = self._sent = self._tokens = self._ended = self._begun = self.fresh = 0
         fresh_s = asked_s - (self.speed.step_at_least_s or BASE_S)
@@ -338,7 +339,6 @@ class Ledger:
             self._ended += 1
             if dispatched_s < asked_s:
                 own += 1
-                inside += dispatched_s < previous_s
                 self._tokens -= tokens
             else:
                 during += 1

@@ -370,8 +370,11 @@ class World:
                 continue
             heard.append((journey, journey.lease, tokens, progress))
         if heard:
-            self.at(self.now + self.settings.network_s, partial(self._hear, heard))
+            self._deliver(node, heard)
         self._run_engine(node)
+
+    def _deliver(self, node: EngineNode, heard: list[tuple[SimulatedJourney, int, int, Progress]]) -> None:  # noqa: ARG002
+        self.at(self.now + self.settings.network_s, partial(self._hear, heard))
 
     def _prefilled(self, journey: SimulatedJourney, lease: int, progress: Progress) -> None:
         if journey.outcome or journey.lease != lease or progress.usage is None:
@@ -453,10 +456,14 @@ class World:
 
         def look() -> None:
             reading = translate.observation(node, asked_s) if node.alive else None
-            self.at(asked_s + way_s, partial(self._heard_gauges, node, reading))
+            self.at(self.now + way_s / 2, partial(self._heard_gauges, node, reading))
 
-        self.at(asked_s + way_s / 2, look)
+        self.at(self._reaches_s(node, asked_s + way_s / 2), look)
         self.at(asked_s + self.settings.scrape_s, partial(self._ask_gauges, node))
+
+    def _reaches_s(self, node: EngineNode, when: float) -> float:  # noqa: ARG002
+        """Returns when an engine's HTTP server comes to what it was asked at `when`."""
+        return when
 
     def _heard_gauges(self, node: EngineNode, reading: Observation | None) -> None:
         answered = reading is None and node.alive and not node.stands(self.now, FreezeKind.STOPPED)
