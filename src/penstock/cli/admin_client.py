@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -207,6 +208,8 @@ def _message(error: urllib.error.HTTPError, url: str) -> str:
         return f"answered {error.code} {error.reason}"
     if code == "path_not_found" and "/admin/" in url:
         return f"{_origin(url)} has no /admin: if `admin.listen` gives it a separate address, use that"
+    if error.code == HTTPStatus.UNAUTHORIZED:
+        return f"{message} Give it by --token or PENSTOCK_ADMIN_TOKEN."
     return message
 
 

@@ -178,7 +178,10 @@ def _revoke(client: AdminClient, args: argparse.Namespace) -> int:
 
 
 def _line(key: dict[str, Any]) -> str:
-    said = [f"{views.plain(key['name'])}: {views.plain(key['tenant'])}", key["source"]]
+    said = [
+        f"{views.plain(key['name'])}: {views.plain(key['tenant'])}",
+        "from the settings" if key["source"] == "file" else "issued",
+    ]
     if key["state"] != "good":
         said.insert(0, key["state"].upper())
     if key["models"]:

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 from penstock.config.problems import Refused, show
 
 PORT_MAX = 65_535
+NOWHERE = "127.0.0.1:0"  # a `listen` that no endpoint's address equals
 HERE = frozenset({"localhost", "127.0.0.1", "::1", "[::1]", "0.0.0.0"})  # this machine, as a client reaches it
 UNIX = "unix:"
 SOCKET_BYTES_MAX = 107  # of a socket's path, by the kernel
@@ -175,6 +176,17 @@ def same_place(url: str) -> tuple[str, str]:
         return UNIX + socket, "".join(prefix)
     host, _, port = host_and_port(url).rpartition(":")
     return f"{'localhost' if host in HERE else host}:{port}", urlsplit(url).path
+
+
+def is_own(url: str, listen: str) -> bool:
+    """Whether an endpoint is where this gateway listens, as far as addresses show: at a checked `listen`."""
+    host, port = split_listen(listen)
+    if host.startswith(UNIX):
+        return url == host
+    parts = urlsplit(url)
+    theirs = parts.hostname or ""
+    own = theirs == host or (theirs in HERE and (host in ("", "::") or host in HERE))
+    return own and (parts.port or _DEFAULT_PORT.get(parts.scheme)) == port
 
 
 def which_port(url: str) -> str:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 from penstock.config import values
-from penstock.config.address import HERE, UNIX, same_place, socket_address, split_listen
+from penstock.config.address import UNIX, is_own, same_place, socket_address, split_listen
 from penstock.config.model import (
     DEFAULT_BANDS,
     BandSection,
@@ -172,6 +171,10 @@ def _tls(document: Document) -> Found:
 
 
 def _endpoints(document: Document) -> Found:
+    try:
+        listen = socket_address(written_at(document, ("listen",)) or LISTEN)
+    except Refused:
+        listen = ""
     urls: dict[tuple[str, str], int] = {}
     names: dict[str, int] = {}
     for index, endpoint in enumerate(_items(EndpointSection, document.get("endpoints"))):
@@ -184,7 +187,7 @@ def _endpoints(document: Document) -> Found:
         elif endpoint.name in names:
             message = f"is the same as that of endpoints[{names[endpoint.name]}]"
             yield problem(("endpoints", index, "name"), message, "give each a `name` of its own")
-        if _is_own(endpoint.url, document):
+        if listen and is_own(endpoint.url, listen):
             message = "is this gateway's own address (`listen`), so requests would go round in circles"
             yield problem(("endpoints", index, "url"), message, "give the engine's address")
         if endpoint.url.startswith(UNIX) and mapping_of(document.get("epp")).get("listen"):
@@ -193,20 +196,6 @@ def _endpoints(document: Document) -> Found:
         yield from tls_checks(endpoint.tls, ("endpoints", index), is_https=endpoint.url.startswith("https:"))
         urls.setdefault(place, index)
         names.setdefault(endpoint.name, index)
-
-
-def _is_own(url: str, document: Document) -> bool:
-    """Whether an endpoint is where this gateway listens, as far as addresses show."""
-    try:
-        host, port = split_listen(socket_address(written_at(document, ("listen",)) or LISTEN))
-    except Refused:
-        return False
-    if host.startswith(UNIX):
-        return url == host
-    parts = urlsplit(url)
-    theirs = parts.hostname or ""
-    own = theirs == host or (theirs in HERE and (host in ("", "::") or host in HERE))
-    return own and (parts.port or {"http": 80, "https": 443}.get(parts.scheme)) == port
 
 
 def _paths(document: Document) -> Found:

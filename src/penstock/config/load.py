@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from pydantic import SecretStr, ValidationError
 
+from penstock.config.address import NOWHERE
 from penstock.config.checks import cross_checks
 from penstock.config.layers import Flags, Merged, merge
 from penstock.config.model import EndpointSection, Settings
@@ -71,7 +72,7 @@ def endpoints_from_text(text: str, origin: str, env: Mapping[str, str]) -> tuple
     if elsewhere:
         raise ConfigError(elsewhere)
     unresolved = {(*above, *location) for location in found.unresolved}
-    merged = Merged(document={"endpoints": entries}, problems=found.problems, unresolved=unresolved)
+    merged = Merged(document={"listen": NOWHERE, "endpoints": entries}, problems=found.problems, unresolved=unresolved)
     return built(merged).endpoints
 
 

@@ -166,6 +166,8 @@ async def test_a_file_may_come_late_and_change(listing: Path, monkeypatch: pytes
         other.write_text('{"endpoints": [{"url": "http://c:3"}]}')
         other.rename(listing)
         await seen.until(lambda: seen.names() == ["c:3"])
+        listing.write_text("[http://127.0.0.1:8080]")  # the gateway's own port by default, and that of llama.cpp
+        await seen.until(lambda: seen.names() == ["127.0.0.1:8080"])
         listing.write_text("[]")
         await seen.until(lambda: seen.names() == [])
 

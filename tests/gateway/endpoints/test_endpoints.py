@@ -13,6 +13,7 @@ from penstock.cli.steering.endpoint import add_arguments, run
 from penstock.config.load import EndpointSection, from_mapping
 from penstock.gateway.endpoints.registry import SETTINGS
 from tests.gateway.conftest import Answer, World
+from tests.ports import free_port
 
 LIST = "/admin/endpoints"
 
@@ -67,6 +68,21 @@ async def test_the_same_endpoint_is_not_added_twice(world: World) -> None:
     for body in ({"url": engine.url}, {"url": engine.url, "name": "again"}):
         answer = await admin(world, "POST", "", body)
         assert (answer.status, answer.error()["code"]) == (409, "conflict")
+
+
+async def test_the_gateway_is_no_endpoint_of_its_own(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    await world.gateway(listen=f"127.0.0.1:{port}", endpoints=[{"url": "http://127.0.0.1:1", "name": "other"}])
+    for host in ("127.0.0.1", "localhost"):
+        answer = await admin(world, "POST", "", {"url": f"http://{host}:{port}"})
+        assert answer.status == 409
+        assert "this gateway's own address (`listen`)" in answer.error()["message"]
+    world.gate.endpoints.ranked(["found"])
+    world.gate.endpoints.want("found", wanted({"url": f"http://127.0.0.1:{port}"}, {"url": "http://127.0.0.1:2"}))
+    assert sorted(names(world)) == ["127.0.0.1:2", "other"]
+    assert "1 endpoints ignored as duplicates, the gateway itself" in caplog.text
+    added = await admin(world, "POST", "", {"url": "http://127.0.0.1:8080"})
+    assert added.status == 201, "an engine at the port that is the gateway's by default"
 
 
 async def test_a_drained_endpoint_is_sent_nothing_until_it_is_resumed(world: World) -> None:

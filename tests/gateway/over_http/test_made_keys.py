@@ -402,9 +402,9 @@ async def test_keys_on_the_command_line(world: World, tmp_path: Path, capsys: py
     await works(world, key)
     _, out, _ = await penstock("ls")
     assert out.splitlines() == [
-        "listed: team, file, models sim",
-        f"{key_hash('pk-plain')[:19]}: team, file",
-        "ci: team, made, models sim qwen-*, prompts of 9,000 tokens, until 2100-01-02 00:00 UTC",
+        "listed: team, from the settings, models sim",
+        f"{key_hash('pk-plain')[:19]}: team, from the settings",
+        "ci: team, issued, models sim qwen-*, prompts of 9,000 tokens, until 2100-01-02 00:00 UTC",
     ]
     assert (await penstock("new", "team", "ci")) == (1, "", "penstock: There is a key `ci` already.\n")
     assert (await penstock("ls", "--tenant", "open"))[:2] == (0, "")

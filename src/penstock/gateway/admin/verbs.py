@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from penstock.config import values
+from penstock.config.address import NOWHERE
 from penstock.config.problems import Refused
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
 from penstock.gateway.endpoints.registry import EndpointRegistry
@@ -45,7 +46,7 @@ class EndpointVerbs:
         answer(exchange, {"endpoints": found})
 
     def _add(self, exchange: Exchange, _: Mapping[str, str]) -> None:
-        endpoint = settings_of({"endpoints": [body_of(exchange)]}, "endpoints[0]").endpoints[0]
+        endpoint = settings_of({"listen": NOWHERE, "endpoints": [body_of(exchange)]}, "endpoints[0]").endpoints[0]
         try:
             self._endpoints.add(endpoint)
         except ValueError as error:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.config.address import same_place
+from penstock.config.address import NOWHERE, is_own, same_place
 from penstock.config.model import ENDPOINTS_MAX, EndpointSection, Settings
 from penstock.core.values.settings import EndpointLimits, EndpointSpec
 from penstock.engines.base import Model
@@ -123,6 +123,7 @@ class EndpointRegistry:
         self._sweeper: asyncio.Task[None] | None = None
         self._started = False
         self._discovers = False  # the settings have other sources of endpoints
+        self._listen = NOWHERE  # where the gateway itself is
         self.changed: Callable[[], None] = (
             _nobody  #: notified when one is added, removed or replaced, before it is used
         )
@@ -178,6 +179,7 @@ class EndpointRegistry:
             self._locating = locating
             self._relocate(locator(settings, self._driver, self._catalog.names_of, tells(self._driver)))
         self._discovers = bool(settings.discovery)
+        self._listen = settings.listen
         self.want(SETTINGS, settings.endpoints)
 
     def _took_movement(self) -> list[str]:
@@ -214,6 +216,8 @@ class EndpointRegistry:
 
         Raises ValueError, with a sentence for the operator, if its name or address is taken or there are too many.
         """
+        if is_own(endpoint.url, self._listen):
+            raise ValueError("That is this gateway's own address (`listen`): requests would go round in circles.")
         name, place = endpoint.name, same_place(endpoint.url)
         for other in self._members.values():
             if other.leave_at_s is None and (other.spec.name == name or same_place(other.spec.url) == place):
@@ -297,7 +301,10 @@ class EndpointRegistry:
                 self._update(member, endpoint)
 
     def _merged(self) -> dict[str, tuple[str, EndpointSection]]:
-        """Returns all wanted endpoints with their source, by name. Of two with one name or address the first stands."""
+        """Returns all wanted endpoints with their source, by name, without the gateway itself.
+
+        Of two with one name or address the first stands.
+        """
         merged: dict[str, tuple[str, EndpointSection]] = {}
         places: set[tuple[str, str]] = set()
         dropped: list[str] = []
@@ -306,14 +313,20 @@ class EndpointRegistry:
                 place = same_place(endpoint.url)
                 if endpoint.name in self._kept_out:
                     continue
-                if endpoint.name in merged or place in places or len(merged) >= ENDPOINTS_MAX:
+                taken = endpoint.name in merged or place in places or is_own(endpoint.url, self._listen)
+                if taken or len(merged) >= ENDPOINTS_MAX:
                     dropped.append(endpoint.name)
                     continue
                 merged[endpoint.name] = (source, endpoint)
                 places.add(place)
         if len(dropped) > self._dropped:
             shown = ", ".join(dropped[:5])
-            logger.warning("%d endpoints ignored as duplicates or beyond %d: %s", len(dropped), ENDPOINTS_MAX, shown)
+            logger.warning(
+                "%d endpoints ignored as duplicates, the gateway itself, or beyond %d: %s",
+                len(dropped),
+                ENDPOINTS_MAX,
+                shown,
+            )
         self._dropped = len(dropped)
         return merged
 
