@@ -21,6 +21,7 @@ from penstock.gateway.serve import Gateway
 ENDPOINT = {"url": "http://127.0.0.1:9"}
 GOOD: dict[str, Any] = {"listen": "127.0.0.1:0", "endpoints": [ENDPOINT]}
 POLICY = "somebody.else"
+ENGINE = "one engine can compute, at 25,000 tokens/s"
 OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
 
 
@@ -238,6 +239,27 @@ def test_a_good_file_is_taken_by_both_and_the_folder_is_not_made_by_check(both: 
     both.take(**GOOD | {"batch": {"data": str(data)}})
     assert data.exists()
     both.take(**GOOD | {"batch": {"data": str(data)}})
+
+
+@pytest.mark.parametrize(
+    ("kv_tokens", "sessions", "note"),
+    [
+        (None, {}, None),
+        (2_200_000, {"memory": "off"}, None),
+        (2_200_000, {}, f"costs 1.3% (60 s: 6.7%) of the prompts that {ENGINE}; 22 fit"),
+        (None, {"wait": "30s"}, f"costs 13.3% (60 s: 6.7%) of the prompts that {ENGINE}"),
+        (None, {"wait": "1m"}, "costs 6.7% of the prompts"),
+    ],
+)
+def test_check_says_what_the_bound_on_waits_of_sessions_costs(
+    both: Both, capsys: pytest.CaptureFixture[str], kv_tokens: int | None, sessions: dict[str, str], note: str | None
+) -> None:
+    endpoint = ENDPOINT if kv_tokens is None else ENDPOINT | {"kv_tokens": kv_tokens}
+    file = both.folder / "penstock.yaml"
+    file.write_text(yaml.safe_dump(GOOD | {"endpoints": [endpoint], "sessions": sessions}))
+    assert main(["check", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert (note in out) if note is not None else ("sessions.wait" not in out)
 
 
 def test_check_ignores_a_port_in_use(both: Both, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -59,6 +60,11 @@ async def test_a_session_is_preferred_paused_and_resumed(world: World, capsys: p
     out = capsys.readouterr().out
     assert out.startswith("second of team-a: waiting for ")
     assert "\n  waiting: " in out
+    assert await run(world, "sessions", "show", "first") == 0
+    out = capsys.readouterr().out
+    used = re.search(r"1 turn answered; used ([\d,]+) prompt tokens \(0 cached\), 4 completion tokens;", out)
+    assert used is not None
+    assert int(used[1].replace(",", "")) > 2_000
     assert await run(world, "sessions", "pause", "second") == 0
     assert "waiting (an operator paused it)" in capsys.readouterr().out
     assert await run(world, "sessions", "prefer", "second") == 1

@@ -14,10 +14,13 @@ from penstock.cli.diagnosis import Doctor
 from penstock.config.effect import open_warnings, warnings
 from penstock.config.load import ConfigError, Problem, load, summary
 from penstock.config.model import Settings
+from penstock.core.sessions.gate import price
 from penstock.gateway.fitness import start_problems, start_warnings
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
 LIVE_TIMEOUT_S = 5.0  # for each answer
+_CONTEXT_TOKENS = 100_000  # of a coding agent's session, the median
+_PREFILL_TOKENS_PER_S = 25_000  # measured of a 30B model on two H100; a running gateway uses what it measures
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
             print(problem.line(), file=sys.stderr)
     else:
         print(message)
+        if note := session_note(settings):
+            print(note)
         for warning in warned:
             print(f"warning: {warning}", file=sys.stderr)
         for line in live:
@@ -66,6 +71,21 @@ def run(args: argparse.Namespace) -> int:
         if args.live and not live:
             print(f"{len(settings.endpoints)} of the file's endpoints serve as configured")
     return code
+
+
+def session_note(settings: Settings) -> str:
+    """Returns what the bound on waits of agents' sessions costs, as far as settings show; "" if none is set."""
+    memory = sum(endpoint.kv_tokens or 0 for endpoint in settings.endpoints)
+    wait_s = settings.sessions.wait
+    if settings.sessions.memory == "off" or not (memory or "wait" in settings.sessions.model_fields_set):
+        return ""
+    each = [price(1, _CONTEXT_TOKENS, _PREFILL_TOKENS_PER_S, bound) for bound in dict.fromkeys((wait_s, 60.0))]
+    other = f" (60 s: {each[1]:.1%})" if each[1:] else ""
+    fits = f"; {memory // _CONTEXT_TOKENS:,} fit into `kv_tokens`" if memory else ""
+    return (
+        f"sessions.wait: each session of {_CONTEXT_TOKENS:,} tokens that waits for memory costs {each[0]:.1%}{other} "
+        f"of the prompts that one engine can compute, at {_PREFILL_TOKENS_PER_S:,} tokens/s{fits}"
+    )
 
 
 def live_problems(settings: Settings) -> list[str]:

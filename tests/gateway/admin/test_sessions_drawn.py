@@ -10,7 +10,7 @@ from penstock.gateway.admin.picture.memory import sessions_drawn
 
 def sums(memory: list[MemoryRow], resident: int = 0, waiting: int = 0) -> SessionsSnapshot:
     return SessionsSnapshot(
-        on=True, wait_s=300.0, resident=resident, waiting=waiting, price=0.1,
+        on=True, wait_s=300.0, resident=resident, waiting=waiting, price=0.1, price_of_minute=0.5,
         pauses_total=0, moves_total=0, forced_total=0, memory=memory,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -145,7 +146,9 @@ def test_a_turn_that_waits_for_memory_is_told_by_its_session() -> None:
         "It is turn 14 of session refactor: its 83,000 tokens do not fit beside 1 session; expected "
     )
     assert said[4].startswith("No session waits much longer than 5 min 0 s (`sessions.wait`); that costs ")
-    assert said[4].endswith(" % of all prefill now.")
+    costs = re.fullmatch(r".*; that costs ([\d.]+) % of all prefill now, and 60 s would cost ([\d.]+) %\.", said[4])
+    assert costs is not None
+    assert float(costs[2]) == pytest.approx(5 * float(costs[1]), abs=2.5)
 
 
 def test_the_headline_counts_sessions_that_wait_for_memory() -> None:

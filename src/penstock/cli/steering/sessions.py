@@ -66,6 +66,8 @@ def _sums(sums: dict[str, Any]) -> list[str]:
     lines = [f"{sums['resident']:,} hold memory, {sums['waiting']:,} wait for at most {seconds(sums['wait_s'])}"]
     if sums["price"]:
         lines[0] += f", which costs {sums['price']:.0%} of the engines' time for prompts"
+        if sums["wait_s"] > 60.0:
+            lines[0] += f" (60 s would cost {sums['price_of_minute']:.0%})"
     for row in sums["memory"]:
         name = views.plain(row["endpoint"], 60)
         if row["kv_tokens"] is None:
@@ -112,9 +114,11 @@ def _said(row: dict[str, Any]) -> str:
         said[0] += f" at {views.plain(row['endpoint'], 60)}"
     elif row["origin"]:
         said[0] += f", last at {views.plain(row['origin'], 60)}"
+    cached = f"{row['cached_tokens']:,} cached"
     said += [
         f"{row['turns']:,} turn{'' if row['turns'] == 1 else 's'} answered",
-        f"{row['tokens']:,} tokens",
+        f"used {row['prompt_tokens']:,} prompt tokens ({cached}), {row['completion_tokens']:,} completion tokens",
+        f"{row['tokens']:,} tokens of context",
         f"model {views.plain(row['model'], 60)}",
     ]
     return "; ".join(said)

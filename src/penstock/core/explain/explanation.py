@@ -84,6 +84,7 @@ class SessionWait(msgspec.Struct, frozen=True):
     stopped: bool  #: an operator paused it
     wait_s_max: float  #: the bound on the wait of a session
     price: float  #: the part of all prefill that this bound costs now
+    price_of_minute: float  #: and that a bound of 60 s would cost
 
 
 class Explanation(msgspec.Struct):
@@ -168,7 +169,8 @@ def waits_for_memory(session: AgentSession, gate: SessionGate) -> SessionWait:
         beside=sum([memory.residents for memory in gate.ledger.memories.values()]),
         stopped=session.stopped,
         wait_s_max=gate.settings.wait_s,
-        price=gate.price(),
+        price=gate.price(gate.settings.wait_s),
+        price_of_minute=gate.price(60.0),
     )
 
 

@@ -270,6 +270,9 @@ class SessionGate:
         if usage is not None and usage.prompt_tokens:
             session.turns += 1
             session.turns_total += 1
+            session.prompt_total += usage.prompt_tokens
+            session.cached_total += usage.cached_tokens
+            session.completion_total += usage.completion_tokens
         session.idle_s = now
         self.ledger.book(session)
         turned = entry.request.turn
@@ -395,14 +398,14 @@ class SessionGate:
             return left_s
         return min(left_s, self.position(session) * len(self.lines) / rate)
 
-    def price(self) -> float:
-        """Returns which part of all engines' prefill the bound on waits costs, as things are; 0 while nothing waits."""
+    def price(self, wait_s: float) -> float:
+        """Returns which part of all engines' prefill a bound of `wait_s` costs, as things are; 0 if nothing waits."""
         sessions = [session for holder in self.lines for session in holder.line.values()]
         if not sessions:
             return 0.0
         context = sum([session.footprint for session in sessions]) / len(sessions)
         rate = sum([e.ledger.speed.rate for e in self._pool if e.in_service])
-        return price(len(sessions), context, rate, self.settings.wait_s)
+        return price(len(sessions), context, rate, wait_s)
 
     def in_use(self, session: AgentSession, now: float) -> bool:
         """True unless a session has been idle for so long that others may take its room."""
@@ -416,7 +419,8 @@ class SessionGate:
             wait_s=self.settings.wait_s,
             resident=sum([row.sessions for row in memory]),
             waiting=self.waiting,
-            price=self.price(),
+            price=self.price(self.settings.wait_s),
+            price_of_minute=self.price(60.0),
             pauses_total=self.pauses,
             moves_total=self.moves,
             forced_total=self.forced,

@@ -52,9 +52,9 @@ class AgentSession:
     """One session, its sub-agents included. Written by `MemoryLedger` and `SessionGate` alone."""
 
     __slots__ = (
-        "admitted_s", "agents", "booked", "first", "footprint", "holder", "home", "idle_s", "key", "last_wait_s",
-        "left", "model", "name", "origin", "own", "parts", "stopped", "tenant", "turns", "turns_total", "waiting",
-        "waits_s",
+        "admitted_s", "agents", "booked", "cached_total", "completion_total", "first", "footprint", "holder", "home",
+        "idle_s", "key", "last_wait_s", "left", "model", "name", "origin", "own", "parts", "prompt_total", "stopped",
+        "tenant", "turns", "turns_total", "waiting", "waits_s",
     )  # fmt: skip
 
     def __init__(self, key: str, name: str, tenant: str, holder: Holder) -> None:
@@ -74,6 +74,7 @@ class AgentSession:
         self.admitted_s = -math.inf
         self.turns = 0  #: ended since it was admitted
         self.turns_total = 0
+        self.prompt_total = self.cached_total = self.completion_total = 0  #: tokens of all its turns
         self.idle_s = -math.inf  #: since when no turn is under way
         self.waiting: dict[str, Entry] = {}  #: turns that wait, by request
         self.waits_s = 0.0  #: since when they do

@@ -71,6 +71,9 @@ class SessionRow(msgspec.Struct, frozen=True):
     origin: str | None  #: where it was resident last
     parts: int  #: turns under way, those of sub-agents too
     turns: int  #: answered so far
+    prompt_tokens: int  #: of these, with what was in the cache
+    cached_tokens: int
+    completion_tokens: int
     tokens: int  #: its footprint: prompt and answer of its last turn, and sub-agents under way
     waits_s: float | None  #: so far; None: it does not wait
     expected_s: float | None  #: until it comes in; None: it does not wait, or an operator paused it
@@ -99,6 +102,7 @@ class SessionsSnapshot(msgspec.Struct, frozen=True):
     resident: int
     waiting: int
     price: float  #: the part of all prefill that this bound costs, as things are
+    price_of_minute: float  #: and that a bound of 60 s would cost
     pauses_total: int
     moves_total: int  #: came back elsewhere
     forced_total: int  #: let in because they waited as long as they may

@@ -67,7 +67,10 @@ def _session(session: SessionWait, told: Explanation) -> list[str]:
     fits = f"its {session.tokens:,} tokens do not fit beside {count(session.beside, 'session')}"
     expected = "" if told.estimated_wait_s is None else f"; expected {seconds(told.estimated_wait_s)}"
     bound = f"No session waits much longer than {seconds(session.wait_s_max)} (`sessions.wait`)"
-    return [f"It is {name}: {fits}{expected}.", f"{bound}; that costs {percent(session.price)} of all prefill now."]
+    costs = f"that costs {percent(session.price)} of all prefill now"
+    if session.wait_s_max > 60.0:
+        costs += f", and 60 s would cost {percent(session.price_of_minute)}"
+    return [f"It is {name}: {fits}{expected}.", f"{bound}; {costs}."]
 
 
 def _causes_now(told: Explanation) -> list[str]:
