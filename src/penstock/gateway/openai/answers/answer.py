@@ -44,7 +44,7 @@ from penstock.gateway.openai.answers.usage import estimated_tokens, read_usage
 HEAD_BYTES: Final = 1024  # kept: an answer's id, and Anthropic's message_start, the only event with the prompt's tokens
 HELD_BYTES_MAX: Final = 65536  # of an event that is not whole yet; a longer one passes as it comes
 GROWING_BYTES_MIN: Final = 4096  # a longer event (a picture, a sound) makes progress before it is whole
-TAIL_BYTES_MAX: Final = 2 * TAIL_BYTES
+TAIL_BYTES_MAX: Final = TAIL_BYTES + 2048  # then it is cut, so it is copied once for many chunks
 BEGIN_BYTES_MAX: Final = 1024  # of an event, before its text: an id, a time and a model are some 200
 _DONES: Final = (
     b"data: [DONE]\n\n",
