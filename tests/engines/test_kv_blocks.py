@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 from penstock.engines.kv_blocks import Changes, EndpointBlocks, prompt_keys
-from penstock.engines.kv_events import BlockHash, Cleared, Removed, Stored
+from penstock.engines.kv_events import BlockHash, Cleared, Event, Offloaded, Removed, Stored
 
 TOKENS = list(range(100, 113))  # three whole blocks of four and one token more
 
@@ -14,7 +15,7 @@ def stored(hashes: list[BlockHash], tokens: list[int], parent: BlockHash | None 
     return Stored(hashes, parent, tokens, len(tokens) // len(hashes), **more)  # type: ignore[arg-type]
 
 
-def holding(*events: Stored | Removed | Cleared) -> EndpointBlocks:
+def holding(*events: Event) -> EndpointBlocks:
     blocks = EndpointBlocks()
     blocks.apply(0, events)
     return blocks
@@ -61,6 +62,48 @@ def test_a_block_stored_twice_is_there_until_both_copies_are_gone() -> None:
     blocks = holding(stored([1], TOKENS[:4]), stored([1], TOKENS[:4]), stored([1], TOKENS[:4]))
     assert [len(blocks.apply(0, [Removed([1])]).removed) for _ in range(4)] == [0, 0, 1, 0]
     assert len(blocks) == 0
+
+
+def test_a_block_stays_while_the_hosts_memory_holds_it() -> None:
+    keys = prompt_keys(TOKENS, 4)
+    blocks = holding(stored([1, 2, 3], TOKENS[:12]), Offloaded([1, 2, 77]))
+    assert blocks.apply(0, [Removed([1, 2, 3])]).removed.keys() == {keys[2]}
+    assert blocks.held(keys) == 2
+    assert blocks.apply(0, [Removed([2, 99], offloaded=True)]).removed.keys() == {keys[1]}
+    assert blocks.held(keys) == 1
+    assert blocks.apply(0, [Removed([1]), stored([1], TOKENS[:4]), Removed([1], offloaded=True)]) == Changes()
+    assert blocks.held(keys) == 1, "loaded again"
+    assert blocks.apply(0, [Removed([1])]).removed.keys() == {keys[0]}
+    assert len(blocks) == 0
+
+
+def test_a_copy_in_the_hosts_memory_counts_for_blocks_that_are_known() -> None:
+    blocks = holding(stored([1], TOKENS[:4]), Removed([1]), Offloaded([1]), Offloaded([1], 5))
+    assert len(blocks) == 0
+    blocks.apply(0, [stored([1], TOKENS[:4])])
+    assert blocks.apply(0, [Removed([1], offloaded=True)]) == Changes()
+    assert blocks.held(prompt_keys(TOKENS, 4)) == 1
+
+
+def test_a_random_history_ends_with_what_either_tier_holds() -> None:
+    random, blocks = Random(4), EndpointBlocks()
+    own, host = Counter[int](), set[int]()
+    for _ in range(5_000):
+        block = random.randrange(8)
+        events: list[Stored | Offloaded | Removed]
+        events = [stored([block], [block] * 4), Removed([block]), Offloaded([block]), Removed([block], offloaded=True)]
+        event = random.choice(events)
+        known = own[block] > 0 or block in host
+        if isinstance(event, Stored):
+            own[block] += 1
+        elif isinstance(event, Offloaded):
+            host |= {block} if known else set()
+        elif event.offloaded:
+            host.discard(block)
+        else:
+            own[block] = max(0, own[block] - 1)
+        blocks.apply(0, [event])
+        assert len(blocks) == len({block for block in range(8) if own[block] or block in host})
 
 
 def test_changes_of_one_message_are_net() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.engines.kv_events import Cleared, Event, EventBatch, Removed, Stored, decode
+from penstock.engines.kv_events import Cleared, Event, EventBatch, Offloaded, Removed, Stored, decode
 
 STORED: dict[str, Any] = {
     "type": "BlockStored",
@@ -82,8 +82,22 @@ def test_an_adapter_that_has_only_a_number_is_kept_apart() -> None:
 
 
 def test_blocks_of_slower_tiers_or_windows_are_left_out_without_error() -> None:
-    read = batch({**STORED, "medium": "CPU"}, {**STORED, "kv_cache_spec_kind": "sliding_window"})
+    read = batch(
+        *({**STORED, "medium": medium} for medium in ("DISK", "EXTERNAL", "", 7, ["CPU"])),
+        {"type": "BlockRemoved", "block_hashes": [1], "medium": "DISK"},
+        {**STORED, "kv_cache_spec_kind": "sliding_window"},
+        {**STORED, "medium": "CPU", "kv_cache_spec_kind": "sliding_window"},
+    )
     assert read == EventBatch([], 0)
+
+
+@pytest.mark.parametrize("medium", ["CPU", "CPU_PINNED"])
+def test_blocks_in_the_hosts_memory_are_told_by_their_hashes_alone(medium: str) -> None:
+    nameless = {"type": "BlockStored", "block_hashes": [1, 2], "token_ids": [], "block_size": 16, "medium": medium}
+    assert one(nameless) == Offloaded([1, 2])
+    assert one({**STORED, "medium": medium}) == Offloaded([11, -22], 0)
+    assert one(["BlockStored", [1, 2], None, [], 16, None, medium]) == Offloaded([1, 2])
+    assert one({"type": "BlockRemoved", "block_hashes": [1], "medium": medium}) == Removed([1], offloaded=True)
 
 
 @pytest.mark.parametrize(

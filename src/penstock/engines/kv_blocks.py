@@ -3,7 +3,9 @@
 Engines name blocks by hashes of their own (seeded, in half a dozen ways), which we never compute. Our key of a block is
 chained over token ids alone, so that it can be made from a prompt as well as from an engine's event; an engine's hash
 is only looked up. Copies are counted: a prompt of whole blocks stores its last block twice, and the block stays until
-both copies are gone. A block with an unknown parent is left out and counts as absent.
+both copies are gone, and until no slower tier that counts holds it. Events of such a tier name blocks by their hashes
+alone, so it counts for blocks that the engine computed while its events were followed. A block with an unknown parent
+is left out and counts as absent.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from penstock.engines.kv_events import BlockHash, Cleared, Event, Removed, Stored
+from penstock.engines.kv_events import BlockHash, Cleared, Event, Offloaded, Removed, Stored
 
 BLOCKS_MAX = 500_000  # per endpoint, all ranks together: 8 million tokens in blocks of 16; about 120 MB
 RANKS_MAX = 64
@@ -75,6 +77,8 @@ class EndpointBlocks:
         for event in events:
             if isinstance(event, Stored):
                 self._store(rank, event, changes)
+            elif isinstance(event, Offloaded):
+                self._offload(rank, event)
             elif isinstance(event, Removed):
                 self._remove(rank, event, changes)
             elif isinstance(event, Cleared):
@@ -123,19 +127,31 @@ class EndpointBlocks:
                 blocks.keys[block] = key
                 self._came(key, changes)
 
+    def _offload(self, rank: int, event: Offloaded) -> None:
+        blocks = self._ranks.get(rank)
+        if blocks is not None and event.group in (None, blocks.group):
+            blocks.offloaded.update([block for block in event.hashes if block in blocks.keys])
+
     def _remove(self, rank: int, event: Removed, changes: Changes) -> None:
         blocks = self._ranks.get(rank)
         if blocks is None or event.group not in (None, blocks.group):
             return
         for block in event.hashes:
+            if block not in blocks.keys:
+                continue
             copies = blocks.copies.get(block, 1)
-            if copies > 2:
-                blocks.copies[block] = copies - 1
-            elif copies == 2:
-                del blocks.copies[block]
-            elif (key := blocks.keys.pop(block, None)) is not None:
+            if event.offloaded:
+                blocks.offloaded.discard(block)
+            elif copies:
+                copies -= 1
+                if copies == 1:
+                    del blocks.copies[block]
+                else:
+                    blocks.copies[block] = copies
+            if not copies and block not in blocks.offloaded:
+                blocks.copies.pop(block, None)
                 self._room += 1
-                self._went(key, changes)
+                self._went(blocks.keys.pop(block), changes)
 
     def _clear(self, rank: int, changes: Changes) -> None:
         blocks = self._ranks.pop(rank, None)
@@ -175,9 +191,10 @@ class EndpointBlocks:
 class _RankBlocks:
     """One rank's own names (hashes) for its blocks."""
 
-    __slots__ = ("copies", "group", "keys")
+    __slots__ = ("copies", "group", "keys", "offloaded")
 
     def __init__(self, group: int) -> None:
         self.group = group
         self.keys: dict[BlockHash, int] = {}
-        self.copies: dict[BlockHash, int] = {}  # of the blocks that the rank holds more than once
+        self.copies: dict[BlockHash, int] = {}  # in the engine's own tier, unless it is one
+        self.offloaded: set[BlockHash] = set()  # those of `keys` that a slower tier holds
