@@ -128,6 +128,17 @@ async def test_numbers_of_any_size_in_a_body_hold_up_neither_its_request_nor_ano
     await world.idle()
 
 
+async def test_a_caller_that_a_worker_met_and_that_asks_for_nothing_now_may_be_limited(world: World) -> None:
+    await world.engine()
+    await world.gateway(workers=2)
+    with only(world, SECOND):
+        assert (await world.chat(tokens=1)).status == 200
+    await world.idle()
+    for name, status in (("client:127.0.0.1", 200), ("client:127.0.0.9", 404)):
+        answer = await world.ask("POST", f"/admin/tenants/{name}/limit", body={"running": 1})
+        assert answer.status == status, answer
+
+
 async def test_counts_are_sums(world: World) -> None:
     await world.engine()
     await world.gateway(workers=2)

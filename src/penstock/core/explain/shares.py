@@ -102,6 +102,13 @@ class Shares:
         meter.path = request.flow[: self._depth]
         return meter
 
+    def account_of(self, tenant: str) -> str | None:
+        """Returns the name for the limits of a tenant that had requests lately; None if it had none."""
+        for band in range(len(self._got)):
+            if (meter := self._meters.get((band, tenant))) is not None:
+                return meter.part or tenant
+        return None
+
     def model(self, name: str) -> ModelMeter:
         """Returns the meter of a model. Beyond `MODELS_MAX` names it counts and is not kept.
 

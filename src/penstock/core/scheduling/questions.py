@@ -178,13 +178,14 @@ class Questions:
             (waiting if entry.state is State.WAITING else running)[entry.account] += 1
         return {name: (waiting[name], running[name]) for name in {**waiting, **running}}
 
+    def account_of(self, tenant: str) -> str | None:
+        """Returns the name for the limits of a tenant that had requests lately; None if it had none."""
+        return self._state.shares.account_of(tenant)
+
     def requests_of(self, tenant: str, *, running: bool) -> list[str]:
         """Returns the queued, or the running, requests of a tenant, by its name or its account."""
-        return [
-            request_id
-            for request_id, entry in self._state.entries.items()
-            if (entry.state is not State.WAITING) is running and tenant in (entry.account, entry.tenant)
-        ]
+        its = [(name, e) for name, e in self._state.entries.items() if tenant in (e.account, e.tenant)]
+        return [name for name, entry in its if (entry.state is not State.WAITING) is running]
 
     def wait_s(self, request_id: str, *, now: float) -> float | None:
         """Returns the forecast wait of a queued request from now on; None: unknown."""

@@ -132,7 +132,7 @@ class TenantVerbs:
         found = self._scheduler.requests_of(name, running=False)
         if running_too:
             found += self._scheduler.requests_of(name, running=True)
-        if not found and self._callers.account_of(name) is None and name not in self._orders:
+        if not found and self._met(name) is None and name not in self._orders:
             raise _unknown(name)
         now = found[:CANCELLED_MAX]
         self._driver.tell(self._scheduler.all_evicted(now, now=self._driver.now()))
@@ -145,9 +145,7 @@ class TenantVerbs:
         name = names["name"]
         if name in self._orders:
             return name
-        account = self._callers.account_of(name)
-        if account is None and name in self._scheduler.busy():
-            return name  # another process met that name
+        account = self._met(name)
         if account is None:
             raise _unknown(name)
         if account != name:
@@ -156,6 +154,10 @@ class TenantVerbs:
             )
             raise AdminError(409, "conflict", message, param="name")
         return name
+
+    def _met(self, name: str) -> str | None:
+        """Returns the name for the limits of a tenant that is configured or was met lately, here or by a worker."""
+        return self._callers.account_of(name) or self._scheduler.account_of(name)
 
     def _say(self, name: str, orders: Mapping[str, Order]) -> None:
         try:
