@@ -29,11 +29,12 @@ def test_three_teams(tmp_path: Path) -> None:
     }
     assert (shares["chat"][1], shares["research"][1]) == (75, 25), out
     assert abs(shares["chat"][0] - 75) <= 10, out
-    assert re.search(r"^req-\S+ +(\+\d+ +)?nightly +[\d.]+ m?s +turn", out, re.MULTILINE), out
+    waits = re.search(r"^req-\S+ +(?:\+\d+ +)?nightly +([\d.]+) (m?)s +turn", out, re.MULTILINE)
+    assert waits is not None, out
     assert "x-penstock-band: interactive" in out
     waited = re.search(r"x-penstock-queue-ms: ([\d.]+)", out)
     assert waited is not None
-    assert float(waited[1]) < 2_000, out
+    assert float(waited[1]) < float(waits[1]) * (1 if waits[2] else 1_000), out
     assert '"tenant":"nightly"' in out
     assert out.count('"id":"sim"') == 1
     assert re.search(r"^401$", out, re.MULTILINE)
