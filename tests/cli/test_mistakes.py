@@ -39,6 +39,12 @@ ON_THE_COMMAND_LINE = {
     "status http://gpu-0:8080": "did you mean `penstock status --url http://gpu-0:8080`?",
     "serve a.yaml -c b.yaml": "two settings files are given, a.yaml and b.yaml: one is allowed",
     "check": "penstock check: the following arguments are required: FILE",
+    "try sim --tenant chat": "penstock try: `--tenant` is given without a flag: `penstock try TENANT MODEL`",
+    "tenant weigh --name chat 3": "`--name` is given without a flag: `penstock tenant weigh NAME N`",
+    "tenant pause --tenant chat": "`--tenant` is given without a flag: `penstock tenant pause NAME`",
+    "keys revoke --key ci": "`--key` is given without a flag: `penstock keys revoke NAME`",
+    "usage --tokn x": "did you mean `penstock usage --token x`?",
+    "status --tenant chat": "penstock status: unknown flag `--tenant`\n",
     # other programs' flags
     "serve --max-num-seqs 64": "unknown flag `--max-num-seqs`: did you mean `--slots N`?",
     "serve --rpm 60": "it is `tenants[].limits` in the settings, or `penstock tenant limit NAME --requests-per-m",

@@ -107,6 +107,12 @@ def no_command(words: list[str], commands: Iterable[str]) -> str:
 def refuse(unknown: list[str], words: list[str], whole: argparse.ArgumentParser) -> NoReturn:
     """Exit with the answer to words that the command does not know."""
     command = _command_of(whole, words)
+    for word in unknown:
+        places = {action.dest: str(action.metavar or action.dest) for action in command._get_positional_actions()}
+        flag = word.partition("=")[0]
+        place = flag.lstrip("-").replace("-", "_")
+        if flag.startswith("--") and (place in places or (place == words[0].rstrip("s") and "name" in places)):
+            command.error(f"`{flag}` is given without a flag: `{' '.join([command.prog, *places.values()])}`")
     command.error(_unknown(unknown, words, [flag for action in command._actions for flag in action.option_strings]))
 
 
@@ -129,7 +135,8 @@ def _unknown(unknown: list[str], words: list[str], flags: list[str]) -> str:
                 return f"unknown flag `{flag}`: it is {ours}"
     if name in ("c", "config") and "-c" not in flags:
         return f"unknown flag `{flag}`: did you mean `{_line(words, wrong, [value] if value else [])}`?"
-    near = "--url" if name in ("host", "server", "gateway") and "--url" in flags else _near(f"--{name}", flags)
+    guessed = [its for its in flags if its != "--token" or name.startswith("tok")]  # a name is no secret
+    near = "--url" if name in ("host", "server", "gateway") and "--url" in flags else _near(f"--{name}", guessed)
     if near is None:
         return f"unknown flag `{flag}`"
     return f"unknown flag `{flag}`: did you mean `{_line(words, wrong, [f'{near}={value}' if value else near])}`?"
