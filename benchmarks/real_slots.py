@@ -9,7 +9,9 @@ what of a loss is the hop's. On a machine that others use the engines' own count
 batch they run, and wavers little.
 
 python -m benchmarks.real_slots [--sizes 8 64 256] [--engines 2] [--rounds 6] [--seconds 8] [--tokens 8 128]
-    [--streams 0.5] [--ways untold told off envoy]
+    [--streams 0.5] [--ways untold told off envoy] [--minutes 30]
+
+At its end it prints a row for each cell; a cell that would begin after `--minutes` is left out.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ async def load(urls: list[str], clients: int, tokens: int, streams: float, until
                 reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
                 writer.write(request)
                 answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-            assert b" 200 " in answer.split(b"\r\n", 1)[0], answer
+            status = answer.split(b"\r\n", 1)[0]
+            if b" 200 " not in status:
+                say(f"not answered: {status.decode()}")
             if b"chunked" in answer:
                 while size := int(await reader.readuntil(b"\r\n"), 16):
                     await reader.readexactly(size + 2)
@@ -165,7 +169,13 @@ async def turn(
     return after.since(before), seen
 
 
-def measure(name: str, engines: list[Engine], size: int, args: argparse.Namespace, folder: Path) -> None:
+def measure(
+    name: str, engines: list[Engine], size: int, args: argparse.Namespace, folder: Path, until_s: float
+) -> list[str]:
+    """Measure the cells of engines of one size. Returns their rows; those that would begin after `until_s` lack."""
+    rows: list[str] = []
+    if time.monotonic() >= until_s:
+        return rows
     with contextlib.ExitStack() as stack:
         for engine in engines:
             stack.callback(engine.process.kill)
@@ -173,13 +183,15 @@ def measure(name: str, engines: list[Engine], size: int, args: argparse.Namespac
         for engine in engines:
             engine.ensure()
         for tokens, streams in itertools.product(args.tokens, args.streams):
-            cell(name, engines, size, tokens, streams, args, folder)
+            if time.monotonic() < until_s:
+                rows.append(cell(name, engines, size, tokens, streams, args, folder))
+    return rows
 
 
 def cell(
     name: str, engines: list[Engine], size: int, tokens: int, streams: float, args: argparse.Namespace, folder: Path
-) -> None:
-    """One length of answers and share of streams, with gateways that know nothing yet."""
+) -> str:
+    """One length of answers and share of streams, with gateways that know nothing yet. Returns its row."""
     clients = int(size * len(engines) * 1.5)
     with contextlib.ExitStack() as stack:
         standing = gateways(folder, engines, size, args.ways, stack)
@@ -214,6 +226,13 @@ def cell(
     for way in args.ways:
         means = [f"{key} {statistics.fmean(look[key] for look in seen[way]):.1f}" for key in LOOKED_AT]
         print(f"  an engine, {way}: {', '.join(means)}", flush=True)
+    way = args.ways[0]
+    batches = {each: [worth["tokens a step"] for worth in turns[each]] for each in turns}
+    medians = ", ".join(f"{statistics.median(batch):.0f}" for batch in batches.values())
+    of_told = ratio(batches[way], batches["told"]) if "told" in batches else ""
+    limit, _, waiting = [f"{statistics.fmean(look[key] for look in seen[way]):.1f}" for key in LOOKED_AT]
+    load_1m = os.getloadavg()[0]
+    return f"| {size}, {tokens}, {streams:.0%} | {load_1m:.0f} | {medians} | {of_told} | {limit} | {waiting} |"
 
 
 def main() -> None:
@@ -233,16 +252,22 @@ def main() -> None:
     )
     parser.add_argument("--no-direct", dest="direct", action="store_false", help="do not ask the engines themselves")
     parser.add_argument("--no-llama", action="store_true")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no cell later than that")
     args = parser.parse_args()
+    until_s = time.monotonic() + 60.0 * args.minutes
+    rows: list[str] = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for size in args.sizes:
             vllms: list[Engine] = [
                 Vllm(f"vllm-{n}-{size}", folder, "--max-num-seqs", str(size)) for n in range(args.engines)
             ]
-            measure(f"{args.engines} x vLLM", vllms, size, args, folder)
+            rows += measure(f"{args.engines} x vLLM", vllms, size, args, folder, until_s)
         if not args.no_llama:
-            measure("llama.cpp", [LlamaCpp("llama", folder)], LLAMA_SIZE, args, folder)
+            rows += measure("llama.cpp", [LlamaCpp("llama", folder)], LLAMA_SIZE, args, folder, until_s)
+    ways = ", ".join([*(["direct"] if args.direct else []), *args.ways])
+    print(f"| size, tokens, streams | load | tokens a step: {ways} | {args.ways[0]} of told | limit | waiting |")
+    print("|---|---|---|---|---|---|", *rows, sep="\n")
 
 
 if __name__ == "__main__":

@@ -246,18 +246,6 @@ def test_a_page_that_shows_less_than_half_of_ours_closes_nothing(shown: int, gau
     assert standing(made, 17.0) == "believed"
 
 
-@pytest.mark.parametrize(("shown", "standing_then"), [((2, 20, 2), "believed"), ((2, 12, 2), "short")])
-def test_one_reading_of_too_few_is_a_moment(shown: tuple[int, ...], standing_then: str) -> None:
-    """An engine ends all of a batch at once, and its HTTP server passes the answers on later."""
-    made = scheduler(SETTINGS, a=64)
-    for number in range(20):
-        made.first_token(the_lease(made.arrived(request(f"r{number}", streamed=True), now=0.0)), now=0.1)
-    for second, running in enumerate((20, *shown), 1):
-        reading = Observation(float(second), running=running, waiting=0, progress=float(second))
-        made.observed("a", reading, now=float(second))
-    assert standing(made, 4.0) == standing_then
-
-
 def test_answers_that_ended_while_the_page_was_asked_for_are_not_missed_on_it() -> None:
     """Of 256 that had been sent a busy engine showed none, because it had run them all."""
     made = scheduler(SETTINGS, a=64)

@@ -2,11 +2,11 @@
 
 The page may open an endpoint and never close it against the evidence of our own requests. It reports memory in use,
 others' requests, and a queue. A page that is gone or old counts for nothing, and so does one that our own requests
-contradict: it stood still while answers went on, it showed less than half of ours twice, or requests that were sent
-against it began in time. That is one doubt, which ends when some readings in a row agree, or after half a minute; only
-tries can contradict a page for longer. If nothing but the page keeps an endpoint closed while requests wait for it, one
-request is sent anyway after two seconds, and twice as many for each that begins in time; so a false page costs seconds,
-and a true one a request now and then: each that begins late doubles the pause (half-open circuit breakers do the same).
+contradict: it stood still while answers went on, it shows less than half of ours, or requests that were sent against it
+began in time. That is one doubt, which ends when some readings in a row agree, or after half a minute; only tries can
+contradict a page for longer. If nothing but the page keeps an endpoint closed while requests wait for it, one request
+is sent anyway after two seconds, and twice as many for each that begins in time; so a false page costs seconds, and a
+true one a request now and then: each that begins late doubles the pause (half-open circuit breakers do the same).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ MISSED = 2  # one reading that fails may be a busy loop, ours or the engine's
 FROZEN_S = 30.0  # longer than the longest standstill measured on a busy engine (11 s), shorter than patience
 STILL_S = 3.0  # a page may be written every so many steps only: SGLang's every 40
 SHORT_SHARE = 0.5  # of ours that are surely there; a page that shows less is of another engine, or of another time
-SHORTS = 2  # readings that show so little, and none between that agrees: a batch ends there before we hear of it
 READINGS = 16  # a page may be so many readings late, and show ours that have ended
 OURS_MIN = 4  # requests that may come or go while the page is asked for
 TRY_S = 2.0  # an engine step with a long prompt takes that long, and patience ends soon after
@@ -65,9 +64,9 @@ class EnginePage:
     """The page of one engine."""
 
     __slots__ = (
-        "_agrees", "_alive_since_s", "_doubt", "_doubt_until_s", "_misses", "_pause_s", "_recent", "_shorts",
-        "_sure_until_s", "_try_s", "_width", "asked_s", "base", "closed_s", "kv_moved_s", "last", "moved_s", "no_page",
-        "others", "outstanding", "own", "queue", "read_every_s", "stale_after_s", "worked_s",
+        "_agrees", "_alive_since_s", "_doubt", "_doubt_until_s", "_misses", "_pause_s", "_recent", "_sure_until_s",
+        "_try_s", "_width", "asked_s", "base", "closed_s", "kv_moved_s", "last", "moved_s", "no_page", "others",
+        "outstanding", "own", "queue", "read_every_s", "stale_after_s", "worked_s",
     )  # fmt: skip
 
     def __init__(self, stale_after_s: float) -> None:
@@ -87,7 +86,6 @@ class EnginePage:
         self._doubt: Standing | None = None  # how our own requests contradict it, until
         self._doubt_until_s = math.inf
         self._agrees = 0  # so many readings in a row agreed with them
-        self._shorts = 0  # readings that showed too little since one agreed
         self._misses = 0
         self._alive_since_s = math.inf  # since when answers have gone on and the page has not moved
         self._sure_until_s = -math.inf  # its validity without further readings
@@ -139,13 +137,11 @@ class EnginePage:
         self.own = own
         # If we sometimes send more than fits, a late page shows ended ones of ours.
         self.others = max(0.0, shown - max(own + during, max(self._recent) if tries_sizes else 0.0))
+        if inside >= OURS_MIN and shown < SHORT_SHARE * inside:
+            self._doubts(Standing.SHORT)
         full = base.kv_usage is not None and base.kv_usage >= 0.9
         likely = abs(shown - own) <= max(OURS_MIN, 0.25 * own) and self.queue <= OURS_MIN and not full
         self._agrees = self._agrees + 1 if likely else 0
-        short = inside >= OURS_MIN and shown < SHORT_SHARE * inside
-        self._shorts = self._shorts + 1 if short else 0 if likely else self._shorts
-        if short and self._shorts >= SHORTS:
-            self._doubts(Standing.SHORT)
         if self._doubt and (self._agrees >= AGREES or base.asked_s >= self._doubt_until_s):
             self._doubt = None
             self.opens()
