@@ -80,6 +80,7 @@ export class Curve {
     const several = Object.keys(lines).length > 1;
     this.said = Object.keys(lines).map((_, which) => {
       const pair = values.appendChild(document.createElement("span"));
+      if (which && !bad) pair.append(" · "); // between failures, of which only some are shown, the style sheet writes it
       // Of several lines each has a piece of itself before its value: that is their legend.
       if (several) pair.appendChild(document.createElement("i")).className = `piece p${which}${bad ? " bad" : ""}`;
       return pair.appendChild(document.createElement("span"));
