@@ -71,13 +71,15 @@ class Oracle:
     def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """Within one flow and model, a request is passed only if it doesn't fit, may not run, or another was bumped.
 
-        Or if another one's prompt is cached there, and then not too often.
+        Or if another one's prompt is cached there, and then not too often, unless it waits for an endpoint of its own.
         """
         if entry.seq in self._state.queues.bands[entry.band].bumped:
             return
         groups = self._state.router.groups
         for other in self._leaf(entry):
             if other in self._state.backfill.passed and other.backfilled <= groups and entry.prefix:
+                continue
+            if entry.prefix and other.affinity.may_wait and self._state.affinity.waits(other, now):
                 continue
             if (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
                 fitting = [endpoint for endpoint in endpoints if self._fits(other, endpoint, now)]
