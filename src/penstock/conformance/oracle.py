@@ -193,7 +193,7 @@ class Oracle:
             may_pass = all(
                 other.request.priority == x.request.priority
                 and other.deadline_s <= x.deadline_s
-                and (x.backfilled - (x in discount) < most or (x.affinity.may_wait and state.affinity.waits(x, now)))
+                and (x.backfilled - (x in discount) < most or self._waits_for_another(x, places, now))
                 for x in overtaken
             )
             warm = state.router.warmer(other, entry, warm_keys, places, now) if may_pass else []
@@ -203,6 +203,12 @@ class Oracle:
             if len(overtaken) > PASSED_MAX:
                 break
         return entry, places
+
+    def _waits_for_another(self, entry: Entry, places: list[Endpoint], now: float) -> bool:
+        """True if a request waits for an endpoint that is none of `places`."""
+        affinity = self._state.affinity
+        waits = entry.affinity.may_wait and affinity.waits(entry, now)
+        return waits and all(affinity.spurns(entry, endpoint, now) for endpoint in places)
 
     def _leaf(self, entry: Entry) -> list[Entry]:
         """Returns the waiting requests of the same flow and model."""

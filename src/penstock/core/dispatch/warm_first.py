@@ -48,9 +48,9 @@ class WarmFirst:
         for other in leaf.front(2 * PASSED_MAX):
             if passed and (alike := other.alike) is not None and alike.sent:
                 warm = router.warmer(other, entry, warm_keys, endpoints, now)
-                if warm and self._may_pass(other, passed, now) and (warm := fitting(other, warm)):
+                if warm and self._may_pass(other, passed, endpoints, now) and (warm := fitting(other, warm)):
                     for each in passed:
-                        if not self._waits(each, now):
+                        if not self._waits(each, endpoints, now):
                             self._backfill.passes(each)
                     return other, warm
             if passed or other is entry:  # those before it were found not to fit
@@ -59,14 +59,19 @@ class WarmFirst:
                     break
         return entry, endpoints
 
-    def _may_pass(self, entry: Entry, passed: list[Entry], now: float) -> bool:
+    def _may_pass(self, entry: Entry, passed: list[Entry], endpoints: list[Endpoint], now: float) -> bool:
         for each in passed:
             if each.request.priority != entry.request.priority or each.deadline_s < entry.deadline_s:
                 return False
-            if each.backfilled >= self._router.groups and not self._waits(each, now):
+            if each.backfilled >= self._router.groups and not self._waits(each, endpoints, now):
                 return False
         return True
 
-    def _waits(self, entry: Entry, now: float) -> bool:
-        """True if a request waits for an endpoint of its own, so that none passes it."""
-        return entry.affinity.may_wait and self._affinity.waits(entry, now)
+    def _waits(self, entry: Entry, endpoints: list[Endpoint], now: float) -> bool:
+        """True if a request waits for an endpoint that is none of these, so that none passes it here."""
+        if not entry.affinity.may_wait or not self._affinity.waits(entry, now):
+            return False
+        for endpoint in endpoints:  # noqa: SIM110  # a loop costs less than a generator
+            if not self._affinity.spurns(entry, endpoint, now):
+                return False
+        return True
