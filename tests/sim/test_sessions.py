@@ -244,15 +244,18 @@ def test_penstocks_own_scheduler_plays_sessions_too() -> None:
     assert row.hit_rate > 0.5
 
 
-def test_a_request_is_passed_no_more_often_than_stated_at_the_endpoint_that_it_waits_for() -> None:
-    """Turns of 16 sessions wait for the engine that has their contexts, and others are cached there, too."""
-    sessions = recorded(*(talk(f"t{n}", 40, grow=512) for n in range(16)))
+@pytest.mark.parametrize(("count", "blocks"), [(16, 400), (24, 160)])
+def test_a_request_is_passed_no_more_often_than_stated_at_the_endpoint_that_it_waits_for(
+    count: int, blocks: int
+) -> None:
+    """Turns of sessions wait for the engine that has their contexts, and others are cached there, too."""
+    sessions = recorded(*(talk(f"t{n}", 40, grow=512) for n in range(count)))
     slow = EngineConfig(
-        step_base_s=0.05, prefill_s_per_token=4e-4, max_num_batched_tokens=8192, kv_blocks=400, block_size=512,
+        step_base_s=0.05, prefill_s_per_token=4e-4, max_num_batched_tokens=8192, kv_blocks=blocks, block_size=512,
         max_model_len=50_000,
     )  # fmt: skip
     row = figures(
-        sessions, "predicted_ttft", (16,), config=slow, endpoints=2, duration_s=200.0, warm_up_s=10.0, checked=True
+        sessions, "predicted_ttft", (count,), config=slow, endpoints=2, duration_s=200.0, warm_up_s=10.0, checked=True
     )
     assert row.turns > 100
 

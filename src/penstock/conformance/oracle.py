@@ -29,7 +29,7 @@ ROUNDING_S = 1e-6
 ROUNDING = 1e-9  # of costs
 
 Choice = tuple[Entry, list[Endpoint]]
-PlacesOf = Callable[[Entry], list[Endpoint]]
+PlacesOf = Callable[[Entry, list[Endpoint]], list[Endpoint]]
 
 
 class Oracle:
@@ -71,7 +71,7 @@ class Oracle:
     def _check_leaf_order(self, entry: Entry, endpoints: list[Endpoint], now: float) -> None:
         """Within one flow and model, a request is passed only if it doesn't fit, may not run, or another was bumped.
 
-        Or if another one's prompt is cached there, and then not too often, unless it waits for an endpoint of its own.
+        Or if another one's prompt is cached there, and then not too often, unless it waits for another endpoint.
         """
         if entry.seq in self._state.queues.bands[entry.band].bumped:
             return
@@ -79,7 +79,7 @@ class Oracle:
         for other in self._leaf(entry):
             if other in self._state.backfill.passed and other.backfilled <= groups and entry.prefix:
                 continue
-            if entry.prefix and other.affinity.may_wait and self._state.affinity.waits(other, now):
+            if entry.prefix and self._waits_for_another(other, endpoints, now):
                 continue
             if (other.key, other.seq) < (entry.key, entry.seq) and not self._tenant_held(other):
                 fitting = [endpoint for endpoint in endpoints if self._fits(other, endpoint, now)]
@@ -154,8 +154,8 @@ class Oracle:
             for x in passed:
                 self._reserve(x, free, reserved, now, backfilled=x.backfilled)
 
-        def places_of(other: Entry) -> list[Endpoint]:
-            places = self._places(other, free, reserved, now, known=known)
+        def places_of(other: Entry, among: list[Endpoint]) -> list[Endpoint]:
+            places = self._places(other, among, reserved, now, known=known)
             return [e for e in places if self._in_bound(other, e, passed, now)]
 
         for number, line in enumerate(lines):
@@ -197,7 +197,7 @@ class Oracle:
                 for x in overtaken
             )
             warm = state.router.warmer(other, entry, warm_keys, places, now) if may_pass else []
-            if warm and (warm := [e for e in places_of(other) if e in warm]):
+            if warm and (warm := places_of(other, warm)):
                 return other, warm
             overtaken.append(other)
             if len(overtaken) > PASSED_MAX:
