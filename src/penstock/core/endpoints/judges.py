@@ -139,7 +139,7 @@ class PageJudge(Judge):
     __slots__ = ("_hides", "_late_until_s", "fit", "honest", "silent")
     name = "page"
     grows = 1.0
-    more = -math.inf  # what was sent may still be on its way
+    more = -1e9  # never: what was sent may still be on its way
 
     def __init__(self) -> None:
         self.honest = False  #: it has shown a queue: if it shows none, there is none
@@ -240,7 +240,7 @@ class WholeJudge(Judge):
     name = "answers"
     grows = 1.0
     tries = 0.125  # their times vary by more than one request would change them
-    more = -math.inf  # it says itself
+    more = -1e9  # never: it says itself
     looks = 1  # as many as it needs are in its evidence
 
     def __init__(self) -> None:
