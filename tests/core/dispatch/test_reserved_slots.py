@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from penstock.core.dispatch.reserved_slots import ReservedSlots, slots_reserved
+from penstock.core.queueing.fair_tree import Node
 
 MODELS_MAX = 1000
 
@@ -77,11 +78,20 @@ def test_slots_about_to_free_make_it_smaller() -> None:
 
 
 def test_active_weight_fades_and_does_not_fall_at_once() -> None:
-    reserve = ReservedSlots(None)
-    reserve.weight_seen(9.0, 0.0)
-    reserve.weight_seen(1.0, 1.0)
-    assert 8.0 < reserve.weight(1.0) < 9.0
-    assert reserve.weight(1000.0) < 0.1
+    reserve, tree = ReservedSlots(None), Node("", None, 1.0, 0)
+    reserve.weight_seen(tree, 9.0, 0.0)
+    reserve.weight_seen(tree, 1.0, 1.0)
+    assert 8.0 < reserve.weight(tree, 1.0) < 9.0
+    assert reserve.weight(tree, 1000.0) < 0.1
+
+
+def test_weight_of_another_band_does_not_count() -> None:
+    reserve, tree = ReservedSlots(None), Node("", None, 1.0, 0)
+    reserve.weight_seen(Node("", None, 1.0, 0), 9.0, 0.0)
+    assert reserve.weight(tree, 0.0) == 0.0
+    reserve.weight_seen(tree, 2.0, 0.0)
+    reserve.reconfigured(None)
+    assert reserve.weight(tree, 0.0) == 0.0
 
 
 def test_callers_who_invent_models_cost_a_bounded_amount_of_memory() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from penstock.core.queueing.fair_tree import Node
 from penstock.core.util.bounded_map import BoundedMap
 from penstock.core.util.decaying import WINDOW_S, Decaying, DecayingRate
 
@@ -46,21 +47,29 @@ class ReservedSlots:
         self._arrivals: BoundedMap[str, DecayingRate] = BoundedMap(MODELS_MAX)
         self._freed: BoundedMap[str, DecayingRate] = BoundedMap(MODELS_MAX)
         self._counts: dict[str, tuple[int, int, float]] = {}  # how many, computed for so many slots, good until
-        self._weight = Decaying(WEIGHT_FADES_S)
+        self._weights: dict[Node, Decaying] = {}  # by the parent of the flows
         self.may_count = share is not None  #: False: no slot is reserved, because no request needed one yet
 
     def reconfigured(self, share: float | None) -> None:
         """Reserve this `share` of the slots from now on; None: as measured."""
         self.share = share
         self.may_count = self.may_count or share is not None
+        self._weights = {}  # trees may be others
 
-    def weight_seen(self, weight: float, now: float) -> None:
-        """Note that flows of so much `weight` are active. One that came recently counts as about to come again."""
-        self._weight.raise_to(weight, now)
+    def weight_seen(self, parent: Node, weight: float, now: float) -> None:
+        """Note that flows of so much `weight` are active below a `parent`.
 
-    def weight(self, now: float) -> float:
-        """Returns the active weight of recent flows, fading."""
-        return self._weight.at(now)
+        One that came recently counts as about to come again.
+        """
+        seen = self._weights.get(parent)
+        if seen is None:
+            seen = self._weights[parent] = Decaying(WEIGHT_FADES_S)
+        seen.raise_to(weight, now)
+
+    def weight(self, parent: Node, now: float) -> float:
+        """Returns the active weight of recent flows below a `parent`, fading."""
+        seen = self._weights.get(parent)
+        return 0.0 if seen is None else seen.at(now)
 
     def arrived(self, model: str, now: float) -> None:
         """Note that a request of an under-share flow for `model` came while others waited."""

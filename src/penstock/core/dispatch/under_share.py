@@ -69,7 +69,8 @@ class UnderShare:
             return  # all requests stand in one flow
         node.demand = node.demand * math.exp((node.demand_s - now) / DEMAND_WINDOW_S) + entry.work
         node.demand_s = now
-        self._reserved.weight_seen(parent.active_weight + (0.0 if node.waiting or node.in_flight else node.weight), now)
+        weight = parent.active_weight + (0.0 if node.waiting or node.in_flight else node.weight)
+        self._reserved.weight_seen(parent, weight, now)
 
     def arrived(self, entry: Entry, now: float) -> None:
         """Note whether slots are reserved for `entry`, which is about to join its flow."""
@@ -188,7 +189,7 @@ class UnderShare:
 
     def _part(self, node: Node, parent: Node, now: float) -> float:
         """The share that a flow's weight gives it among those recently active that are not held."""
-        total, lately = parent.active_weight, self._reserved.weight(now)
+        total, lately = parent.active_weight, self._reserved.weight(parent, now)
         if not (node.waiting or node.in_flight):
             total += node.weight
         total = total if total > lately else lately
