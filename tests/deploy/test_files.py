@@ -54,8 +54,11 @@ def test_compose_takes_the_file_and_every_mount_is_there() -> None:
     services = yaml.safe_load(done.stdout)["services"]
     assert services.keys() == {"engine-0", "engine-1", "penstock", "prometheus", "grafana"}
     mounts = [volume for service in services.values() for volume in service.get("volumes", [])]
-    assert mounts
-    assert all(Path(mount["source"]).exists() and mount["read_only"] for mount in mounts)
+    kept = [mount for mount in mounts if mount["type"] == "volume"]
+    assert [(mount["source"], mount["target"]) for mount in kept] == [("state", "/var/lib/penstock")]
+    binds = [mount for mount in mounts if mount["type"] == "bind"]
+    assert len(binds) + 1 == len(mounts)
+    assert all(Path(mount["source"]).is_dir() and mount["read_only"] for mount in binds)
     ours = [service for service in services.values() if service["image"] == "penstock"]
     assert len(ours) == 3
     assert all(service["read_only"] and service["cap_drop"] == ["ALL"] for service in ours)

@@ -41,7 +41,7 @@ def test_three_teams(tmp_path: Path) -> None:
     assert "tenants[research].weight 1 → 3" in out
     assert "`max_tokens` is 501; this key may ask for 500 tokens at most." in out
     assert "may not use the model `large`" in out
-    assert "notebook: research, made, models sim*, prompts of 8,000 tokens, answers of 500 tokens, until" in out
+    assert "notebook: research, issued, models sim*, prompts of 8,000 tokens, answers of 500 tokens, until" in out
     assert "notebook: revoked" in out
     assert "Incorrect API key" in out.partition("notebook: revoked")[2]
 

@@ -24,8 +24,9 @@ class Operator(Section):
 class Admin(Section):
     """The address and tokens of `/admin`.
 
-    If no token is set, the gateway generates one at each start and stores it in `state_dir` for commands on the same
-    machine. Without a token, `/admin` is then readable from a loopback address only, and changes nothing.
+    If no token is set, the gateway generates one at each start and stores it in the state folder. Commands on the same
+    machine look in the default ones; for another `state_dir` they need `export PENSTOCK__STATE_DIR=FOLDER`. Without a
+    token, `/admin` is then readable from a loopback address only, and changes nothing.
     """
 
     listen: values.OptionalListen = setting(

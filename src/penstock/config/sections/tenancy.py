@@ -82,8 +82,8 @@ class OwnLimits(Section):
     )
     tokens_per_day: values.OptionalWhole = setting(
         None,
-        "The same per day, refilled evenly over 24 hours. Under another limit, what was spent stays spent. Kept in "
-        "memory: a restart refills it.",
+        "The same per day: full at first and refilled evenly over 24 hours, so almost twice as much in the first 24. "
+        "Under another limit what was spent stays spent, at most all of it. Kept in memory: a restart refills it.",
         ge=1,
     )
 

@@ -34,7 +34,7 @@ ADDRESSES_MAX = 10_000  # remembered; past that the one that failed longest ago 
 _CLOSED = "/admin is closed: set `admin.token`, or listen on a loopback address to let this machine look."
 _CHANGES = (
     "Changing something needs the admin token: `Authorization: Bearer …`. None is set, so the gateway generated "
-    "one, which the commands on its machine find by themselves."
+    "one: its log names the file, and what the commands on its machine need if they don't find it."
 )
 _CHANGES_NOTHING = "Without `admin.token`, /admin changes nothing."
 _NOT_HERE = "Without a token /admin shows itself to this machine only, and this request came from elsewhere or a proxy."

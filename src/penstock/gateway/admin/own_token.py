@@ -77,7 +77,10 @@ class OwnToken:
             _unkept(f"{file}: {(error.strerror or str(error)).lower()}")
         else:
             self.file = file
-            logger.info("commands on this machine read the admin token from %s", file)
+            logger.info(
+                "commands on this machine read the admin token from %s; those that don't find it: export %s=%s",
+                *(file, _SET, self._folder),
+            )
 
     def remove(self) -> None:
         """The gateway ends. A file that another one has written since stays."""
