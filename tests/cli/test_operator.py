@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
 from penstock.cli import main as cli
+from penstock.cli.steering.endpoint import line as endpoint_line
 from penstock.cli.top import views
 from penstock.core.values.catalogue import EndpointState
 from tests.gateway.admin.test_admin_state import crowded, let_go
@@ -73,6 +75,27 @@ async def test_commands_name_a_separate_admin_address(world: World, capsys: pyte
     assert await run(world, "pause") == 0, "the token is found by the port of /admin"
     assert await run(world, "resume") == 0
     world.port = callers
+
+
+async def test_an_endpoint_that_is_away_is_listed_with_since_when(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = await world.engine()
+    await world.gateway()
+    assert await run(world, "endpoint", "list") == 0
+    assert re.search(r": up, url ", capsys.readouterr().out)
+    world.gate.watch.tick()
+    await engine.close()
+    world.engines.remove(engine)
+    await world.until(lambda: world.picture().endpoints[0].state == "down")
+    world.gate.watch.tick()
+    assert await run(world, "endpoint", "list") == 0
+    assert re.search(r": down for [\d.]+ m?s, url ", capsys.readouterr().out)
+
+
+def test_the_last_failure_of_an_endpoint_is_listed() -> None:
+    row = {"name": "gpu-0", "state": "ejected", "state_s": 90.0, "slots": 4, "failure": "reset", "failed_s_ago": 2.0}
+    assert endpoint_line(row) == "gpu-0: ejected for 1 min 30 s, slots 4, last failure reset 2.0 s ago"
 
 
 async def test_an_endpoints_role_is_shown(world: World, capsys: pytest.CaptureFixture[str]) -> None:

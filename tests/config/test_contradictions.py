@@ -72,6 +72,24 @@ def test_a_gateway_that_only_this_machine_reaches_is_not(listen: str) -> None:
     assert list(open_warnings(from_mapping({"listen": listen}))) == []
 
 
+def test_a_short_wait_of_all_requests_turns_sessions_out() -> None:
+    sized: dict[str, object] = {"endpoints": [{"url": "http://a", "kv_tokens": 900_000}]}
+    short: dict[str, object] = {"queue": {"max_wait": "30s"}}
+    (said,) = effect_warnings(from_mapping(sized | short))
+    assert said.startswith(
+        "queue.max_wait bounds waits for memory, too: a session that waited 30 s turns another one out"
+    )
+    for meant in (
+        short,
+        sized,
+        sized | {"queue": {"max_wait": 0}},
+        sized | {"queue": {"max_wait": "60s"}},
+        sized | short | {"sessions": {"memory": "off"}},
+        sized | {"bands": [{"name": "standard", "max_wait": "30s"}]},
+    ):
+        assert not [one for one in effect_warnings(from_mapping(meant)) if "waits for memory" in one]
+
+
 def test_a_wait_of_hours_may_be_meant_in_milliseconds() -> None:
     (said,) = effect_warnings(from_mapping({"queue": {"max_wait": 60000}}))
     assert said.startswith("queue.max_wait is 16.7 hours: a number without a unit is in seconds; if milliseconds were")

@@ -223,7 +223,11 @@ class Parts:
         driver, routes = self.driver, AdminRoutes(self.auth, self.events.audit)
         self.requests = requests = RequestVerbs(driver, routes.who)
         keys = KeyVerbs(self.book, lambda: self.reload.settings, clock.wall)
-        steering = (EndpointVerbs(self.endpoints, driver), TenantVerbs(driver, self.callers, self.orders), keys)
+        steering = (
+            EndpointVerbs(self.endpoints, driver, self.watch.state_s),
+            TenantVerbs(driver, self.callers, self.orders),
+            keys,
+        )
         trial = Trial(self.app, driver, self.callers)
         for verbs in (
             Pages(),

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient, GatewayError
+from penstock.gateway.admin.phrases import seconds
 
 _LIST = "/admin/endpoints"
 _VERBS = {
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for answer in answers:
             for endpoint in answer.get("endpoints", [answer]):
-                print(_line(endpoint))
+                print(line(endpoint))
     return 1 if failed else 0
 
 
@@ -91,6 +92,12 @@ def _change(client: AdminClient, args: argparse.Namespace) -> list[Any]:
     return [lambda path=path: client.call("POST", f"{path}/{args.verb}", body) for path in paths]
 
 
-def _line(endpoint: dict[str, Any]) -> str:
+def line(endpoint: dict[str, Any]) -> str:
+    """Returns an endpoint of an answer on one line."""
     known = [f"{key} {endpoint[key]}" for key in ("url", "source", "slots", "leases") if key in endpoint]
-    return f"{endpoint['name']}: {', '.join([endpoint['state'], *known])}"
+    state = endpoint["state"]
+    if state != "up" and endpoint.get("state_s") is not None:
+        state += f" for {seconds(endpoint['state_s'])}"
+    if endpoint.get("failure"):
+        known.append(f"last failure {endpoint['failure']} {seconds(endpoint['failed_s_ago'])} ago")
+    return f"{endpoint['name']}: {', '.join([state, *known])}"

@@ -5,7 +5,7 @@ Nothing is stored: the next start goes by the settings again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.parse import parse_qs
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from penstock.config import values
 from penstock.config.address import NOWHERE
 from penstock.config.problems import Refused
+from penstock.core.explain.snapshot import Snapshot
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
 from penstock.gateway.endpoints.registry import EndpointRegistry
 from penstock.gateway.proxy.driver import Driver
@@ -24,9 +25,12 @@ LIST = "/admin/endpoints"
 class EndpointVerbs:
     """The verbs, as handlers of routes."""
 
-    def __init__(self, endpoints: EndpointRegistry, driver: Driver) -> None:
+    def __init__(
+        self, endpoints: EndpointRegistry, driver: Driver, state_s: Callable[[Snapshot], Mapping[str, float]]
+    ) -> None:
         self._endpoints = endpoints
         self._driver = driver
+        self._state_s = state_s  # for how long they have been in their states
 
     def add_to(self, routes: AdminRoutes) -> None:
         routes.add("GET", LIST, self._list)
@@ -39,8 +43,14 @@ class EndpointVerbs:
     def _list(self, exchange: Exchange, _: Mapping[str, str]) -> None:
         snapshot = self._driver.scheduler.snapshot(now=self._driver.now())
         load = {endpoint.name: endpoint for endpoint in snapshot.endpoints}
+        state_s = self._state_s(snapshot)
         found = [
-            {**msgspec.to_builtins(view), **msgspec.to_builtins(load.get(view.name)), "source": view.source}
+            {
+                **msgspec.to_builtins(view),
+                **msgspec.to_builtins(load.get(view.name)),
+                "source": view.source,
+                "state_s": state_s.get(view.name),
+            }
             for view in self._endpoints.views()
         ]
         answer(exchange, {"endpoints": found})

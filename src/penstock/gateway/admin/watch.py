@@ -112,7 +112,7 @@ class Watch:
             self._picture = Picture(self._facts, self._events, self._history, self._last_minute, self._times)
         now, share = self._driver.now(), self._facts.share()
         strangers = "" if share is not None and share.sentence else self._strangers.sentence(now)
-        up_s, state_s = now - self._started_s, self._state_s(snapshot)
+        up_s, state_s = now - self._started_s, self.state_s(snapshot)
         return self._picture.state(snapshot, share, strangers=strangers, state_s=state_s, up_s=up_s, now=now)
 
     # --- listeners ------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Watch:
     def _snapshot(self) -> Snapshot:
         return self._driver.scheduler.snapshot(now=self._driver.now())
 
-    def _state_s(self, snapshot: Snapshot) -> dict[str, float]:
+    def state_s(self, snapshot: Snapshot) -> dict[str, float]:
         """For how long endpoints have been in their states, if these are as at the last look."""
         now = self._driver.now()
         return {
