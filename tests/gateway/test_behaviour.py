@@ -75,7 +75,7 @@ def request_header_rows(rows: list[Row]) -> None:
 
 def response_header_rows(rows: list[Row]) -> None:
     left = Left(1, 1, 1.0)
-    rates = {name.decode() for name, _ in wire.rate_limits(Allowance(left, left))}
+    rates = {name.decode() for name, _ in wire.rate_limits(Allowance(left, left, left))}
     refusals = {name.decode() for r in Reason for name, _ in wire.refusal(Api.OPENAI, r, "x", retry_after_s=1.0)[1]}
     named = {name for name, _ in rows}
     assert rates | refusals - {"content-type"} <= named
