@@ -232,8 +232,10 @@ class FoundLimit(ConcurrencyLimit):
         ran = max(work.best, ledger.running())
         if self.judge is self._page and page.base is not None:
             ran = max(ran, int(page.base.running - page.others))
-        known = max(ran + work.on_the_way, self.judge.fit)
-        if ledger.sent_there < known + max(FEW, known / AHEAD):
+        known, fit = ran + work.on_the_way, self.judge.fit
+        if not ledger.shows:  # whole answers show few of those that run at once
+            known = max(known, fit)
+        if ledger.sent_there < max(known + max(FEW, known / AHEAD), fit + FEW):
             return -math.inf
         if ledger.shows and ledger.speed.seen:
             return math.inf  # their first tokens show when there is room
