@@ -66,7 +66,7 @@ _HEAD_BYTES: Final = 256  # as much as `_SEVERAL` may match: lists come indented
 _SEVERAL: Final = re.compile(  # the last one: conversations
     rb'\s{0,80}\[\s{0,80}(?:["\d]|\[\s{0,80}["\d{])'
 )
-_UNPARTED: Final = re.compile(rb'(?:[^"]++|' + STRING + rb")*+", re.DOTALL)  # as far as no string is cut
+_UNPARTED: Final = re.compile(rb'(?>(?:[^"]++|' + STRING + rb")*)", re.DOTALL)  # as far as no string is cut
 _STRINGS: Final = re.compile(STRING, re.DOTALL)
 _BRACKET: Final = re.compile(rb"[\[\]]")
 _DIGIT: Final = re.compile(rb"\d")

@@ -7,7 +7,8 @@ so Python takes one step per deeper bracket, and these are bounded: a value with
 
 A step ends anywhere: inside a number, a string, an escape. Two rules keep that cut from changing what is read. Each
 expression is a run of tokens, and a token never looks behind its own end, so a run that was cut ends between two of
-them. `run_end` alone decides whether a run has ended, or goes on in the next step.
+them. `run_end` alone decides whether a run has ended, or goes on in the next step. Repeated groups are atomic, not
+possessive: Python before 3.11.5 ends a possessive group in the middle of an alternative that failed (gh-106052).
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ _STEP_BRACKETS = 500
 _FLAT_LEVELS = 4  # a message with a tool call; a larger one costs more if a part does not end in its step
 
 #: An expression for a whole string, its quotes included.
-STRING: bytes = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+STRING: bytes = rb'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)"'
 _SCALARS = rb"[\s,:\-+.0-9eEtrufalsn]"  # all that stands between strings and brackets
 
 
 def _flat(levels: int) -> bytes:
     """Returns an expression for values of at most this depth."""
-    inside = rb"(?:" + _SCALARS + rb"++|" + STRING
+    inside = rb"(?>(?:" + _SCALARS + rb"++|" + STRING
     if levels:
         deeper = _flat(levels - 1)
         inside += rb"|\[" + deeper + rb"\]|\{" + deeper + rb"\}"
-    return inside + rb")*+"
+    return inside + rb")*)"
 
 
 _FLAT = re.compile(_flat(_FLAT_LEVELS), re.DOTALL)
-_IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_IN_STRING = re.compile(rb'[^"\\]*+(?>(?:\\.[^"\\]*+)*)', re.DOTALL)
 _PAIRED = re.compile(  # text in which each escaped surrogate has its other half
-    rb"(?:[^\\]++|\\(?:[^u]|u(?:[^dD]|[dD][^89a-fA-F]|[dD][89abAB]..\\u[dD][c-fC-F])))*+", re.DOTALL
+    rb"(?>(?:[^\\]++|\\(?:[^u]|u(?:[^dD]|[dD][^89a-fA-F]|[dD][89abAB]..\\u[dD][c-fC-F])))*)", re.DOTALL
 )
 _ESCAPE_BYTES, _PAIR_BYTES = 2, 10  # the longest token of `_IN_STRING`, and of `_PAIRED`
 _SPACE = re.compile(rb"[ \t\r\n]*+")
