@@ -199,7 +199,7 @@ def test_whole_answers_of_a_machine_with_neighbours_find_the_size(size: int, lea
     now, serial, seen = 0.0, 0, list[int]()
     slower = [random.choice((1.0, 1.0, 2.0, 3.0)) for _ in range(100)]
     while now < 60.0:
-        while len(own.leases) < min(limit.slots, 96) and now >= limit.fills_until_s(own, now):
+        while len(own.leases) < min(limit.slots, 96) and now >= limit.fills_until_s(own):
             serial += 1
             sent = lease(serial, at=now, streamed=False)
             own.add(sent)

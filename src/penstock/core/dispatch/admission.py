@@ -91,7 +91,7 @@ def _queues(endpoint: Endpoint, band: BandSettings, now: float, *, told: bool = 
     waiting = ledger.engine_queue(now, told=told, strict=waiting_max == 0)
     if waiting > 0 and waiting >= waiting_max:
         return True
-    return now < ledger.limit.fills_until_s(ledger, now)
+    return now < ledger.limit.fills_until_s(ledger)
 
 
 def _slow(endpoint: Endpoint, band: BandSettings, settings: AdmissionSettings, now: float) -> bool:
@@ -200,7 +200,7 @@ def _health_changes_s(cause: Cause, endpoint: Endpoint, now: float) -> float:
 def _tries_s(cause: Cause, endpoint: Endpoint, now: float) -> list[float]:
     """The times at which a request may be sent against the page, or at which another cause of ours may end."""
     ledger, page = endpoint.ledger, endpoint.ledger.page
-    times = [ledger.limit.fills_until_s(ledger, now)]
+    times = [ledger.limit.fills_until_s(ledger)]
     if page.closed_s is not None:
         stands_s = (page.kv_moved_s if cause is Cause.KV_FULL else page.moved_s) + TRY_S
         times += [page.try_s, max(page.try_s, stands_s), ledger.speed.forgotten_s(now)]

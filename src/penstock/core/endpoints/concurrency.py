@@ -81,7 +81,7 @@ class ConcurrencyLimit:
         """Returns when to look if nothing happens until then; infinity: no need to."""
         return math.inf
 
-    def fills_until_s(self, ledger: Ledger, now: float) -> float:  # noqa: ARG002
+    def fills_until_s(self, ledger: Ledger) -> float:  # noqa: ARG002
         """Returns until when nothing more may be sent because enough is on its way; minus infinity: it may."""
         return -math.inf
 
@@ -221,7 +221,7 @@ class FoundLimit(ConcurrencyLimit):
             return self._look_s  # a queue may be over, or more run now
         return max(self._look_s, self.judge.looks_s(ledger, now))
 
-    def fills_until_s(self, ledger: Ledger, now: float) -> float:  # noqa: ARG002
+    def fills_until_s(self, ledger: Ledger) -> float:
         """Returns until when nothing more may be sent because enough is on its way; minus infinity: it may.
 
         Slow start: until the engine queues, it gets a few more requests than run, so at most these wait.

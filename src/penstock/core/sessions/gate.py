@@ -20,10 +20,10 @@ endpoint, and the turn goes there or, if that is away, or has no room for `STAY`
 3. *Origin first*: a session goes back to where it was. It goes elsewhere, if no room is to be had there, once it waited
    for `worth_s`, or by rule 1 or 2.
 Of the tenants the one that holds the least per weight is first, within a tenant who waits longest. Residents that grow
-beyond M cost idle sessions of the tenant that holds the most per weight their place. A session whose context is less
-than `SMALL` of every memory neither waits nor counts: computing it again takes a moment. Nor does the first prompt
-without a name, which may be the only one: it is a session's from its second turn on. And a lease is no longer than
-`WORTH` times what computing the context again takes.
+beyond M cost idle sessions of the tenant that holds the most per weight their place, the smallest that makes up for it.
+A session whose context is less than `SMALL` of every memory neither waits nor counts: computing it again takes a
+moment. Nor does the first prompt without a name, which may be the only one: it is a session's from its second turn on.
+And a lease is no longer than `WORTH` times what computing the context again takes.
 
 **Bound.** Let every turn end within T, and let a tenant have n residents. Of his sessions, m claim room by rule 2 when
 another one begins to, at `CLAIM` · W. Within each T every resident is idle at least once with a turn behind it, and the

@@ -393,18 +393,18 @@ class Observer:
         self._driver.tell(scheduler.endpoint_changed(self._name, vouched=vouched, by_word=by_word, now=now))
 
     def _tell_facts(self) -> None:
-        facts, page = self.facts, self._reader.facts
-        scheduler, name, now = self._driver.scheduler, self._name, self._driver.now()
+        """Report what it says of itself, once. Whoever says nothing of prefixes keeps them, as most engines do."""
+        facts, page, driver = self.facts, self._reader.facts, self._driver
         slots = facts.slots or page.slots
         if slots is not None and slots != self._told_slots:
             self._told_slots = slots
-            self._driver.tell(scheduler.endpoint_changed(name, told_slots=slots, now=now))
-        keeps = page.keeps_prefixes if facts.keeps_prefixes is None else facts.keeps_prefixes
-        if keeps is not None and keeps is not self._told_keeps:
+            driver.tell(driver.scheduler.endpoint_changed(self._name, told_slots=slots, now=driver.now()))
+        keeps = (page.keeps_prefixes if facts.keeps_prefixes is None else facts.keeps_prefixes) is not False
+        if keeps is not self._told_keeps:
             self._told_keeps = keeps
             if not keeps:
-                logger.info("endpoint %s keeps no prefixes, so no session waits for its memory", name)
-            self._driver.tell(scheduler.endpoint_changed(name, keeps_prefixes=keeps, now=now))
+                logger.info("endpoint %s keeps no prefixes, so no session waits for its memory", self._name)
+            driver.tell(driver.scheduler.endpoint_changed(self._name, keeps_prefixes=keeps, now=driver.now()))
 
     # --- how loaded -------------------------------------------------------------------------------------------
 
