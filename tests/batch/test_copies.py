@@ -146,6 +146,34 @@ def test_the_commands(store: SqliteStore, tmp_path: Path, capsys: pytest.Capture
     assert "there is no store" in capsys.readouterr().err
 
 
+def test_check_takes_any_store_by_name(
+    store: SqliteStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CONFIG", str(tmp_path / "nothing.yaml"))  # not asked: the file is named
+    copy = tmp_path / "backup.db"
+    copies.backup(tmp_path / "data" / "batch.sqlite3", copy)
+    store.add_usage("w", 2, [a_use("second")], NOW)
+    for named, said in (
+        (copy, f"{copy}: ok; "),
+        (tmp_path / "data", f"{tmp_path}/data/batch.sqlite3: ok; "),
+        (tmp_path / "data" / "batch.sqlite3", f"{tmp_path}/data/batch.sqlite3: ok; "),
+    ):
+        assert commands.run(["store", "check", str(named)]) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(said)
+        assert (" 1 usage," in out) == (named == copy)
+    settings = tmp_path / "penstock.yaml"
+    settings.write_text("store: off\n")
+    for words, said in (
+        (["check", str(tmp_path / "lost.db")], "lost.db: no such file"),
+        (["check", str(settings)], f"{settings} is no store; settings go behind `-c`"),
+        (["restore", str(settings), "--data", str(tmp_path / "other")], "settings go behind `-c`"),
+        (["backup", str(tmp_path), "--data", str(tmp_path / "data")], f"{tmp_path} is a folder; name a new file in it"),
+    ):
+        assert commands.run(["store", *words]) == 1
+        assert said in capsys.readouterr().err
+
+
 def test_without_settings_the_commands_find_the_store_of_the_state_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -297,7 +297,7 @@ _COMMANDS = {
         "batch.store.copies",
         "The SQLite file with the ledger of use, issued keys and batches (`store`): check it and back it up while "
         "the gateway runs, or put a backup in its place.",
-        examples="store backup /backup/penstock-2026-11-26.sqlite3 -c penstock.yaml; store check -c penstock.yaml",
+        examples="store backup /backup/2026-11-26.sqlite3 -c penstock.yaml; store check /backup/2026-11-26.sqlite3",
     ),
     "decider": _Command(
         "show the leader of several gateways, or replace it",

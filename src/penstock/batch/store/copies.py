@@ -56,7 +56,7 @@ def backup(file: Path, to: Path, progress: Callable[[int, int], None] | None = N
     `progress` is called with the pages that are left, and with their total.
     """
     if to.exists():
-        raise StoreError(f"{to} exists; name a new file")
+        raise StoreError(f"{to} is a folder; name a new file in it" if to.is_dir() else f"{to} exists; name a new file")
     part = to.with_name(f"{to.name}.part")
     try:
         with _reading(file) as database:
@@ -129,6 +129,8 @@ def _sync(path: Path) -> None:
 def _reading(file: Path) -> Iterator[sqlite3.Connection]:
     if not file.is_file():
         raise StoreError(f"{file}: no such file")
+    if file.suffix in (".yaml", ".yml"):
+        raise StoreError(f"{file} is no store; settings go behind `-c`")
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as opened:
             yield opened
@@ -166,19 +168,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         verb = verbs.add_parser(name, help=text.split(".")[0].lower(), description=text)
         verb.set_defaults(work=work)
-        if name != "check":
+        where = verb.add_mutually_exclusive_group() if name == "check" else verb
+        if name == "check":
+            where.add_argument(
+                "file", metavar="FILE", type=Path, nargs="?", help="a backup or another store (default: the gateway's)"
+            )
+        else:
             verb.add_argument("file", metavar="FILE", type=Path, help="the backup")
         verb.add_argument(
             "-c", "--config", metavar="SETTINGS", default=os.environ.get("PENSTOCK_CONFIG"), help="settings (YAML)"
         )
-        verb.add_argument("--data", metavar="FOLDER", type=Path, help="the folder, instead of `store.data`")
+        where.add_argument("--data", metavar="FOLDER", type=Path, help="the store's folder, instead of `store.data`")
 
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 if it worked, 1 if the store is no good, 2 if the settings are."""
     try:
-        folder = args.data or _folder(args.config)
-        args.work(folder, getattr(args, "file", None))
+        args.work(args)
     except ConfigError as error:
         for problem in error.problems:
             print(f"penstock: {problem.line()}", file=sys.stderr)
@@ -189,9 +195,11 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _folder(config: str | None) -> Path:
-    """Returns the folder of the store that these settings name; that of the service, if only it has one."""
-    settings = load(config, os.environ)
+def _folder(args: argparse.Namespace) -> Path:
+    """Returns the folder of the store that flag or settings name; that of the service, if only it has one."""
+    if args.data is not None:
+        return Path(args.data)
+    settings = load(args.config, os.environ)
     if settings.store.url is not None:
         raise StoreError("the store is PostgreSQL; its own tools copy it (pg_dump, pg_restore)")
     if not settings.store.enabled:
@@ -204,19 +212,21 @@ def _folder(config: str | None) -> Path:
     return folder
 
 
-def _check(folder: Path, _: None) -> None:
-    file = folder / FILE
+def _check(args: argparse.Namespace) -> None:
+    given: Path | None = args.file
+    file = given if given is not None and not given.is_dir() else (given or _folder(args)) / FILE
     print(f"{file}: ok; {check(file)}")
 
 
-def _backup(folder: Path, to: Path) -> None:
+def _backup(args: argparse.Namespace) -> None:
     def progress(left: int, pages: int) -> None:
         if sys.stderr.isatty():
             print(f"\r{100 * (pages - left) // max(1, pages)} %", end="" if left else "\n", file=sys.stderr)
 
-    print(f"{to}: {backup(folder / FILE, to, progress)}")
+    print(f"{args.file}: {backup(_folder(args) / FILE, args.file, progress)}")
 
 
-def _restore(folder: Path, source: Path) -> None:
-    content, before = restore(source, folder, now=time.time())
+def _restore(args: argparse.Namespace) -> None:
+    folder = _folder(args)
+    content, before = restore(args.file, folder, now=time.time())
     print(f"{folder / FILE}: {content}" + (f"\nthe store before: {before}" if before else ""))
