@@ -146,6 +146,46 @@ def test_the_commands(store: SqliteStore, tmp_path: Path, capsys: pytest.Capture
     assert "there is no store" in capsys.readouterr().err
 
 
+def test_a_relative_store_is_named_by_its_whole_path(
+    store: SqliteStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    settings = tmp_path / "penstock.yaml"
+    for text, within in (("store: data\n", "data"), ("state_dir: state\n", "state/store")):
+        settings.write_text(f"endpoints: [{{url: http://127.0.0.1:9}}]\n{text}")
+        monkeypatch.chdir(tmp_path)
+        assert commands.run(["check", str(settings)]) == 0
+        assert f"store: {tmp_path}/{within} (relative to the current directory)\n" in capsys.readouterr().out
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        for words in (["check"], ["backup", str(tmp_path / "copy")]):
+            assert commands.run(["store", *words, "-c", str(settings)]) == 1
+            said = f"{tmp_path}/elsewhere/{within}: no such folder; the setting is relative to where the gateway"
+            assert said in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    settings.write_text("store: data\n")
+    assert commands.run(["store", "check", "-c", str(settings)]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/data/batch.sqlite3: ok; ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("store: off", "off"),
+        ("store: postgresql://a:secret@b/c", "PostgreSQL"),
+        ("store: /var/lib/one", "/var/lib/one"),
+        ("", "/state/store"),
+    ],
+)
+def test_check_says_where_the_store_is(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", "/state")
+    settings = tmp_path / "penstock.yaml"
+    settings.write_text(f"endpoints: [{{url: http://127.0.0.1:9}}]\n{text}\n")
+    commands.run(["check", str(settings)])
+    assert f"\nstore: {said}\n" in capsys.readouterr().out
+
+
 def test_check_takes_any_store_by_name(
     store: SqliteStore, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from penstock.cli.diagnosis import Doctor
 from penstock.config.effect import open_warnings, warnings
 from penstock.config.load import ConfigError, Problem, load, summary
 from penstock.config.model import Settings
+from penstock.config.sections.batch import store_place
 from penstock.core.sessions.gate import price
 from penstock.gateway.fitness import start_problems, start_warnings
 
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             print(problem.line(), file=sys.stderr)
     else:
         print(message)
+        print(f"store: {store_place(settings, os.environ)}")
         if note := session_note(settings):
             print(note)
         for warning in warned:

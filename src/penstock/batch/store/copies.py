@@ -209,7 +209,9 @@ def _folder(args: argparse.Namespace) -> Path:
         return system
     if folder is None:
         raise StoreError(NO_FOLDER)
-    return folder
+    if not (folder.is_absolute() or folder.exists() or args.work is _restore):
+        raise StoreError(f"{folder.absolute()}: no such folder; the setting is relative to where the gateway starts")
+    return folder.absolute()
 
 
 def _check(args: argparse.Namespace) -> None:
