@@ -19,6 +19,7 @@ from penstock.core.values.settings import AdmissionSettings, BandSettings, Endpo
 from tests.core.drive import request, scheduler, the_lease
 
 KEPT = 1000
+SLACK = 1000  # beyond these, before the oldest are forgotten
 SHOWN_MAX = 50
 
 TWO_BANDS = SchedulerSettings(bands=(BandSettings("high"), BandSettings("low")))
@@ -171,13 +172,70 @@ def test_a_request_that_an_operator_ended_has_that_reason() -> None:
     assert {explained(made, name, 2.0).reason for name in ("running", "waiting")} == {Reason.OPERATOR}
 
 
-def test_the_last_thousand_are_kept_and_no_more() -> None:
+def test_the_last_thousand_are_kept_and_not_many_more() -> None:
     made = scheduler(a=1)
-    for at in range(KEPT + 1):
+    for at in range(KEPT + SLACK):
         made.finished(the_lease(made.arrived(request(f"r{at}"), now=0.0)), now=0.0)
-    assert made.explain("r0", now=1.0) is None
-    assert explained(made, "r1", 1.0).state == State.COMPLETED
-    assert made.snapshot(now=1.0).requests.ended[0].id == f"r{KEPT}"
+    assert made.explain(f"r{SLACK - 1}", now=1.0) is None
+    assert explained(made, f"r{SLACK}", 1.0).state == State.COMPLETED
+    assert made.snapshot(now=1.0).requests.ended[0].id == f"r{KEPT + SLACK - 1}"
+    assert sum(1 for _ in made.requests(now=1.0)) == KEPT
+
+
+FLOOD = 3_000
+
+
+def served(made: CheckedScheduler, name: str, tenant: str, now: float = 0.0) -> None:
+    made.finished(the_lease(made.arrived(request(name, tenant=tenant), now=now)), now=now)
+
+
+def kept(made: CheckedScheduler, names: list[str], now: float = 1.0) -> int:
+    return sum(made.explain(name, now=now) is not None for name in names)
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["refused", "answered"])
+def test_a_flood_leaves_the_stories_of_others_and_those_of_its_own_other_ends(refused: bool) -> None:
+    made = scheduler(SchedulerSettings(tenants={"flooder": Limits(queued=0)} if refused else {}), a=1)
+    quiet = [f"quiet{at}" for at in range(300)]
+    for name in quiet:
+        served(made, name, "quiet")
+    own = [f"own{at}" for at in range(100)]
+    for name in own:
+        served(made, name, "flooder")
+    busy = the_lease(made.arrived(request("busy", tenant="other"), now=0.0)) if refused else None
+    for at in range(FLOOD):
+        if busy is None:
+            served(made, f"flood{at}", "flooder")
+        else:
+            made.arrived(request(f"flood{at}", tenant="flooder"), now=0.0)
+    flood = [f"flood{at}" for at in range(FLOOD)]
+    assert kept(made, quiet) == 300
+    assert kept(made, own) == (100 if refused else 0)
+    assert 600 <= kept(made, flood) <= 1_700
+    assert kept(made, flood[-1:]) == 1
+
+
+def test_callers_without_a_key_are_one_owner_so_invented_names_push_out_no_tenant() -> None:
+    made = scheduler(a=1)
+    quiet = [f"quiet{at}" for at in range(600)]
+    for name in quiet:
+        served(made, name, "quiet")
+    for at in range(1_400):
+        invented = request(f"flood{at}", tenant=f"client:{at % 100}", account="anonymous")
+        made.finished(the_lease(made.arrived(invented, now=0.0)), now=0.0)
+    assert kept(made, quiet) == 500  # half of the room
+
+
+def test_room_that_a_tenant_was_kept_for_an_hour_goes_to_those_who_need_it() -> None:
+    made = scheduler(a=1)
+    quiet = [f"quiet{at}" for at in range(300)]
+    for name in quiet:
+        served(made, name, "quiet")
+    latest = [f"later{at}" for at in range(FLOOD)]
+    for name in latest:
+        served(made, name, "busy", now=3_601.0)
+    assert kept(made, quiet, 3_602.0) == 0
+    assert kept(made, latest[-KEPT:], 3_602.0) == KEPT
 
 
 def test_an_id_that_came_twice_means_the_later_one() -> None:
@@ -413,10 +471,10 @@ def test_predicted_costs_are_seconds() -> None:
 
 def test_the_last_thousand_that_ended_are_searched_the_newest_first() -> None:
     made = scheduler(a=1)
-    for at in range(1_002):
+    for at in range(KEPT + SLACK + 2):
         made.finished(the_lease(made.arrived(request(f"r{at}"), now=float(at))), None, now=float(at))
     made.arrived(request("runs"), now=2_000.0)
     made.arrived(request("waits"), now=2_001.0)
     rows = list(made.requests(now=2_002.0))
-    assert [row.id for row in rows][:4] == ["waits", "runs", "r1001", "r1000"]
-    assert (len(rows), rows[-1].id) == (1_002, "r2")
+    assert [row.id for row in rows][:4] == ["waits", "runs", "r2001", "r2000"]
+    assert (len(rows), rows[-1].id) == (1_004, "r1000")

@@ -1,7 +1,7 @@
 """Why did, or does, a request wait: the notes on each request, of which `explanation.py` makes the answer.
 
-A request has a `Trail` here from its arrival on, and the last `KEPT` that ended are kept with theirs. Only references
-and numbers at hand are noted. See docs/decisions/0008 for the costs and limits.
+A request has a `Trail` here from its arrival on, and `KEPT` that ended are kept with theirs (`kept.py`). Only
+references and numbers at hand are noted. See docs/decisions/0008 for the costs and limits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.explain.kept import FAIR_S, KEPT, SLACK, newest_of_each
 from penstock.core.explain.shares import Meter, ModelMeter, Shares
 from penstock.core.explain.wait_causes import Stay, Stayed, Waits
 from penstock.core.queueing.entry import Entry
@@ -21,7 +22,6 @@ from penstock.core.values.located import NOWHERE, Located
 from penstock.core.values.request import Usage
 from penstock.core.values.rows import LimitReached
 
-KEPT: Final = 1_000  # requests that ended
 DISPATCHES_KEPT = 1_000  # searched for the requests that went first
 CANDIDATES_MAX: Final = 3  # of the endpoints that were open, noted with their load
 STAYS_MAX: Final = 32  # visits to the queue with their causes; of further ones only the length is known
@@ -77,7 +77,7 @@ class Recorder:
         self._shares = shares
         self._bands = bands
         self._trails: dict[int, Trail] = {}  # by arrival number; ended ones as long as kept
-        self._ended: deque[Entry] = deque()
+        self._ended: list[Entry] = []  # the oldest first
         self._by_id: dict[str, Entry] = {}  # the latest of those that ended and had this id
         self.dispatches: deque[tuple[int, float, Entry, Trail]] = deque(maxlen=DISPATCHES_KEPT)  #: numbered, with times
         self.serial = 0  #: of the last dispatch
@@ -261,11 +261,23 @@ class Recorder:
             _strip(entry)
         self._ended.append(entry)
         self._by_id[entry.id] = entry
-        if len(self._ended) > KEPT:
-            oldest = self._ended.popleft()
-            del self._trails[oldest.seq]
-            if self._by_id.get(oldest.request.id) is oldest:
-                del self._by_id[oldest.request.id]
+        if len(self._ended) >= KEPT + SLACK:
+            self._forget_some(now)
+
+    def _forget_some(self, now: float) -> None:
+        """Forget as many of the requests that ended as are too many."""
+        trails, ended = self._trails, self._ended
+        too_many, old = len(ended) - KEPT, 0
+        while old < too_many and now - (trails[ended[old].seq].ended_s or 0.0) > FAIR_S:
+            old += 1
+        paths = [(it.account, it.tenant, f"{it.state} {trails[it.seq].reason}") for it in ended[old:]]
+        kept = newest_of_each(paths, KEPT)
+        self._ended = [entry for at, entry in enumerate(ended, -old) if at in kept]
+        for at, entry in enumerate(ended, -old):
+            if at not in kept:
+                del trails[entry.seq]
+                if self._by_id.get(entry.id) is entry:
+                    del self._by_id[entry.id]
 
     def _leave(self, entry: Entry, trail: Trail, now: float) -> None:
         """Take it out of its tenant's meter and its line."""

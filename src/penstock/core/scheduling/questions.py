@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.explain.endpoints_wanted import ModelLoad, loads_now
-from penstock.core.explain.recorder import KEPT
+from penstock.core.explain.kept import KEPT
 from penstock.core.explain.snapshot import (
     NO_ROWS,
     RequestRow,
@@ -251,7 +251,7 @@ class Questions:
         return told
 
     def requests(self, *, now: float) -> Iterator[RequestRow]:
-        """Yields the newest `KEPT` requests that are here, and the last `KEPT` that ended, newest first."""
+        """Yields the newest `KEPT` requests that are here, and those that ended and are kept, newest first."""
         state = self._state
         return rows_of(islice(reversed(state.entries.values()), KEPT), state.recorder, now)
 
