@@ -28,13 +28,15 @@ async def test_status_is_a_sentence_and_an_exit_code(world: World, capsys: pytes
     assert await run(world, "status", "--check") == 0
     assert capsys.readouterr().out.startswith("● ok Idle: nothing waits, nothing runs. 1 of 1 engines is up.\n")
     assert await run(world, "pause", "sim") == 0
-    assert capsys.readouterr().out == "paused: sim; 0 wait; `penstock resume` takes it back\n"
+    assert capsys.readouterr().out == "paused: sim; 0 wait; `penstock resume` or a restart ends it\n"
     assert await run(world, "status", "--check") == 0, "an operator did it, and nothing is wrong"
     assert "Paused by an operator (127.0.0.1, " in capsys.readouterr().out
     assert await run(world, "status", "--json") == 0
     assert json.loads(capsys.readouterr().out)["paused"] == ["sim"]
     assert await run(world, "drain") == 0
-    assert capsys.readouterr().out == "paused: sim; drained: everything; 0 wait; `penstock resume` takes it back\n"
+    assert (
+        capsys.readouterr().out == "paused: sim; drained: everything; 0 wait; `penstock resume` or a restart ends it\n"
+    )
     assert await run(world, "resume") == 0
     assert capsys.readouterr().out == "resumed everything; 0 wait\n"
     assert await run(world, "resume") == 0
@@ -131,16 +133,18 @@ async def test_a_tenant_is_shown_paused_limited_and_cleared(world: World, capsys
     await world.engine()
     await world.gateway(tenants=[{"name": "nightly", "limits": {"running": 8}}])
     assert await run(world, "tenant", "pause", "nightly", "--until-reload") == 0
-    assert capsys.readouterr().out.startswith("nightly: PAUSED (by an operator, until the next reload), 0 waiting")
+    assert capsys.readouterr().out.startswith(
+        "nightly: PAUSED (by an operator, until `resume` or the next reload), 0 w"
+    )
     assert await run(world, "tenant", "limit", "nightly", "--running", "2", "--queued-bytes", "1MiB") == 0
     out = capsys.readouterr().out
-    assert "\n  running 2 (by an operator, until resumed or reset; in the settings: 8)\n" in out
+    assert "\n  running 2 (by an operator, until `limit --reset` or a restart; in the settings: 8)\n" in out
     assert "\n  queued_bytes 1,048,576 (by an operator" in out
     assert await run(world, "tenant", "resume", "nightly") == 0
     assert await run(world, "tenant", "limit", "nightly", "--reset") == 0
     capsys.readouterr()
     assert await run(world, "tenant", "weigh", "nightly", "2.5") == 0
-    weighs = "weight 2.5 (by an operator, until resumed or reset; in the settings: 1)"
+    weighs = "weight 2.5 (by an operator, until `weigh --reset` or a restart; in the settings: 1)"
     assert weighs in capsys.readouterr().out
     assert await run(world, "tenant", "weigh", "nightly", "--reset") == 0
     capsys.readouterr()
@@ -164,7 +168,32 @@ async def test_a_higher_limit_is_there_less_what_was_spent(world: World, capsys:
     assert await run(world, "tenant", "limit", "nightly", "--reset") == 0
     capsys.readouterr()
     assert await run(world, "tenant", "show", "nightly") == 0
-    assert "tokens_per_day 1,000" in capsys.readouterr().out
+    assert "tokens_per_day 1,000: " in capsys.readouterr().out
+
+
+async def test_what_is_left_of_a_tenants_rates(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    await world.engine()
+    limits = {"requests_per_minute": 2, "tokens_per_minute": 600, "tokens_per_day": 86_400, "running": 4}
+    await world.gateway(tenants=[{"name": "nightly", "limits": limits}])
+    assert await run(world, "tenant", "show", "nightly") == 0
+    out = capsys.readouterr().out
+    assert "\n  running 4\n" in out
+    assert "\n  requests_per_minute 2: 0 used, 2 left\n" in out
+    assert [(await world.chat_with({"x-tenant-id": "nightly"})).status for _ in range(2)] == [200, 200]
+    await world.until(lambda: not world.picture().running)
+    assert await run(world, "tenant", "show", "nightly") == 0
+    rates = re.search(
+        r"requests_per_minute 2: 2 used, 0 left, more in (\d+)\.\d s, all back in ", capsys.readouterr().out
+    )
+    assert rates is not None
+    assert int(rates[1]) <= 30
+    assert await run(world, "tenant", "ls") == 0
+    assert ", requests_per_minute 2 (0 left), tokens_per_minute 600 (" in capsys.readouterr().out
+    assert await run(world, "tenant", "show", "nightly", "--json") == 0
+    budgets = json.loads(capsys.readouterr().out)["budgets"]
+    assert list(budgets) == ["requests_per_minute", "tokens_per_minute", "tokens_per_day"]
+    day = budgets["tokens_per_day"]
+    assert (day["limit"], day["used"] + day["remaining"] - 86_400 in (0, -1), day["next_s"]) == (86_400, True, 0)
 
 
 async def test_a_test_request_is_sent_and_found_again(world: World, capsys: pytest.CaptureFixture[str]) -> None:

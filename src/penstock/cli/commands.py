@@ -263,13 +263,21 @@ _COMMANDS = {
         examples="usage; usage --from 7d --by day,tenant --csv",
     ),
     "reload": _Command("read the settings again", "cli.operator"),
-    "pause": _Command("stop dispatching; new requests queue", "cli.operator"),
-    "drain": _Command("refuse new requests; serve queued ones", "cli.operator"),
+    "pause": _Command(
+        "stop dispatching; new requests queue",
+        "cli.operator",
+        "Stop dispatching, of one model or all, until `penstock resume` or a restart; new requests queue.",
+    ),
+    "drain": _Command(
+        "refuse new requests; serve queued ones",
+        "cli.operator",
+        "Refuse new requests, of one model or all, until `penstock resume` or a restart; queued ones are served.",
+    ),
     "resume": _Command("end pauses and drains", "cli.operator"),
     "endpoint": _Command(
         "add, drain, resume or remove endpoints of a running gateway",
         "cli.steering.endpoint",
-        "Change the endpoints of a running gateway. The settings do not change.",
+        "Change the endpoints of a running gateway. The settings do not change; a restart reverts everything.",
         examples="endpoint list; endpoint add http://gpu-2:8000 --slots 64; endpoint drain gpu-0:8000",
     ),
     "sessions": _Command(

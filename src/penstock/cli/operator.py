@@ -197,7 +197,7 @@ def _stop(client: AdminClient, args: argparse.Namespace) -> int:
         ended = answer.get("resumed", [])  # an older gateway has none
         first = f"resumed {_names(ended)}; " if ended else "nothing was stopped; " if args.command == "resume" else ""
         stopped = [f"{key}: {_names(answer[key])}" for key in ("paused", "drained") if answer[key]]
-        back = "; `penstock resume` takes it back" if stopped and args.command != "resume" else ""
+        back = "; `penstock resume` or a restart ends it" if stopped and args.command != "resume" else ""
         left = "; ".join(stopped) + "; " if stopped else ""
         print(f"{first}{left}{answer['waiting']} wait{back}")
     return 0

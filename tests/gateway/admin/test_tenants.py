@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from penstock.core.queueing.quotas import Quotas
+from penstock.core.values.settings import Limits
 from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.tenant_orders import Order, TenantOrders, TooManyOrderedError
+from penstock.gateway.admin.tenant_verbs import budgets
 from penstock.gateway.identity.callers import key_hash
 from tests.gateway.admin.test_admin_state import crowded, let_go, state, verb
 from tests.gateway.conftest import World, chat
@@ -65,6 +68,21 @@ async def test_an_operators_limit_stands_beside_that_of_the_settings(world: Worl
         "running": {"value": 8, "by": "settings"},
         "queued": {"value": 50, "by": "settings"},
     }
+
+
+@pytest.mark.parametrize(
+    ("taken", "used", "remaining", "next_s", "reset_s"),
+    [(0, 0, 60, 0, 0), (20, 20, 40, 0, 20), (60, 60, 0, 1, 60), (90, 90, 0, 31, 90), (59.5, 60, 0, 0.5, 59.5)],
+)
+def test_a_budget_says_when_more_comes_back(
+    taken: float, used: int, remaining: int, next_s: float, reset_s: float
+) -> None:
+    quotas = Quotas({"a": Limits(tokens_per_minute=60)})
+    quotas.spent(("a",), requests=1, tokens=taken, now=0.0)
+    told = budgets(quotas.allowance(("a",), 0.0))
+    said = {"limit": 60, "used": used, "remaining": remaining, "next_s": next_s, "reset_s": reset_s}
+    assert told == {"tokens_per_minute": said}
+    assert budgets(quotas.allowance(("b",), 0.0)) == {}
 
 
 async def test_another_limit_leaves_what_was_spent_spent(world: World) -> None:

@@ -15,7 +15,7 @@ from penstock.gateway.admin.phrases import seconds
 _LIST = "/admin/sessions"
 _STATES = ("waiting", "resident", "idle", "paused")
 _CHANGES = {
-    "pause": "let its turns wait until `resume`, and give its memory to others",
+    "pause": "let its turns wait until `resume` or a restart, and give its memory to others",
     "resume": "end a pause",
     "prefer": "let a waiting session in next, as if it had waited `sessions.wait`",
 }

@@ -10,16 +10,17 @@ from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient, GatewayError
 from penstock.cli.top import views
 from penstock.config.sections.tenancy import OwnLimits
+from penstock.gateway.admin.phrases import seconds
 
 _LIST = "/admin/tenants"
 _UNLIMITED = "none"
 _NAME = "the tenant's name"
 _SHORT = {"requests_per_minute": "rpm", "tokens_per_minute": "tpm"}
 _CHANGES = {
-    "pause": "stop dispatching its requests; new ones queue, running ones finish",
+    "pause": "stop dispatching its requests until `resume`; new ones queue, running ones finish",
     "resume": "end a pause",
-    "limit": "override the limits of the settings",
-    "weigh": "override the weight of the settings",
+    "limit": "override the limits of the settings until `limit --reset`",
+    "weigh": "override the weight of the settings until `weigh --reset`",
     "cancel": "cancel its queued requests",
 }
 
@@ -30,15 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     admin_client.add_verb(
         verbs,
         "show",
-        "show one tenant: its limits and their origin",
-        "Show one tenant: its requests, its limits, and their origin (the settings or an operator).",
+        "show one tenant: its limits, their origin and remainder",
+        "Show one tenant: its requests, its limits and their origin (the settings or an operator), and of rates the "
+        "use, the remainder and when more comes back.",
         names=_NAME,
         tenant=_show,
     )
     for verb, meaning in _CHANGES.items():
         sub = admin_client.add_verb(verbs, verb, meaning, names=_NAME, tenant=_CALLS[verb])
         if verb in ("pause", "limit", "weigh"):
-            sub.add_argument("--until-reload", action="store_true", help="only until the next reload")
+            sub.add_argument("--until-reload", action="store_true", help="or until the next reload")
         if verb == "limit":
             _add_limits(sub)
         if verb == "weigh":
@@ -132,12 +134,16 @@ def _lines(tenant: dict[str, Any], *, whole: bool) -> list[str]:
         said.append(f"weight {tenant['weight']:g}")
     if by := tenant["weight_by"]:
         settings = "not in the settings" if by["settings"] is None else f"in the settings: {by['settings']:g}"
-        said[-1] += f" ({_who(by)}; {settings})"
+        said[-1] += f" ({_who(by, 'weigh --reset')}; {settings})"
     if not tenant["in_settings"]:
         said.append("not in the settings")
     if tenant["paused"]:
-        said.insert(0, f"PAUSED ({_who(tenant['paused'])})")
-    limits = [_limit_line(key, limit) for key, limit in tenant["limits"].items()]
+        said.insert(0, f"PAUSED ({_who(tenant['paused'], 'resume')})")
+    budgets = tenant.get("budgets", {})  # an older gateway has none
+    limits = [
+        _limit_line(key, limit) + (_left(budgets[key], whole=whole) if key in budgets else "")
+        for key, limit in tenant["limits"].items()
+    ]
     name = views.plain(tenant["name"])
     if whole:
         return [f"{name}: {', '.join(said)}", *(f"  {line}" for line in limits or ["no limits"])]
@@ -149,12 +155,19 @@ def _limit_line(key: str, limit: dict[str, Any]) -> str:
     if limit["by"] != "operator":
         return f"{key} {value}"
     settings = _UNLIMITED if limit["settings"] is None else f"{limit['settings']:,}"
-    return f"{key} {value} ({_who(limit)}; in the settings: {settings})"
+    return f"{key} {value} ({_who(limit, 'limit --reset')}; in the settings: {settings})"
 
 
-def _who(change: dict[str, Any]) -> str:
-    until = "until the next reload" if change["until"] == "reload" else "until resumed or reset"
-    return f"by an operator, {until}"
+def _left(budget: dict[str, Any], *, whole: bool) -> str:
+    if not whole:
+        return f" ({budget['remaining']:,} left)"
+    comes = f", more in {seconds(budget['next_s'])}" if budget["next_s"] else ""
+    full = f", all back in {seconds(budget['reset_s'])}" if budget["used"] else ""
+    return f": {budget['used']:,} used, {budget['remaining']:,} left{comes}{full}"
+
+
+def _who(change: dict[str, Any], ends: str) -> str:
+    return f"by an operator, until `{ends}` or {'the next reload' if change['until'] == 'reload' else 'a restart'}"
 
 
 _CALLS = {"pause": _pause, "resume": _resume, "limit": _limit, "weigh": _weigh, "cancel": _cancel}

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from itertools import islice
 
 from penstock.config.sections.tenancy import ANONYMOUS
+from penstock.core.queueing.quotas import DAY_S, MINUTE_S
+from penstock.core.values.rows import Allowance, Left
 from penstock.gateway.admin.routes import AdminError, AdminRoutes, answer, body_of, settings_of
 from penstock.gateway.admin.tenant_orders import LIMITS, PAUSED, WEIGHT, Order, TenantOrders, TooManyOrderedError
 from penstock.gateway.identity.callers import Callers
@@ -77,6 +79,7 @@ class TenantVerbs:
             "running": busy[1],
             "paused": None if PAUSED not in orders else {"by": "operator", "until": _until(orders[PAUSED])},
             "limits": limits,
+            "budgets": budgets(self._scheduler.allowance((name,), now=self._driver.now())),
         }
 
     def _answer(self, exchange: Exchange, name: str) -> None:
@@ -188,6 +191,33 @@ def limits_of(said: Mapping[str, object]) -> dict[str, int | None]:
 def _unknown(name: str) -> AdminError:
     message = f"There is no tenant `{name[:200]}`: not in the settings, and no caller gave that name lately."
     return AdminError(404, "tenant_not_found", message, param="name")
+
+
+def budgets(allowance: Allowance | None) -> dict[str, dict[str, float]]:
+    """Returns of each rate its use, which exceeds it in debt, its remainder, and when more comes back, in seconds.
+
+    `next_s`: until there is any to take; `reset_s`: until all of it is back.
+    """
+    told: dict[str, dict[str, float]] = {}
+    if allowance is None:
+        return told
+    rates: tuple[tuple[str, Left | None, float], ...] = (
+        ("requests_per_minute", allowance.requests, MINUTE_S),
+        ("tokens_per_minute", allowance.tokens, MINUTE_S),
+        ("tokens_per_day", allowance.tokens_day, DAY_S),
+    )
+    for key, left, period_s in rates:
+        if left is None:
+            continue
+        next_s = 0.0 if left.remaining else max(0.0, left.reset_s - period_s * (1 - 1 / left.limit))
+        told[key] = {
+            "limit": left.limit,
+            "used": round(left.reset_s / period_s * left.limit),
+            "remaining": left.remaining,
+            "next_s": round(next_s, 3),
+            "reset_s": round(left.reset_s, 3),
+        }
+    return told
 
 
 def _until(order: Order) -> str:
