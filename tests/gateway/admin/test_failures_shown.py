@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -19,7 +23,8 @@ from penstock.gateway.admin.history import CURVES, History
 from penstock.gateway.telemetry.failures import Failures
 from tests.core.drive import request, scheduler, the_lease
 from tests.gateway.admin.test_admin_state import state
-from tests.gateway.conftest import World, chat, fault
+from tests.gateway.conftest import World, chat, fault, hurry
+from tests.patience import WAIT_S, looks
 
 QUIET_S = 30.0
 ROWS_SHOWN = 20
@@ -151,6 +156,46 @@ def test_what_broke_and_what_was_refused_stands_in_the_sentence_with_whose_it_wa
     waits = msgspec.structs.replace(picture, waiting=3, models=models)
     assert advice(waits, quiet) == f"{look} The others are not enough: requests wait."
     assert "Last minute" not in headline(picture, Around(lately=quiet))
+
+
+def test_a_part_of_the_last_minute_has_only_what_later_looks_found() -> None:
+    minute = Minute()
+    minute.happens(15, "flood", Outcome.REJECTED, Reason.QUEUE_FULL)
+    minute.look(10.0)
+    minute.happens(3, "team-a", Outcome.EVICTED, Reason.QUEUE_TIMEOUT)
+    minute.happens(4, "team-a", Outcome.COMPLETED, None)
+    minute.look(11.0)
+    later = minute.last.now(12.0, within_s=2.0)
+    assert (later.ended, later.refused, later.evicted, len(later.rows)) == (7, 0, 3, 1)
+    all_of_it = minute.last.now(12.0)
+    assert (all_of_it.ended, all_of_it.refused, all_of_it.evicted) == (22, 15, 3)
+    assert minute.last.now(12.0, within_s=0.0).groups == []
+
+
+async def test_whether_the_others_are_enough_is_judged_by_what_followed_the_death(world: World) -> None:
+    first, second = await world.engine(step_s=0.001), await world.engine(step_s=0.001)
+    hurry(first)
+    hurry(second)
+    await world.gateway(slots=1, queue={"max_requests": 1})
+    answers = await asyncio.gather(*[world.chat(tokens=200) for _ in range(20)])
+    assert sum(answer.status == 429 for answer in answers) > 10, "a flood that both engines were too few for"
+    await until_said(world, lambda told: told["lately"]["refused"] > 10)
+    await second.close()
+    await until_said(world, lambda told: "is down (for" in told["lead"])
+    told = await state(world)
+    assert told["lately"]["refused"] > 10
+    assert told["advice"].endswith("The others carry its load.")
+    answers = await asyncio.gather(*[world.chat(tokens=200) for _ in range(20)])
+    assert sum(answer.status == 429 for answer in answers) > 10
+    await until_said(
+        world, lambda told: told["advice"].endswith("The others are not enough: many requests get no answer.")
+    )
+
+
+async def until_said(world: World, claim: Callable[[dict[str, Any]], bool]) -> None:
+    async for _ in looks(WAIT_S):
+        if claim(await state(world)):
+            return
 
 
 @pytest.mark.parametrize(

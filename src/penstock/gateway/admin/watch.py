@@ -14,7 +14,7 @@ import msgspec
 
 import penstock
 from penstock.core.explain.snapshot import Snapshot
-from penstock.core.values.catalogue import EndpointState
+from penstock.core.values.catalogue import MISSING, EndpointState
 from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.failing.incidents import Episode, Incidents
 from penstock.gateway.admin.failing.lately import ROWS, FailureWindow
@@ -55,6 +55,7 @@ class Watch:
         self._before: dict[str, EndpointState] = {}  # endpoints' states at the last tick
         self._sized_by: dict[str, str] = {}  # by which judge the size is found of engines that report none
         self._since: dict[str, float] = {}  # when they were first seen in these
+        self._missing: dict[str, float] = {}  # and when those that are missing were first
         self._was_draining = False
         self._episode = Episode()
         self._tick = 0
@@ -113,7 +114,10 @@ class Watch:
         now, share = self._driver.now(), self._facts.share()
         strangers = "" if share is not None and share.sentence else self._strangers.sentence(now)
         up_s, state_s = now - self._started_s, self.state_s(snapshot)
-        return self._picture.state(snapshot, share, strangers=strangers, state_s=state_s, up_s=up_s, now=now)
+        missing_s = {name: now - since_s for name, since_s in self._missing.items()}
+        return self._picture.state(
+            snapshot, share, strangers=strangers, state_s=state_s, missing_s=missing_s, up_s=up_s, now=now
+        )
 
     # --- listeners ------------------------------------------------------------------------------------------------
 
@@ -162,6 +166,7 @@ class Watch:
         self._since = {
             name: self._since[name] if self._before.get(name) == state else now for name, state in states.items()
         }
+        self._missing = {name: self._missing.get(name, now) for name, state in states.items() if state in MISSING}
         failures = {endpoint.name: endpoint.failure for endpoint in snapshot.endpoints}
         for name, state in states.items():
             before = self._before.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 
 from penstock.core.explain.snapshot import EndpointSnapshot, Snapshot
 from penstock.core.values.catalogue import MISSING, SERVING, Cause, EndpointState, Failure, Reason
@@ -26,11 +27,16 @@ _SHOWN = {
 _TOO_MUCH = (Reason.QUEUE_FULL, Reason.OVERLOAD, Reason.QUEUE_TIMEOUT)
 
 
-def advice(snapshot: Snapshot, lately: Lately, *, queueing: bool = True) -> str:
+def advice(
+    snapshot: Snapshot, lately: Lately, *, queueing: bool = True, since: Callable[[str], Lately] | None = None
+) -> str:
+    """Return it. `since` returns failures since an endpoint was missing, by its name; None: those of the last minute
+    are.
+    """
     if not snapshot.endpoints:
         return "Add one with `penstock endpoint add URL`, or to `endpoints` in the settings with `penstock reload`."
     if missing := [endpoint for endpoint in snapshot.endpoints if endpoint.state in MISSING]:
-        return _missing(missing, snapshot, lately)
+        return _missing(missing, snapshot, lately if since is None else since(missing[0].name))
     if snapshot.draining:
         return "Nothing: it ends when the running requests have ended, or its time is over."
     if snapshot.paused:
@@ -57,7 +63,7 @@ def advice(snapshot: Snapshot, lately: Lately, *, queueing: bool = True) -> str:
     return cause.advice
 
 
-def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot, lately: Lately) -> str:
+def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot, since: Lately) -> str:
     first = missing[0]
     others = (
         f" {count(len(missing) - 1, 'other endpoint is', 'other endpoints are')} missing too."
@@ -67,17 +73,17 @@ def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot, lately: Lately
     failure = first.failure if first.failure in _SHOWN.get(first.state, ()) else None
     because = f": {ROWS[failure]}" if failure else ""
     todo = EndpointState(first.state).advice.format(short_name(first.name))
-    return f"{todo}{because}.{others} {_meanwhile(first, snapshot, lately)}"
+    return f"{todo}{because}.{others} {_meanwhile(first, snapshot, since)}"
 
 
-def _meanwhile(missing: EndpointSnapshot, snapshot: Snapshot, lately: Lately) -> str:
-    """What becomes of the requests that a missing endpoint would have served."""
+def _meanwhile(missing: EndpointSnapshot, snapshot: Snapshot, since: Lately) -> str:
+    """What becomes of the requests that a missing endpoint would have served. `since`: it was missing."""
     models = [model for model in snapshot.models if _serves(missing, model.name)]
     if models and not all(serving(model, snapshot) for model in models):
         return "Requests for its models wait for it as long as they may."
     if not any(endpoint.state in SERVING for endpoint in snapshot.endpoints):
         return "Requests wait for it as long as they may."
-    if of_alarm(lately):
+    if of_alarm(since):
         return "The others are not enough: many requests get no answer."
     short = any(model.waiting and cause_now(model) in _WANTS_AN_ENDPOINT for model in models)
     return "The others are not enough: requests wait." if short else "The others carry its load."

@@ -103,19 +103,26 @@ class FailureWindow:
                 kinds[row.kind] = kinds.get(row.kind, 0) + number
         return found
 
-    def now(self, now: float, worst: Worst | None = None) -> Lately:
-        """As of the last look."""
+    def now(self, now: float, worst: Worst | None = None, *, within_s: float = WINDOW_S) -> Lately:
+        """As of the last look; `within_s`: only what later looks found."""
+        rows, all_ended = self._sum, self._ended
+        if within_s < WINDOW_S:
+            rows, all_ended = Counter(), 0
+            for at_s, found, ended in self._looks:
+                if at_s > now - within_s:
+                    rows.update(found)
+                    all_ended += ended
         kinds: Counter[Kind] = Counter()
         tenants: dict[tuple[Kind, str, str], Counter[str]] = {}
         endpoints: dict[tuple[Kind, str, str], set[str]] = {}
-        for row, number in self._sum.items():
+        for row, number in rows.items():
             kinds[row.kind] += number
             key = row.kind, row.reason, row.limit
             tenants.setdefault(key, Counter())[row.tenant] += number
             endpoints.setdefault(key, set()).add(row.endpoint)
         times = self._failures.first_tokens_s(now)
         return Lately(
-            ended=self._ended,
+            ended=all_ended,
             refused=kinds[Kind.REFUSED],
             evicted=kinds[Kind.EVICTED],
             broken=kinds[Kind.BROKEN],
@@ -137,9 +144,9 @@ class FailureWindow:
                     words(row.kind, row.reason, row.limit),
                     row.limit,
                 )
-                for row, number in self._sum.most_common(ROWS_SHOWN)
+                for row, number in rows.most_common(ROWS_SHOWN)
             ],
-            rows_more=max(0, len(self._sum) - ROWS_SHOWN),
+            rows_more=max(0, len(rows) - ROWS_SHOWN),
             worst=worst,
         )
 

@@ -19,7 +19,7 @@ from penstock.core.values.catalogue import MISSING
 from penstock.core.values.rows import TenantSnapshot
 from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.failing.advice import advice
-from penstock.gateway.admin.failing.lately import FailureWindow
+from penstock.gateway.admin.failing.lately import FailureWindow, Lately
 from penstock.gateway.admin.headline import Around, is_by_operators, sentences, tone, verdict
 from penstock.gateway.admin.history import History, answering, inside
 from penstock.gateway.admin.phrases import printable, short_name
@@ -61,12 +61,14 @@ class Picture:
         *,
         strangers: str,
         state_s: Mapping[str, float],
+        missing_s: Mapping[str, float],
         up_s: float,
         now: float,
     ) -> dict[str, object]:
         """Return the state as JSON shows it. Lists of endpoints are cut, the others come cut.
 
-        `strangers`: load that is not ours; `state_s`: for how long endpoints have been in their states.
+        `strangers`: load that is not ours; `state_s`: for how long endpoints have been in their states;
+        `missing_s`: and missing, by whatever state.
         """
         snapshot = self._steady.look(snapshot, now)
         endpoints = sorted(snapshot.endpoints, key=_troubled_first)
@@ -75,6 +77,11 @@ class Picture:
         edges = self._facts.edges()
         times = self._times.by_tenant()
         lately = self._last_minute.now(now, self._times.worst(snapshot))
+
+        def since(name: str) -> Lately:
+            """Returns the failures since that endpoint was missing."""
+            return self._last_minute.now(now, within_s=missing_s.get(name, 0.0))
+
         tenants = self._last_minute.by_tenant({flow.tenant for flow in snapshot.flows})
         around = Around(
             lately=lately,
@@ -99,7 +106,7 @@ class Picture:
             "headline": " ".join(said),
             "lead": said[0],
             "verdict": verdict(snapshot, around),
-            "advice": advice(snapshot, lately, queueing=queueing.enabled),
+            "advice": advice(snapshot, lately, queueing=queueing.enabled, since=since),
             "lately": lately,
             "queueing": queueing,
             "edges": edges,
