@@ -7,19 +7,32 @@ owner), then among the ways in which a tenant's requests ended, so that its refu
 part that is not needed goes to the others; each keeps its newest. Stories older than `FAIR_S` go before all others:
 otherwise tenants that were here once would take a busy one's room for ever.
 
-It is divided again after every `SLACK` ends and not at each one: that costs a request less than one queue would.
+It is divided again after some 1,000 ends (`recorder.py`) and not at each one, because that costs a request less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
-KEPT: Final = 1_000  # requests at least, if there were so many; about 1 KB each
-SLACK: Final = 1_000  # beyond these, until the room is divided: 1 to 2 ms of a plain build, so 1 to 2 µs per request
+from penstock.core.queueing.entry import Entry
+
+if TYPE_CHECKING:
+    from penstock.core.explain.recorder import Trail
+
 FAIR_S: Final = 3_600.0  # people ask about the last hour
 
 Path = tuple[str, ...]  # the owner of limits, the tenant, and the way in which the request ended
+
+
+def kept(ended: Sequence[Entry], trails: Mapping[int, Trail], room: int, now: float) -> list[Entry]:
+    """Returns `room` of the requests that `ended`, which are more, in their order: the oldest first."""
+    too_many, old = len(ended) - room, 0
+    while old < too_many and now - (trails[ended[old].seq].ended_s or 0.0) > FAIR_S:
+        old += 1
+    younger = ended[old:]
+    places = newest_of_each([(it.account, it.tenant, f"{it.state} {trails[it.seq].reason}") for it in younger], room)
+    return [it for place, it in enumerate(younger) if place in places]
 
 
 def newest_of_each(paths: Sequence[Path], room: int) -> set[int]:
@@ -35,11 +48,11 @@ def _divided(places: list[int], paths: Sequence[Path], room: int, level: int) ->
     groups: dict[str, list[int]] = {}
     for place in places:
         groups.setdefault(paths[place][level], []).append(place)
-    kept: list[int] = []
+    found: list[int] = []
     parts_left = len(groups)
     for group in sorted(groups.values(), key=len):  # the smallest first: what it does not need is left to the others
         part = min(len(group), room // parts_left)
-        kept += _divided(group, paths, part, level + 1)
+        found += _divided(group, paths, part, level + 1)
         room -= part
         parts_left -= 1
-    return kept
+    return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.endpoints.endpoint import Endpoint, least_loaded
 from penstock.core.explain.endpoints_wanted import ModelLoad, loads_now
-from penstock.core.explain.kept import KEPT
+from penstock.core.explain.recorder import KEPT
 from penstock.core.explain.snapshot import (
     NO_ROWS,
     RequestRow,
