@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from penstock.gateway.identity.callers import key_hash
 from tests.gateway.conftest import World, chat
 from tests.page.conftest import Window
@@ -60,9 +62,12 @@ async def test_a_keys_holder_sees_its_requests_limits_and_use(world: World, wind
     running.hang_up()
 
 
-async def test_the_operators_page_shows_who_used_what(world: World, window: Window, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("price", "cost"), [(1, "3.00"), (0.1, "0.30"), (3.25e-5, "0.000098")])
+async def test_the_operators_page_shows_who_used_what(
+    world: World, window: Window, tmp_path: Path, price: float, cost: str
+) -> None:
     await world.engine()
-    prices = {"sim": {"completion": 250_000}}
+    prices = {"sim": {"completion": 250_000 * price}}
     tenants = [{"name": "team", "keys": [key_hash("pk-ci")]}]
     await world.gateway(tenants=tenants, batch={"data": str(tmp_path)}, usage={"prices": prices})
     for _ in range(2):
@@ -70,7 +75,7 @@ async def test_the_operators_page_shows_who_used_what(world: World, window: Wind
     await window.open(world)
     await window.page.wait_for_selector("#usage td")
     cells = await window.page.locator("#usage td").all_text_contents()
-    assert (cells[:4], cells[5:7], cells[9]) == (["team", "sim", "2", "0"], ["0", "12"], "3.00")
+    assert (cells[:4], cells[5:7], cells[9]) == (["team", "sim", "2", "0"], ["0", "12"], cost)
 
 
 async def test_without_a_ledger_the_page_has_no_such_table(world: World, window: Window) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,11 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli import admin_client
-from penstock.cli.admin_client import AdminClient
+from penstock.cli.admin_client import AdminClient, GatewayError
 from penstock.cli.top import views
 from penstock.gateway.usage.sheet import csv_text
 
 WIDE = 240  # columns of a table that goes to a file or a pipe
+MONTH = timedelta(days=31)  # rows of more than that are divided by month
+_TIMES = {"hour", "day", "month"}
 _ALWAYS = ("requests", "answered", "prompt_tokens", "completion_tokens")
 _AMOUNTS = {  # columns of the table, and their heads
     "requests": "requests",
@@ -48,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         metavar="PART,…",
-        help="hour, day, month, tenant, key, user, model, endpoint, reason (default: tenant,model)",
+        help="hour, day, month, tenant, key, user, model, endpoint, reason (default: tenant,model); more than 31 days "
+        "are by month, too",
     )
     for part in ("tenant", "key", "user"):
         parser.add_argument(f"--{part}", metavar="NAME", help=f"only this {part}")
@@ -71,8 +77,10 @@ def _show(client: AdminClient, args: argparse.Namespace) -> int:
         "key": args.key,
         "user": args.user,
     }
-    query = urlencode({name: value for name, value in asked.items() if value is not None})
-    told = client.call("GET", f"/admin/usage?{query}")
+    told = _ask(client, asked)
+    if not args.json and told["by"] and _is_long(told) and _TIMES.isdisjoint(told["by"]):
+        with contextlib.suppress(GatewayError):  # too many rows
+            told = _ask(client, {**asked, "by": ",".join(["month", *told["by"]])})
     if args.json:
         print(json.dumps(told))
     elif args.csv:
@@ -86,6 +94,16 @@ def _show(client: AdminClient, args: argparse.Namespace) -> int:
             said = ", ".join(f"{views.plain(reason)} {count:,}" for reason, count in reasons.items())
             console.print(Text(f"not answered: {said}"))
     return 0
+
+
+def _ask(client: AdminClient, asked: dict[str, Any]) -> Any:
+    query = urlencode({name: value for name, value in asked.items() if value is not None})
+    return client.call("GET", f"/admin/usage?{query}")
+
+
+def _is_long(told: dict[str, Any]) -> bool:
+    since, until = (datetime.fromisoformat(told[name]) for name in ("from", "to"))
+    return until - since > MONTH
 
 
 def _table(told: dict[str, Any]) -> Table:
@@ -107,6 +125,9 @@ def _table(told: dict[str, Any]) -> Table:
 
 
 def _figure(value: float) -> str:
+    """Returns a number with its cents, or three digits of less than one, and without an exponent."""
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:.3g}" if 0 < value < 1 else f"{value:,.2f}"
+    if not 0 < value < 1:
+        return f"{value:,.2f}"
+    return f"{value:.{2 - math.floor(math.log10(value))}f}".rstrip("0")

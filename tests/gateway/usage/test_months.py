@@ -137,6 +137,17 @@ async def test_months_are_rows_and_a_month_is_asked_for_by_name(
         "400"
     ] * 3
     assert await printed(capsys, world, "--month", before(this_month(), 3)) == []
+    # More than a month is divided by it, unless the operator names a time or wants the sum.
+    rows = await printed(capsys, world, "--from", months[1], "--by", "tenant", "--tenant", "chat")
+    assert [(row["month"], row["tenant"], row["prompt_tokens"]) for row in rows] == [
+        (months[1], "chat", "200"),
+        (months[2], "chat", "300"),
+        (months[3], "chat", "400"),
+    ]
+    assert {row["month"] for row in await printed(capsys, world, "--from", months[1])} == set(months[1:])
+    for words in (("--from", months[3], "--to", months[3], "--by", "tenant"), ("--from", months[0], "--by", "")):
+        assert all("month" not in row for row in await printed(capsys, world, *words))
+    assert "month" not in (await printed(capsys, world, "--from", months[0], "--by", "day,tenant"))[0]
     told = (await own(world, "research")).json()
     assert (told["tenant"], told["by"]) == ("research", ["month"])
     assert [(row["month"], row["requests"]) for row in told["rows"]] == [(month, 1) for month in months[1:]]

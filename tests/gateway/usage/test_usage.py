@@ -371,6 +371,30 @@ async def printed(capsys: pytest.CaptureFixture[str], world: World, *arguments: 
     return code, shown.out, shown.err
 
 
+@pytest.mark.parametrize(
+    ("price", "cost", "shown"),
+    [
+        (24.5, "0.000098", "0.000098"),
+        (0.5, "0.000002", "0.000002"),
+        (6592.25, "0.026369", "0.0264"),
+        (125_000, "0.5", "0.5"),
+        (3e12, "12000000.0", "12,000,000.00"),
+    ],
+)
+async def test_money_is_printed_without_exponents(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], price: float, cost: str, shown: str
+) -> None:
+    await world.engine()
+    await gateway(world, tmp_path, usage={"prices": {"sim": {"completion": price}}})
+    await world.chat_with(by_key("alpha"), tokens=4)
+    await until_used(world, 1)
+    _, table, _ = await printed(capsys, world)
+    assert [line.split()[-1] for line in table.splitlines()[2:]] == [shown, shown]
+    _, told, _ = await printed(capsys, world, "--csv")
+    (row,) = csv.DictReader(told.splitlines())
+    assert (row["cost"], row["interrupted_cost"]) == (cost, "0.0")
+
+
 async def test_the_command_prints_a_table_csv_or_json(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

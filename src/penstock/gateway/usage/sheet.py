@@ -19,5 +19,8 @@ def csv_text(told: Mapping[str, Any]) -> str:
 
 
 def _cell(value: object) -> object:
-    """Returns a value that no spreadsheet takes for a formula: clients choose names."""
+    """Returns a value that no spreadsheet takes for a formula, because clients choose names. No exponents."""
+    if isinstance(value, float):
+        text = f"{value:.6f}".rstrip("0")
+        return f"{text}0" if text.endswith(".") else text
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value

@@ -23,6 +23,9 @@ export function seconds(value) {
   return `${Math.floor(value / 3600)}h\u00a0${Math.floor((value % 3600) / 60)}m`;
 }
 
+// An amount of money: cents, or two digits of less.
+export const money = (value) => (value === null ? "–" : value.toFixed(value === 0 || value >= 0.1 ? 2 : Math.min(6, 1 - Math.floor(Math.log10(value)))));
+
 export function count(value) {
   if (value == null) return "–";
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)}M`;

@@ -2,7 +2,7 @@
 // without a ledger, of which each frame tells.
 
 import { headers } from "./link.js";
-import { Table, count, seconds, text } from "./tables.js";
+import { Table, count, money, seconds, text } from "./tables.js";
 
 const EVERY_MS = 30_000;
 const section = document.createElement("section");
@@ -26,7 +26,7 @@ const table = new Table(section, [
   { title: "completion", num: true, value: (u) => count(u.completion_tokens + u.estimated_tokens), hint: "tokens, estimated ones included" },
   { title: "at engines", num: true, low: true, value: (u) => seconds(u.lease_s) },
   { title: "in the queue", num: true, low: true, value: (u) => seconds(u.wait_s) },
-  { title: "cost", num: true, value: (u) => (u.cost === null ? "–" : u.cost.toFixed(2)), hint: "at usage.prices" },
+  { title: "cost", num: true, value: (u) => money(u.cost), hint: "at usage.prices" },
 ], { key: (u) => `${u.tenant}\n${u.model}`, limit: 12, empty: "Nothing was used." });
 
 const byMonth = document.createElement("h3");
@@ -40,7 +40,7 @@ const months = new Table(section, [
   { title: "of these cached", num: true, low: true, value: (u) => count(u.cached_tokens) },
   { title: "completion", num: true, value: (u) => count(u.completion_tokens), hint: "tokens, as engines reported" },
   { title: "cut off", num: true, low: true, value: (u) => count(u.interrupted_tokens), hint: "tokens of interrupted answers, by estimate" },
-  { title: "cost", num: true, value: (u) => (u.cost === null ? "–" : u.cost.toFixed(2)), hint: "at usage.prices" },
+  { title: "cost", num: true, value: (u) => money(u.cost), hint: "at usage.prices" },
 ], { key: (u) => `${u.month}\n${u.tenant}`, limit: 12, empty: "Nothing was used." });
 
 let asked = -EVERY_MS;
