@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from penstock.batch.store import copies
+from penstock.batch.store.opening import store_thread
 from penstock.batch.store.port import StoreError
 from penstock.batch.store.sqlite import SqliteStore
 from penstock.batch.values import UsageAsked, UsageRow
 from penstock.cli import commands
+from penstock.config.load import from_mapping
 
 NOW = 1_795_000_000.0
 HOUR = int(NOW // 3600)
@@ -184,6 +186,17 @@ def test_check_says_where_the_store_is(
     settings.write_text(f"endpoints: [{{url: http://127.0.0.1:9}}]\n{text}\n")
     commands.run(["check", str(settings)])
     assert f"\nstore: {said}\n" in capsys.readouterr().out
+
+
+async def test_the_log_says_where_an_opened_store_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "penstock.batch.store.opening")
+    monkeypatch.chdir(tmp_path)
+    thread = store_thread(from_mapping({"store": "data"}), {})
+    await thread.do(lambda opened: opened.usage(UsageAsked(0, 1, frozenset())))
+    await thread.close()
+    assert caplog.messages == [f"the store is in {tmp_path}/data"]
 
 
 def test_check_takes_any_store_by_name(

@@ -40,7 +40,7 @@ Values:
 - **duration**: seconds, or a number with `ms`, `s`, `m` or `h`: `500ms`, `20s`, `2m`, `1h`;
 - **size**: bytes, or a number with `KB`, `MB`, `GB`, `TB` (powers of 1000) or `KiB`, `MiB`, `GiB`, `TiB` (of 1024);
 - **file**: a path. A relative one begins at the directory in which the command is started (`/` under systemd), not at
-  the settings file's; `penstock check` and the log at the start print the store's absolute path;
+  the settings file's; `penstock check` and the log print the store's absolute path;
 - **true or false**: also `yes`, `no`, `on`, `off`;
 - `${VAR}` in the file is replaced by that environment variable, which must be set, and may not be empty where it is the
   whole value; `${VAR:-default}` has a default for when it is unset or empty, and `${VAR:-}` none; `$$` is a dollar

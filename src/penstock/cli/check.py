@@ -14,7 +14,7 @@ from penstock.cli.diagnosis import Doctor
 from penstock.config.effect import open_warnings, warnings
 from penstock.config.load import ConfigError, Problem, load, summary
 from penstock.config.model import Settings
-from penstock.config.sections.batch import store_place
+from penstock.config.sections.batch import NO_FOLDER, store_folder
 from penstock.core.sessions.gate import price
 from penstock.gateway.fitness import start_problems, start_warnings
 
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             print(problem.line(), file=sys.stderr)
     else:
         print(message)
-        print(f"store: {store_place(settings, os.environ)}")
+        print(f"store: {store_place(settings)}")
         if note := session_note(settings):
             print(note)
         for warning in warned:
@@ -73,6 +73,18 @@ def run(args: argparse.Namespace) -> int:
         if args.live and not live:
             print(f"{len(settings.endpoints)} of the file's endpoints serve as configured")
     return code
+
+
+def store_place(settings: Settings) -> str:
+    """Returns where the store is, in words, by its absolute path."""
+    if not settings.store.enabled:
+        return "off"
+    if settings.store.url is not None:
+        return "PostgreSQL"
+    folder = store_folder(settings, os.environ)
+    if folder is None:
+        return f"none: {NO_FOLDER}"
+    return f"{folder.absolute()}{'' if folder.is_absolute() else ' (relative to the current directory)'}"
 
 
 def session_note(settings: Settings) -> str:

@@ -263,16 +263,8 @@ _COMMANDS = {
         examples="usage; usage --from 7d --by day,tenant --csv",
     ),
     "reload": _Command("read the settings again", "cli.operator"),
-    "pause": _Command(
-        "stop dispatching; new requests queue",
-        "cli.operator",
-        "Stop dispatching, of one model or all, until `penstock resume` or a restart; new requests queue.",
-    ),
-    "drain": _Command(
-        "refuse new requests; serve queued ones",
-        "cli.operator",
-        "Refuse new requests, of one model or all, until `penstock resume` or a restart; queued ones are served.",
-    ),
+    "pause": _Command("stop dispatching until `resume` or a restart; new requests queue", "cli.operator"),
+    "drain": _Command("refuse new requests until `resume` or a restart; serve queued ones", "cli.operator"),
     "resume": _Command("end pauses and drains", "cli.operator"),
     "endpoint": _Command(
         "add, drain, resume or remove endpoints of a running gateway",

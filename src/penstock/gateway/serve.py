@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import resource
 import signal
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from penstock.build import kind
 from penstock.config.address import UNIX, cannot_listen
 from penstock.config.effect import open_warnings
 from penstock.config.model import LimitsSection, Settings
-from penstock.config.sections.batch import store_place
 from penstock.gateway import early_signals
 from penstock.gateway.bootstrap import Parts
 from penstock.gateway.identity.unnamed import told_apart
@@ -101,7 +99,6 @@ class Gateway(Parts):
         if self.operators is not None:
             self.operators.accept()
         logger.info("listening on %s", _url(host, self.port, secure=context is not None))
-        logger.info("store: %s", store_place(settings, os.environ))
         for warning in open_warnings(settings):
             logger.warning("%s", warning)
         logger.info("%s", told_apart(settings))

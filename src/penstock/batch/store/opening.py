@@ -33,7 +33,9 @@ def store_thread(settings: Settings, env: Mapping[str, str]) -> StoreThread:
 
         if folder is None:
             raise StoreError(NO_FOLDER)
-        return SqliteStore(folder)
+        store = SqliteStore(folder)
+        logger.info("the store is in %s", folder.absolute())
+        return store
 
     opened: list[Store] = []
     if settings.needs_store is not None:

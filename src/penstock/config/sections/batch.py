@@ -123,15 +123,3 @@ def store_folder(settings: Settings, env: Mapping[str, str]) -> Path | None:
         return Path(settings.store.data)
     folder = folder_of(settings.state_dir, env)
     return None if folder is None else folder / STORE
-
-
-def store_place(settings: Settings, env: Mapping[str, str]) -> str:
-    """Returns where the store is, in words, by its absolute path."""
-    if not settings.store.enabled:
-        return "off"
-    if settings.store.url is not None:
-        return "PostgreSQL"
-    folder = store_folder(settings, env)
-    if folder is None:
-        return f"none: {NO_FOLDER}"
-    return f"{folder.absolute()}{'' if folder.is_absolute() else ' (relative to the current directory)'}"
