@@ -12,9 +12,11 @@ from penstock.conformance.invariants import Books, CheckedScheduler
 from penstock.core.dispatch import admission
 from penstock.core.dispatch.pump import Pump
 from penstock.core.endpoints.endpoint import Endpoint
+from penstock.core.queueing.band import Band
 from penstock.core.queueing.capped_flows import CappedFlows
 from penstock.core.queueing.charges import Charges
 from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.promised_shares import PromisedShares
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.scheduling import pumping, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
@@ -57,7 +59,14 @@ def loses_leases(patch: pytest.MonkeyPatch) -> None:
 
 
 def serves_low_bands_first(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pump, "_turns", lambda pump: [band for band in reversed(pump._queues.bands) if band.tree.waiting])
+    def broken(promised: PromisedShares) -> list[Band]:
+        return [band for band in reversed(promised._queues.bands) if band.tree.waiting]
+
+    patch.setattr(PromisedShares, "owed", broken)
+
+
+def lets_low_bands_have_the_reserve(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pump, "_keep_reserve", lambda *_: None)
 
 
 def forgets_the_time(patch: pytest.MonkeyPatch) -> None:
@@ -140,6 +149,7 @@ BROKEN = [
     forgets_to_touch,
     loses_leases,
     serves_low_bands_first,
+    lets_low_bands_have_the_reserve,
     forgets_the_time,
     takes_too_many,
     serves_the_latest,

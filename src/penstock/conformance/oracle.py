@@ -97,10 +97,7 @@ class Oracle:
                 if not self._open(endpoint, band, now):
                     continue
                 head = next(self._order(band, [endpoint]), None)
-                only_reserved = head is not None and self._only_reserved_left(
-                    head.model, band, band.open, now, known=True
-                )
-                if head is not None and not self._tenant_held(head) and not only_reserved:
+                if head is not None and not self._tenant_held(head):
                     fitting = [endpoint] if self._fits(head, endpoint, now) else []
                     answering = [e for e in self._known_open(head) if self._open(e, band, now)]
                     fits = self._allowed(head, self._answered(head, fitting, answering, now), now)
@@ -113,8 +110,8 @@ class Oracle:
         bands = self._state.queues.bands
         reserved: set[Endpoint] = set()
         passed: list[Entry] = []
-        turns = [band for band in bands if band.credit > 0] + list(bands)
-        for band in turns:
+        owed = [band for band in bands if band.credit > 0]
+        for number, band in enumerate([*owed, *bands]):
             if not band.tree.waiting:
                 continue
             pool = band.open if known else (e for e in self._state.pool if self._open(e, band, now))
@@ -124,7 +121,21 @@ class Oracle:
             choice = self._choice_of(band, free, reserved, passed, now, known=known, discount=discount)
             if choice is not None:
                 return choice
+            if number >= len(owed):
+                self._keep_reserve(band, free, reserved, now, known=known)
         return None
+
+    def _keep_reserve(
+        self, band: Band, free: list[Endpoint], reserved: set[Endpoint], now: float, *, known: bool
+    ) -> None:
+        """No lower band takes the reserved slots of a model that requests of this band wait for.
+
+        A lower band's look may make this one forget which endpoints are open; then the pump's word counts.
+        """
+        kept = self._state.backfill.reserved if known and band.unchecked else free
+        for model in {x.model for x in self._order(band, free) if not self._tenant_held(x)}:
+            if self._only_reserved_left(model, band, free, now, known=known):
+                reserved.update(e for e in free if e.serves(model) and e in kept)
 
     def _choice_of(
         self,
@@ -387,7 +398,9 @@ class Oracle:
         if known:
             under_share_come = self._state.reserved.under_share_come(model, now)
             top = _top(entry)
-            return under_share_come and (top.parent is None or not self._state.under_share.asked_under_share(top, now))
+            above = any(model in band.tree.models() for band in self._state.queues.bands[: entry.band])
+            judge = self._state.under_share.asked_under_share
+            return under_share_come and (top.parent is None or above or not judge(top, now))
         return self._under_share_come(model, now)
 
     def _under_share_come(self, model: str, now: float) -> bool:

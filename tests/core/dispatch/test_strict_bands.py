@@ -10,21 +10,24 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Requeue
 from penstock.core.values.request import Usage
 from penstock.core.values.settings import BandSettings
-from tests.core.drive import request, scheduler, until
+from tests.core.drive import request, scheduler, sent, the_lease, until
 
 SLOTS = 8
 ANSWER_S = 2.0
 STANDARD, BATCH = 0, 1
 
 
-def batch_sent_beside_a_flood(weight: float, *, light: bool, preemptible: bool) -> tuple[int, int]:
+def batch_sent_beside_a_flood(
+    weight: float, *, light_every_s: float | None, preemptible: bool, batch_model: str = "m", prompt_tokens: int = 0
+) -> tuple[int, int]:
     """Batch of a tenant of this weight fills all slots, then a flood of another one comes in the band above.
 
-    `light`: with a third tenant there that asks for little. Returns how many requests of batch and of the flood were
-    sent while the flood waited, without the time of the first answers.
+    `light_every_s`: a third tenant asks there so often. `prompt_tokens`: of batch and of the flood. Returns how many
+    requests of batch and of the flood were sent while the flood waited, without the time of the first answers.
     """
     bands = (BandSettings("standard"), BandSettings("batch", preemptible=preemptible, engine_waiting_max=0))
     made = scheduler(SchedulerSettings(bands=bands, wait_s_max=1e6), a=SLOTS)
+    made.endpoint_changed("a", models={"m", batch_model}, now=0.0)
     ends: list[tuple[float, int]] = []
     lease_of: dict[str, int] = {}
     flood, sent, count = set[str](), {"night": 0, "flood": 0, "light": 0}, 0
@@ -48,7 +51,10 @@ def batch_sent_beside_a_flood(weight: float, *, light: bool, preemptible: bool) 
         name = f"{tenant}-{count}"
         if tenant == "flood":
             flood.add(name)
-        do(made.arrived(request(name, band=band, tenant=tenant, weights=(weight,), output_tokens=50), now=now), now)
+        sizes = {"output_tokens": 50, "prompt_tokens": 0 if tenant == "light" else prompt_tokens}
+        model = batch_model if band == BATCH else "m"
+        asked = request(name, model=model, band=band, tenant=tenant, weights=(weight,), **sizes)
+        do(made.arrived(asked, now=now), now)
 
     for _ in range(40):
         ask("night", BATCH, weight, 0.0)
@@ -62,7 +68,7 @@ def batch_sent_beside_a_flood(weight: float, *, light: bool, preemptible: bool) 
             if ends and ends[0][0] <= now:
                 do(made.finished(heapq.heappop(ends)[1], Usage(10, 50), now=now), now)
         do(until(made, next_s), next_s)
-        if light:
+        if light_every_s is not None and next_s % light_every_s == 0.0:
             ask("light", STANDARD, 1.0, next_s)
         next_s += 0.5
         assert next_s < 600.0
@@ -70,9 +76,35 @@ def batch_sent_beside_a_flood(weight: float, *, light: bool, preemptible: bool) 
 
 
 @pytest.mark.parametrize("preemptible", [False, True])
-@pytest.mark.parametrize("light", [False, True])
+@pytest.mark.parametrize("light_every_s", [None, 0.5, 3.0])
 @pytest.mark.parametrize("weight", [1.0, 2.0, 5.0])
-def test_a_flood_goes_before_a_lower_band(weight: float, light: bool, preemptible: bool) -> None:
-    night, flood = batch_sent_beside_a_flood(weight, light=light, preemptible=preemptible)
+def test_a_flood_goes_before_a_lower_band(weight: float, light_every_s: float | None, preemptible: bool) -> None:
+    night, flood = batch_sent_beside_a_flood(weight, light_every_s=light_every_s, preemptible=preemptible)
     assert flood > 40
     assert night == 0
+
+
+def test_slots_reserved_in_one_band_are_not_for_another_model_in_a_lower_one() -> None:
+    night, flood = batch_sent_beside_a_flood(1.0, light_every_s=3.0, preemptible=False, batch_model="adapter")
+    assert (night, flood > 40) == (0, True)
+
+
+def test_room_for_prompts_is_not_left_to_a_lower_band() -> None:
+    night, flood = batch_sent_beside_a_flood(1.0, light_every_s=3.0, preemptible=False, prompt_tokens=3_000)
+    assert (night, flood > 40) == (0, True)
+
+
+def test_light_requests_of_a_lower_band_keep_no_slot_free_of_a_higher_one() -> None:
+    made = scheduler(SchedulerSettings(bands=(BandSettings("standard"), BandSettings("batch")), wait_s_max=1e6), a=8)
+    made.arrived(request("long", tenant="other"), now=0.0)
+    leases = [the_lease(made.arrived(request(f"runs-{at}", tenant="flood"), now=0.0)) for at in range(7)]
+    for at in range(60):
+        made.arrived(request(f"waits-{at}", tenant="flood"), now=0.0)
+        made.arrived(request(f"night-{at}", band=BATCH, tenant="night"), now=0.0)
+    now = 0.0
+    for at in range(40):
+        now += 0.5
+        made.arrived(request(f"light-{at}", band=BATCH, tenant=f"light{at % 20}"), now=now)
+        actions = made.finished(leases.pop(0), Usage(10, 50), now=now)
+        leases.append(the_lease(actions))
+        assert [name.split("-")[0] for name, _ in sent(actions)] == ["waits"]

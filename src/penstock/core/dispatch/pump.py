@@ -95,10 +95,15 @@ class Pump:
     def _look_for_next(self, now: float) -> Found | None:
         self._backfill.begin()
         self._stagger.begin()
-        for band in self._turns():
+        for band in self._promised.owed():
             found = self._next_of(band, now)
             if found is not None:
                 return found
+        for band in self._queues.bands:
+            if band.tree.root.waiting:
+                found = self._next_of(band, now, before_lower=True)
+                if found is not None:
+                    return found
         return None
 
     def wants_slots(self, endpoint: Endpoint) -> bool:
@@ -150,16 +155,12 @@ class Pump:
 
     # --- turns ------------------------------------------------------------------------------------------------
 
-    def _turns(self) -> list[Band]:
-        """Bands with work: first those that are owed of their promised share, then by rank."""
-        turns = [band for band in self._queues.bands if band.tree.root.waiting]
-        return self._promised.owed() + turns
-
     def holds(self, model: str, band: Band) -> bool:
         """True if no request of `band` for the model may be sent: it is paused, or all its endpoints are away."""
         return not self._pauses.sends(model) or self._candidates.away(model, band)
 
-    def _next_of(self, band: Band, now: float) -> Found | None:
+    def _next_of(self, band: Band, now: float, *, before_lower: bool = False) -> Found | None:
+        """The band's next request. `before_lower`: it is its turn by rank, so the lower bands are asked next."""
         self._candidates.look(band, now)
         if band.holds_changed:
             band.holds_changed = False
@@ -181,7 +182,17 @@ class Pump:
                 return found
         if scarce:
             models = [model for model in models if model not in scarce]
-        return self._in_turn(band, models, free, now) if models else None
+        found = self._in_turn(band, models, free, now) if models else None
+        if found is None and scarce and before_lower and self._queues.waiting > band.tree.waiting:
+            for model in scarce:
+                self._keep_reserve(band, model, free)
+        return found
+
+    def _keep_reserve(self, band: Band, model: str, free: list[Endpoint]) -> None:
+        """Let no lower band take the reserved slots of a model that requests of `band` wait for."""
+        head = self._capped.head(band, [model])
+        if head is not None and not self._quotas.at_limit(head.accounts):
+            self._backfill.reserved.update(self._candidates.serving(model, free))
 
     def _in_turn(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:
         """Returns the head of the fair order or, if it does not fit the room left, a request that may overtake it."""

@@ -155,12 +155,15 @@ class UnderShare:
         """True if the request's flow is over its share while requests of flows under theirs keep arriving: then the
         request may only use `over_share_room`.
 
-        The flow's recent demand counts, because a flood holds few slots if prompts or memory are scarce.
+        The flow's recent demand counts, because a flood holds few slots if prompts or memory are scarce. While requests
+        of a higher band wait for the model, lower bands have no share of it.
         """
         if not self._reserved.may_count or not self._reserved.under_share_come(entry.model, now):
             return False
         node = top(entry.node)
-        return node.parent is None or not self.asked_under_share(node, now)
+        if node.parent is None or self._queues.waits_above(entry.band, entry.model):
+            return True
+        return not self.asked_under_share(node, now)
 
     def in_order(self, band: Band, model: str, now: float) -> Iterator[Entry]:
         """Yields the requests for a model of flows that are under their share, in fair order.
@@ -183,8 +186,11 @@ class UnderShare:
 
     def _needs_reserve(self, entry: Entry, node: Node, now: float) -> bool:
         """Whether a request could use a reserved slot, and there are others to reserve it from."""
-        if self._quotas.at_limit(entry.accounts) or entry.model in self._queues.bands[entry.band].tree.held:
+        model, queues = entry.model, self._queues
+        if self._quotas.at_limit(entry.accounts) or model in queues.bands[entry.band].tree.held:
             return False
+        if queues.waits_above(entry.band, model):
+            return False  # free slots are not for its band
         return node.parent is not None and self._part(node, node.parent, now) < 1.0
 
     def _part(self, node: Node, parent: Node, now: float) -> float:

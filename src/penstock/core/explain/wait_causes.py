@@ -190,7 +190,7 @@ class Waits:
         if accounts and self._quotas.at_limit(accounts):
             return Cause.TENANT_PAUSED if any(map(self._quotas.paused, accounts)) else Cause.TENANT_CAP
         closed, free = self.endpoints(band, model, now)
-        if (free or not _OUT.issuperset(closed)) and self._higher(band, model):
+        if (free or not _OUT.issuperset(closed)) and self._queues.waits_above(band.rank, model):
             return Cause.TURN
         if free:
             return self._despite_room(band, model, free, now)
@@ -249,10 +249,6 @@ class Waits:
         if any(e.role is Role.PREFILL for e in free):
             closed += _causes([verdicts[e] for e in answering if e in verdicts])
         return closed, [e for e in free if e.role is not Role.PREFILL]
-
-    def _higher(self, band: Band, model: str) -> bool:
-        """Whether higher bands wait for the model too: whatever room there will be is theirs."""
-        return any(model in higher.tree.root.backlog for higher in self._queues.bands[: band.rank])
 
     def _despite_room(self, band: Band, model: str, free: list[Endpoint], now: float) -> Cause:
         """Some endpoint is open to the band, and yet nothing of the line was sent."""

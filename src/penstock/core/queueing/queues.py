@@ -132,6 +132,10 @@ class Queues:
         for band in self.bands:
             band.forget(endpoint)
 
+    def waits_above(self, rank: int, model: str) -> bool:
+        """True if requests of a band above that rank wait for the model."""
+        return rank > 0 and any(model in band.tree.root.backlog for band in self.bands[:rank])
+
     def touch(self, endpoint: Endpoint) -> None:
         """Let every band judge `endpoint` again, because something happened to it."""
         if not endpoint.touched:
