@@ -2,7 +2,7 @@
 stream of three tokens and for one answered whole.
 
 The gateway runs in this process with its defaults, before two engines of `engine.py`; a thread sends requests, each on
-a new connection, and the shortest of 21 ways is printed: the others have work of the observer or of timers in between.
+a new connection, and the shortest of 61 ways is printed: the others have work of the observer or of timers in between.
 `--record` writes the figures, with each function's calls, to `calls.json`, which a test compares
 (`tests/gateway/test_cost.py`). For plain Python only: compiled functions are not seen.
 """
@@ -26,7 +26,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RECORDED = HERE / "calls.json"
-WARM_UP, COUNTED = 12, 21
+WARM_UP, COUNTED = 12, 61
 _BODY = {"model": "bench-model", "max_tokens": 3, "messages": [{"role": "user", "content": "Say three words."}]}
 
 trail: list[tuple[str, str]] = []

@@ -398,7 +398,7 @@ async def world(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatc
         yield made
     finally:
         await made.close()
-    assert told == []
+    assert [(context.get("exception"), context["message"]) for context in told] == []
     assert [record for record in caplog.records if record.levelno >= logging.ERROR or record.exc_info] == []
 
 

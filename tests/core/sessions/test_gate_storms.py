@@ -119,7 +119,8 @@ def turn_costs(held: int, endpoints: int, residents: int) -> int:
     assert (bench.gate.waiting, bench.held("t")) == (held, residents * endpoints * 10)
 
     def fact() -> None:
+        nonlocal running
         bench.end(running)
-        bench.turn("running", 10)
+        running = bench.turn("running", 10)
 
-    return calls(fact)
+    return min(calls(fact) for _ in range(2))  # one end in a thousand also divides the kept stories

@@ -27,12 +27,16 @@ MIGRATIONS = database.migrations()
 
 
 def commands() -> dict[str, str]:
-    """The commands of the page by their verbs."""
+    """The commands of the page by their verbs, and `check` of a file by its own name."""
     page = (ROOT / "docs/operations.md").read_text()
     section = page.partition("## Backup, upgrade, rollback")[2].partition("\n## ")[0]
     (block,) = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
     lines = [line.partition("  #")[0] for line in block.splitlines()]
-    return {shlex.split(line)[2]: line for line in lines}
+    return {_name(shlex.split(line)): line for line in lines}
+
+
+def _name(words: list[str]) -> str:
+    return "check a file" if words[2] == "check" and "-c" not in words else words[2]
 
 
 class Site:
@@ -92,8 +96,8 @@ def filled(site: Site, schema: int) -> None:
             opened.execute(f"INSERT INTO usage VALUES ({', '.join('?' * len(use))})", use)
 
 
-def test_the_page_has_the_three_commands() -> None:
-    assert list(commands()) == ["backup", "check", "restore"]
+def test_the_page_has_the_four_commands() -> None:
+    assert sorted(commands()) == ["backup", "check", "check a file", "restore"]
 
 
 @pytest.mark.parametrize("schema", range(1, len(MIGRATIONS)))
@@ -107,6 +111,7 @@ async def test_an_older_store_comes_up_and_goes_back(
     program(len(MIGRATIONS))
     site.do("backup", "before.sqlite3")
     assert f"schema {schema}; rows: " in site.do("check")
+    assert f"schema {schema}; rows: " in site.do("check a file", "before.sqlite3")
     assert await asyncio.to_thread(main, ["check", str(site.settings)]) == 0
     assert site.rows() == old, "neither backup nor check changes the store"
     await world.engine()
