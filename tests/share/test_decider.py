@@ -7,7 +7,8 @@ import pytest
 
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch
-from penstock.core.values.catalogue import Failure
+from penstock.core.values.catalogue import Failure, Reason
+from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.settings import BandSettings, Limits
 from penstock.share.decider import Peer
@@ -129,6 +130,36 @@ def test_a_request_that_is_over_is_not_over_twice() -> None:
     assert beside.says("a", Cancelled(1), Cancelled(1), Finished(1, lease)) == []
     assert beside.peers["a"].stale == 2
     assert beside.running() == 0
+
+
+def test_a_dispatch_that_meets_a_hang_up_in_the_queue_costs_nothing() -> None:
+    beside = Beside(tenants={"t": Limits(tokens_per_minute=10_000)})
+    _lease(beside.says("a", Arrived(1, _request(tenant="t"))))
+    beside.says("a", Cancelled(1, queued=True))
+    scheduler = beside.world.scheduler
+    told = scheduler.explain("r", now=0.0)
+    assert told is not None
+    assert (told.state, told.reason, told.sent) == (State.EVICTED, Reason.CANCELLED, None)
+    left = scheduler.allowance(("t",), now=0.0)
+    assert left is not None
+    assert left.tokens is not None
+    assert left.tokens.remaining == 10_000
+    assert beside.running() == 0
+    endpoint = scheduler.snapshot(now=0.0).endpoints[0]
+    assert (endpoint.leases, endpoint.given_up) == (0, 0)
+
+
+def test_a_dispatch_that_is_carried_out_when_its_client_hangs_up_is_charged() -> None:
+    beside = Beside(tenants={"t": Limits(tokens_per_minute=10_000)})
+    _lease(beside.says("a", Arrived(1, _request(tenant="t"))))
+    beside.says("a", Cancelled(1))
+    told = beside.world.scheduler.explain("r", now=0.0)
+    assert told is not None
+    assert (told.state, told.reason) == (State.FAILED, Reason.CLIENT_GONE)
+    left = beside.world.scheduler.allowance(("t",), now=0.0)
+    assert left is not None
+    assert left.tokens is not None
+    assert left.tokens.remaining < 10_000
 
 
 def test_a_deadline_counts_from_when_it_is_heard() -> None:

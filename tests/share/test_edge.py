@@ -66,9 +66,23 @@ def test_an_action_for_a_request_that_is_over_is_dropped_though_another_has_its_
     desk.edge.cancelled("r", now=0.1)
     desk.edge.arrived(Request("r", "m", 0), now=0.2)
     assert desk.hear(Told(1, Dispatch("r", "e", 5, 0.1))) == []
-    assert desk.said[1:] == [Cancelled(1), Arrived(2, WireRequest.of(Request("r", "m", 0)))]
+    assert desk.said[1:] == [Cancelled(1, queued=True), Arrived(2, WireRequest.of(Request("r", "m", 0)))]
     assert desk.hear(Told(2, Evict("r", Reason.QUEUE_TIMEOUT))) == [Evict("r", Reason.QUEUE_TIMEOUT)]
     assert not desk.edge.requests
+
+
+def test_what_a_client_has_of_an_answer_is_reported_before_it_hangs_up_or_the_answer_breaks() -> None:
+    for ends in ("hangs up", "breaks"):
+        desk = Desk()
+        number = desk.sent()
+        desk.edge.first_token(5, now=0.2)
+        desk.edge.progressed(5, 14, now=0.3)
+        if ends == "breaks":
+            desk.edge.failed(5, Failure.BROKEN, now=0.4)
+        else:
+            desk.edge.cancelled("r", now=0.4)
+        last = Failed(number, 5, Failure.BROKEN) if ends == "breaks" else Cancelled(number)
+        assert desk.said == [FirstToken(number, 5), Progressed(number, 5, 14), last]
 
 
 def test_an_action_names_the_request_as_its_edge_does() -> None:

@@ -253,12 +253,12 @@ class CheckedScheduler(Scheduler):
         assert following[0].endpoint == promised or not was_up, f"{following} although {promised} was promised"
         return actions
 
-    def cancelled(self, request_id: str, *, now: float) -> list[Action]:
+    def cancelled(self, request_id: str, *, unsent: bool = False, now: float) -> list[Action]:
         waits = request_id in self.books.waiting
         if not waits:
             self.books.released(self.books.lease_of[request_id])
-        self.books.ended(request_id, Outcome.EVICTED if waits else Outcome.FAILED)
-        return self._checked(super().cancelled(request_id, now=now), now)
+        self.books.ended(request_id, Outcome.EVICTED if waits or unsent else Outcome.FAILED)
+        return self._checked(super().cancelled(request_id, unsent=unsent, now=now), now)
 
     def endpoint_removed(self, name: str, *, now: float) -> list[Action]:
         actions = self._checked(super().endpoint_removed(name, now=now), now)

@@ -264,10 +264,11 @@ class Scheduler(Questions):
         pumping.hand_out(state, now, actions)
         return actions
 
-    def cancelled(self, request_id: str, *, now: float) -> list[Action]:
+    def cancelled(self, request_id: str, *, unsent: bool = False, now: float) -> list[Action]:
         """The client is gone: a queued request leaves the queue, a running one returns its lease.
 
-        An unknown request (`arrived` raised) changes nothing.
+        `unsent`: its dispatch came too late to be carried out, so it costs nothing, as if it had been queued still. An
+        unknown request (`arrived` raised) changes nothing.
         """
         state = self._state
         entry = state.entries.get(request_id)
@@ -278,9 +279,13 @@ class Scheduler(Questions):
             state.forecast.left(entry, now)
             waiting.end(state, entry, None, now, Reason.CANCELLED)
             return pumping.pumped(state, now)  # others may have waited for it
-        endpoint = sending.release(state, entry, now, abandoned=True)
+        endpoint = sending.release(state, entry, now, abandoned=not unsent)
+        if unsent:
+            state.recorder.unsent(entry)
+            entry.move(Event.REQUEUED)
         entry.move(Event.CANCELLED)
-        waiting.end(state, entry, entry.presumed_usage(), now, Reason.CLIENT_GONE)
+        usage, reason = (None, Reason.CANCELLED) if unsent else (entry.presumed_usage(), Reason.CLIENT_GONE)
+        waiting.end(state, entry, usage, now, reason)
         return pumping.touched(state, endpoint, now) if endpoint is not None else pumping.pumped(state, now)
 
     def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:

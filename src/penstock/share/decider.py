@@ -492,7 +492,7 @@ class Decider:
         match fact:
             case Cancelled():
                 self.forget(remote)
-                return scheduler.cancelled(name, now=now)
+                return scheduler.cancelled(name, unsent=fact.queued and remote.lease is not None, now=now)
             case FoundBlocks():
                 return scheduler.located(name, fact.keys, fact.block_tokens, now=now)
             case FoundCached():

@@ -318,17 +318,22 @@ class Edge(View):
         self._take_back(held)
         if not self.is_linked:
             return [self._after(held, failure, now)]
+        if held.output_tokens > held.told_tokens:
+            self._tell_progress(held, lease)
         held.undecided = failure
         self._send(Failed(held.number, lease, failure, answering, retry_after_s))
         return []
 
     def cancelled(self, request_id: str, *, now: float) -> list[Action]:
         held = self._by_id[request_id]
-        if self.memory is not None and held.lease is not None:
+        lease, is_queued = held.lease, held.lease is None and held.undecided is None
+        if self.memory is not None and lease is not None:
             self.memory.ended(held.request, None, held.output_tokens, now)
         self._forget(held)
         if not held.loose:
-            self._send(Cancelled(held.number))
+            if lease is not None and held.output_tokens > held.told_tokens:
+                self._tell_progress(held, lease)  # what the client has of the answer is charged
+            self._send(Cancelled(held.number, is_queued))
         return []
 
     def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:  # noqa: ARG002

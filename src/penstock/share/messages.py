@@ -22,7 +22,7 @@ from penstock.core.values.rows import Allowance
 from penstock.core.values.settings import Prices
 from penstock.core.values.takeover import ServiceGot, Underway
 
-PROTOCOL = 9  # version of this file; both ends need the same
+PROTOCOL = 10  # version of this file; both ends need the same
 
 
 ContentsRow = tuple[int, int, int, int, int, int, int, int]
@@ -243,6 +243,8 @@ class Failed(OfLease, frozen=True):
 
 class Cancelled(OfRequest, frozen=True):
     """The request needs no further decision: its client is gone, or reads the answer already."""
+
+    queued: bool = False  #: here it was, so a dispatch that was on its way is not carried out
 
 
 class FoundBlocks(OfRequest, frozen=True):

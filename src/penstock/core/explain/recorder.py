@@ -195,6 +195,14 @@ class Recorder:
         self._shares.correct(trail.meter, -trail.counted, trail.sent_s)
         trail.counted = 0.0
 
+    def unsent(self, entry: Entry) -> None:
+        """Note that a dispatch came too late to be carried out: its service is taken off again."""
+        trail = self._trails[entry.seq]
+        assert trail.meter is not None
+        assert trail.sent_s is not None
+        self._shares.correct(trail.meter, -trail.counted, trail.sent_s)
+        trail.counted, trail.sent_s, trail.sent_to = 0.0, None, ""
+
     def bumped(self, entry: Entry) -> None:
         """Note that an operator put a request first."""
         self._trails[entry.seq].bumped = True
