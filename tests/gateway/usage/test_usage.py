@@ -13,7 +13,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.gateway.identity.callers import key_hash
 from tests.batch import postgres
-from tests.gateway.conftest import World, chat, fault
+from tests.gateway.conftest import World, chat, fault, request
 from tests.gateway.proxy.test_engine_paths import whole
 from tests.gateway.raw_engine import Peer, RawEngine
 
@@ -421,3 +421,29 @@ async def test_the_command_prints_a_table_csv_or_json(
         1,
         "penstock: by: `team` is none of hour, day, month, tenant, key, user, model, endpoint, reason.\n",
     )
+
+
+@pytest.mark.parametrize("ends", ["client_gone", "stream_broken"])
+async def test_the_scheduler_charges_for_a_cut_answer_what_the_ledger_has(
+    world: World, tmp_path: Path, workers: int, ends: str
+) -> None:
+    engine = await world.engine(step_s=0.001)
+    await gateway(world, tmp_path, workers=workers)
+    client = await world.client(request(body=chat(tokens=4000, stream=True), headers=by_key("alpha")))
+    await client.head()
+    data = b""
+    while data.count(b"data: ") < 14:  # fewer than the steps in which a worker or a journey reports them
+        data += await client.piece()
+    if ends == "client_gone":
+        client.hang_up()
+    else:
+        await engine.close()
+        while await client.piece():
+            pass
+    told = await until_used(world, 1)
+    assert told["total"]["reasons"] == {ends: 1}
+    await world.until(lambda: not world.picture().running)
+    driver = world.gate.driver
+    (row,) = driver.scheduler.requests(now=driver.now())
+    assert row.output_tokens >= 13
+    assert row.prompt_tokens + row.output_tokens == told["total"]["interrupted_tokens"]

@@ -442,6 +442,8 @@ class QueuedJourney(Relay):
         if failure in (Failure.CONNECT, Failure.RESET) and target is not None and target.unreachable is not None:
             target.unreachable()
         now = self._driver.now()
+        if self._committed:
+            self._tell_tokens()
         lease = self._give_back()
         retry_after_s = self.told_retry_after_s() if failure is Failure.BUSY else 0.0
         self._driver.tell(
@@ -463,7 +465,7 @@ class QueuedJourney(Relay):
         return usage
 
     def _tell_tokens(self) -> None:
-        """Report the tokens of an answer without usage, for which it is charged."""
+        """Report the tokens of an answer that ends without usage, for which it is charged."""
         if self._lease is not None and self._answer.tokens:
             now = self._driver.now()
             self._driver.tell(self._driver.scheduler.progressed(self._lease, self._answer.tokens, now=now))
@@ -555,6 +557,8 @@ class QueuedJourney(Relay):
     def _give_up(self, outcome: Outcome, reason: Reason) -> None:
         """Stop: the answer is not wanted. The lease is held until the engine has seen the hang-up."""
         call = self.take_call()
+        if self._committed:
+            self._tell_tokens()
         self.hang_up()
         self._detach(outcome, reason)
         if call is None:
