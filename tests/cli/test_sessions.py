@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from penstock.cli import main as cli
+from penstock.cli.top import views
 from tests.gateway.conftest import Client, World
 
 KV_TOKENS = 4_000
@@ -52,6 +55,40 @@ async def test_sessions_are_listed_with_the_memory_they_hold(world: World, capsy
     told = json.loads(capsys.readouterr().out)
     assert [(row["session"], row["endpoint"]) for row in told["sessions"]] == [("first", "one")]
     assert told["sums"]["memory"][0]["tenants"].keys() == {"team-a"}
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "heads"),
+    [
+        ("refactor", 80, ["session", "tenant", "state", "turns", "tokens", "waits", "about", "endpoint"]),
+        ("0f8fad5b-d9cb-469f-a165-70867728950e", 80, ["session", "tenant", "state", "tokens", "waits"]),
+        ("0f8fad5b-d9cb-469f-a165-70867728950e" * 2, 80, ["session", "state"]),
+        ("0f8fad5b-d9cb-469f-a165-70867728950e" * 3, 80, ["session", "state"]),
+        ("0f8fad5b-d9cb-469f-a165-70867728950e", 120, ["session", "tenant", "state", "turns", "tokens", "waits"]),
+    ],
+)
+def test_a_list_of_sessions_has_whole_columns(name: str, width: int, heads: list[str]) -> None:
+    """Eight columns beside a UUID were squeezed until none could be read."""
+    row = {"session": name, "tenant": "a-long-tenant", "state": "waiting", "stopped": False, "endpoint": None}
+    row |= {"origin": "gpu-0:8000", "turns": 12, "tokens": 83_000, "waits_s": 253.0, "expected_s": 47.0}
+    out = StringIO()
+    Console(file=out, width=width).print(views.sessions([row, row], width))
+    first, *lines = out.getvalue().splitlines()
+    assert first.split()[: len(heads)] == heads
+    assert "…" not in out.getvalue()
+    assert "".join(line.partition(" ")[0] for line in lines) == name * 2, "`sessions show` takes it"
+
+
+async def test_small_sessions_are_not_called_paused(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = await world.engine()
+    await world.gateway(endpoints=[{"url": engine.url, "name": "one", "slots": 4, "kv_tokens": 2_000_000}])
+    headers = {"x-session-id": "small", "x-tenant-id": "team-a"}
+    assert (await (await world.client_for(turn("team-a", "small")[0], headers)).answer()).status == 200
+    assert await run(world, "sessions", "ls") == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[1].startswith("small team-a passing 1 ")
+    assert await run(world, "sessions", "ls", "--state", "paused", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["sessions"] == []
 
 
 async def test_a_session_is_preferred_paused_and_resumed(world: World, capsys: pytest.CaptureFixture[str]) -> None:

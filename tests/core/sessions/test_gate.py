@@ -594,6 +594,43 @@ def test_a_session_that_an_operator_paused_waits_until_it_is_resumed() -> None:
     assert waiting in bench.at
 
 
+def test_only_a_session_that_gave_its_place_to_others_is_paused() -> None:
+    bench = Bench(1_000_000, lease_s=30.0)
+
+    def state(session: str) -> str:
+        found = bench.scheduler.session("t", session, now=bench.now)
+        assert found is not None
+        return found.state
+
+    small = bench.turn("small", 1_000)
+    assert state("small") == "passing", "it holds no memory while its turn is under way"
+    bench.end(small)
+    bench.later(1000.0)
+    assert state("small") == "passing", "and was never refused any"
+    over = bench.turn("over", 300_000, last=True)
+    assert state("over") == "resident"
+    bench.end(over)
+    assert state("over") == "passing", "it has ended"
+    bench.whole("a", 800_000)
+    assert state("a") == "idle"
+    waits = bench.turn("b", 800_000)
+    assert state("b") == "waiting"
+    bench.later(30.0)
+    assert (state("a"), state("b"), waits in bench.at) == ("paused", "resident", True)
+    bench.end(bench.turn("a", 1_000))
+    assert state("a") == "passing", "its next turn began a small conversation"
+    bench.end(waits)
+    bench.do(bench.scheduler.endpoint_down("e0", now=bench.now))
+    bench.do(bench.scheduler.endpoint_up("e0", now=bench.now))
+    assert state("b") == "passing", "nobody paused it"
+    bench.do(bench.scheduler.session_paused("t", "small", now=bench.now))
+    assert state("small") == "paused"
+    bench.do(bench.scheduler.session_resumed("t", "small", now=bench.now))
+    assert state("small") == "passing"
+    paused = bench.scheduler.sessions(now=bench.now, most=10, like={"state": "paused"})
+    assert [row.session for row in paused] == []
+
+
 def test_an_operator_lets_a_session_in_next() -> None:
     bench = Bench(1000, lease_s=1e9)
     bench.whole("a", 900)

@@ -8,12 +8,12 @@ from urllib.parse import quote, urlencode
 
 from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient, GatewayError
-from penstock.cli.operator import console_of
+from penstock.cli.operator import WIDE_COLUMNS, console_of
 from penstock.cli.top import views
 from penstock.gateway.admin.phrases import seconds
 
 _LIST = "/admin/sessions"
-_STATES = ("waiting", "resident", "idle", "paused")
+_STATES = ("waiting", "resident", "idle", "paused", "passing")
 _CHANGES = {
     "pause": "let its turns wait until `resume` or a restart, and give its memory to others",
     "resume": "end a pause",
@@ -33,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     listing.add_argument("--tenant", metavar="NAME", help="only this tenant's")
     listing.add_argument("--endpoint", metavar="NAME", help="only those that hold memory there")
-    listing.add_argument("--state", choices=_STATES, help="only those in this state")
+    listing.add_argument(
+        "--state",
+        choices=_STATES,
+        help="only those in this state: `resident` (a turn is under way) and `idle` hold memory; `paused`: its memory "
+        "was given to others; `passing`: it needs none, because it is small or has ended",
+    )
     listing.add_argument("--limit", metavar="N", default="100", help="how many at most (default: 100; up to 1,000)")
     show = admin_client.add_verb(verbs, "show", "show one session and its requests", names="its name", work=_one)
     show.set_defaults(verb="")
@@ -54,7 +59,10 @@ def _list(client: AdminClient, args: argparse.Namespace) -> int:
     if args.json:
         return admin_client.show(args, answer)
     if answer["sessions"]:
-        console_of(args).print(views.sessions(answer["sessions"]))
+        console = console_of(args)
+        if not console.is_terminal:
+            console.width = WIDE_COLUMNS
+        console.print(views.sessions(answer["sessions"], console.width))
     more = ["there are more: --limit N, --tenant or --state"] if answer["more"] else []
     return admin_client.show(args, answer, *_sums(answer["sums"]), *more)
 

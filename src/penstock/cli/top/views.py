@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -138,22 +139,34 @@ def group(share: State) -> Text:
     return line
 
 
-def sessions(rows: list[State]) -> Table:
-    """Returns agents' sessions. Names are whole, because `sessions show` takes them."""
-    table = _table("session", "tenant", "state", ">turns", ">tokens", ">waits", ">about", "endpoint")
-    for row in rows:
-        home = row["endpoint"] or (f"({row['origin']})" if row["origin"] else "")
-        table.add_row(
-            _name(row["session"], 200),
-            _name(row["tenant"], 14),
-            "stopped" if row["stopped"] else row["state"],
-            f"{row['turns']:,}",
-            f"{row['tokens']:,}",
-            *("" if row[key] is None else seconds(row[key]) for key in ("waits_s", "expected_s")),
-            _name(home, 18),
-        )
-    table.columns[0].max_width = None
+def sessions(rows: list[State], width: int) -> Table:
+    """Returns agents' sessions. Names are whole, because `sessions show` takes them; columns that do not fit beside
+    them into `width` are left out, those that say least first."""
+    columns: dict[str, list[Text | str]] = {
+        "session": [Text(plain(row["session"], 200), overflow="fold") for row in rows],
+        "tenant": [_name(row["tenant"], 14) for row in rows],
+        "state": ["stopped" if row["stopped"] else row["state"] for row in rows],
+        ">turns": [f"{row['turns']:,}" for row in rows],
+        ">tokens": [f"{row['tokens']:,}" for row in rows],
+        ">waits": ["" if row["waits_s"] is None else seconds(row["waits_s"]) for row in rows],
+        ">about": ["" if row["expected_s"] is None else seconds(row["expected_s"]) for row in rows],
+        "endpoint": [_name(_place(row), 18) for row in rows],
+    }
+    widths = {
+        name: 1 + max(cell_len(str(cell)) for cell in (name.lstrip(">"), *cells)) for name, cells in columns.items()
+    }
+    for name in (">about", ">turns", "endpoint", ">waits", ">tokens", "tenant"):
+        if sum(widths.values()) > width:
+            del widths[name]
+    table = _table(*widths)
+    for cells in zip(*[columns[name] for name in widths], strict=True):
+        table.add_row(*cells)
+    table.columns[0].max_width, table.columns[0].no_wrap = None, False
     return table
+
+
+def _place(row: State) -> str:
+    return str(row["endpoint"] or (f"({row['origin']})" if row["origin"] else ""))
 
 
 def edges(state: State) -> Table:

@@ -471,6 +471,7 @@ class SessionGate:
     def _begin(self, turn: Turned) -> None:
         """A turn is under way, or about to be."""
         session, request_id = turn.session, turn.entry.id
+        session.paused = False
         if turn.part:
             session.parts[request_id] = turn.tokens
             session.agents += turn.tokens
@@ -643,6 +644,7 @@ class SessionGate:
 
     def _pause(self, session: AgentSession) -> None:
         self.ledger.give_up(session)
+        session.paused = True
         self.pauses += 1
 
     def _hold_to_limit(self, memory: EndpointMemory) -> None:

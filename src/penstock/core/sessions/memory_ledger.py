@@ -53,8 +53,8 @@ class AgentSession:
 
     __slots__ = (
         "admitted_s", "agents", "booked", "cached_total", "completion_total", "first", "footprint", "holder", "home",
-        "idle_s", "key", "last_wait_s", "left", "model", "name", "origin", "own", "parts", "prompt_total", "stopped",
-        "tenant", "turns", "turns_total", "waiting", "waits_s",
+        "idle_s", "key", "last_wait_s", "left", "model", "name", "origin", "own", "parts", "paused", "prompt_total",
+        "stopped", "tenant", "turns", "turns_total", "waiting", "waits_s",
     )  # fmt: skip
 
     def __init__(self, key: str, name: str, tenant: str, holder: Holder) -> None:
@@ -71,6 +71,7 @@ class AgentSession:
         self.booked = 0  #: at its endpoint
         self.home: str | None = None  #: while it is resident
         self.origin: str | None = None  #: where it was resident last
+        self.paused = False  #: it gave its place to others, and has had no turn since
         self.admitted_s = -math.inf
         self.turns = 0  #: ended since it was admitted
         self.turns_total = 0

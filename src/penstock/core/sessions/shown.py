@@ -86,11 +86,11 @@ def endpoints_filled(gate: SessionGate, pool: Pool, now: float) -> dict[str, flo
 
 
 def _state(session: AgentSession) -> str:
-    if session.parts:
-        return "resident"
     if session.home is not None:
-        return "idle"
-    return "waiting" if session.waiting else "paused"
+        return "resident" if session.parts else "idle"
+    if session.waiting:
+        return "waiting"
+    return "paused" if session.paused or session.stopped else "passing"
 
 
 def _is_like(session: AgentSession, like: Mapping[str, str]) -> bool:

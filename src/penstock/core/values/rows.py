@@ -65,7 +65,9 @@ class SessionRow(msgspec.Struct, frozen=True):
     tenant: str
     model: str  #: of its last turn
     band: int  #: its rank
-    state: str  #: `resident` (a turn is under way), `idle`, `waiting` or `paused`: its memory was given to others
+    #: `resident` (a turn is under way) or `idle`: it holds memory; `waiting`; `paused`: its memory was given to others;
+    #: `passing`: it holds none and nothing of it waits, because it is small, has ended, or its engine restarted
+    state: str
     stopped: bool  #: an operator paused it
     endpoint: str | None  #: where it is resident
     origin: str | None  #: where it was resident last

@@ -18,7 +18,7 @@ SESSION = LIST + "/{tenant}/{name}"
 SHOWN = 100  # of a list, unless `limit` names another number
 SHOWN_MAX = 1_000
 WISHES = {"tenant": "tenant", "endpoint": "endpoint", "state": "state", "name": "session"}
-STATES = ("waiting", "resident", "idle", "paused")
+STATES = ("waiting", "resident", "idle", "paused", "passing")
 
 
 class SessionVerbs:
