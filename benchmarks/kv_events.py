@@ -163,9 +163,9 @@ class Trial:
         scheduler.finished = finished  # type: ignore[method-assign]
         removed = scheduler.kv_removed
 
-        def kv_removed(endpoint: str, keys: Any, *, now: float) -> Any:
+        def kv_removed(endpoint: str, keys: Any, *, gone: bool = True, now: float) -> Any:
             self.evicted += len(keys)
-            return removed(endpoint, keys, now=now)
+            return removed(endpoint, keys, gone=gone, now=now)
 
         scheduler.kv_removed = kv_removed  # type: ignore[method-assign]
 

@@ -120,16 +120,16 @@ def test_an_endpoint_holds_the_blocks_of_all_its_ranks() -> None:
     key = prompt_keys(TOKENS, 4)[0]
     assert blocks.apply(0, [stored([1], TOKENS[:4])]).stored.keys() == {key}
     assert blocks.apply(1, [stored([5], TOKENS[:4])]) == Changes()
-    assert blocks.forget(0) == Changes()
-    assert blocks.forget(1) == Changes(cleared=True, lost=True)
-    assert blocks.forget(1) == Changes(lost=True), "an empty cache of which nobody tells is lost as well"
+    assert blocks.forget(0) == Changes(forgotten=True)
+    assert blocks.forget(1) == Changes(cleared=True, lost=True, forgotten=True)
+    assert blocks.forget(1) == Changes(lost=True, forgotten=True), "an empty cache that nobody tells of is lost, too"
 
 
 def test_the_last_rank_that_forgets_clears_the_others_only_remove() -> None:
     blocks = EndpointBlocks()
     blocks.apply(0, [stored([1], TOKENS[:4])])
     blocks.apply(1, [stored([1], TOKENS[4:8])])
-    assert blocks.forget(0) == Changes(removed={prompt_keys(TOKENS, 4)[0]: None})
+    assert blocks.forget(0) == Changes(removed={prompt_keys(TOKENS, 4)[0]: None}, forgotten=True)
 
 
 def test_another_group_neither_adds_nor_takes() -> None:

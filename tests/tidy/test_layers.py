@@ -17,7 +17,7 @@ TRANSITIONS = ("waiting", "gating", "sending", "returning", "preempting", "pumpi
 LAYERS = ("state", "questions", *TRANSITIONS, "reconfigure")  # from the lowest up
 LINES_MAX = 350
 SENDS_NOTHING = {
-    *("passed_on", "moved", "kv_stored", "kv_removed", "kv_lost"),
+    *("passed_on", "moved", "kv_stored", "kv_lost"),
     *("credited", "remembered", "drained"),
 }
 

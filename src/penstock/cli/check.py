@@ -16,6 +16,7 @@ from penstock.config.load import ConfigError, Problem, load, summary
 from penstock.config.model import Settings
 from penstock.config.sections.batch import NO_FOLDER, store_folder
 from penstock.core.sessions.gate import price
+from penstock.core.values.settings import SHORT_WAIT_S
 from penstock.gateway.fitness import start_problems, start_warnings
 
 EXIT_OK, EXIT_WRONG, EXIT_UNREADABLE = 0, 1, 2
@@ -93,8 +94,8 @@ def session_note(settings: Settings) -> str:
     wait_s = settings.sessions.wait
     if settings.sessions.memory == "off" or not (memory or "wait" in settings.sessions.model_fields_set):
         return ""
-    each = [price(1, _CONTEXT_TOKENS, _PREFILL_TOKENS_PER_S, bound) for bound in dict.fromkeys((wait_s, 60.0))]
-    other = f" (60 s: {each[1]:.1%})" if each[1:] else ""
+    each = [price(1, _CONTEXT_TOKENS, _PREFILL_TOKENS_PER_S, bound) for bound in dict.fromkeys((wait_s, SHORT_WAIT_S))]
+    other = f" ({SHORT_WAIT_S:.0f} s: {each[1]:.1%})" if each[1:] else ""
     fits = f"; {memory // _CONTEXT_TOKENS:,} fit into `kv_tokens`" if memory else ""
     return (
         f"sessions.wait: each session of {_CONTEXT_TOKENS:,} tokens that waits for memory costs {each[0]:.1%}{other} "

@@ -15,6 +15,7 @@ from penstock.config.sections.roles import role_warnings
 from penstock.config.sections.section import Section
 from penstock.core.endpoints.roles import Role, role_of
 from penstock.core.queueing.fairness import POLICIES as FAIRNESS
+from penstock.core.values.settings import SHORT_WAIT_S
 
 _OF_THE_QUEUE = ("max_requests", "max_tokens", "heartbeat_after")
 _OF_BANDS_QUEUES = (
@@ -22,7 +23,6 @@ _OF_BANDS_QUEUES = (
     *("max_requests", "max_bytes", "max_tokens"),
 )
 WAIT_S_USUAL = 3600.0  # interactive clients wait less; batches are in a best-effort band
-SESSION_S_USUAL = 60.0  # sessions that wait less for memory turn each other out too often
 TIMEOUT_S_USUAL = 0.1  # engines of other machines take longer for a first byte, and between two under load
 # Variables that Penstock reads itself.
 _OWN_VARIABLES = frozenset(
@@ -206,7 +206,7 @@ def _sessions(settings: Settings) -> Iterator[str]:
     if "max_wait" in queue.model_fields_set and "wait" in sessions.model_fields_set and queue.max_wait < sessions.wait:
         yield "sessions.wait does nothing above `queue.max_wait`: no request waits longer"
     sized = sessions.memory == "auto" and any(endpoint.kv_tokens for endpoint in settings.endpoints)
-    if sized and "max_wait" in queue.model_fields_set and 0 < queue.max_wait < SESSION_S_USUAL:
+    if sized and "max_wait" in queue.model_fields_set and 0 < queue.max_wait < SHORT_WAIT_S:
         yield (
             f"queue.max_wait bounds waits for memory, too: a session that waited {queue.max_wait:g} s turns another one"
             " out; `bands[].max_wait` bounds the waits of a band without that"

@@ -451,6 +451,9 @@ class CheckedScheduler(Scheduler):
     def kv_cleared(self, endpoint: str, *, now: float) -> list[Action]:
         return self._checked(super().kv_cleared(endpoint, now=now), now)
 
+    def kv_removed(self, endpoint: str, keys: Sequence[int], *, gone: bool = True, now: float) -> list[Action]:
+        return self._checked(super().kv_removed(endpoint, keys, gone=gone, now=now), now)
+
     def session_paused(self, tenant: str, session: str, *, now: float) -> list[Action]:
         return self._checked(super().session_paused(tenant, session, now=now), now)
 
@@ -592,7 +595,7 @@ class CheckedScheduler(Scheduler):
         by_holder: Counter[tuple[int, str]] = Counter()
         seen: set[str] = set()
         for memory in ledger.memories.values():
-            booked = idle = 0
+            booked = idle = marked = 0
             for holder, tenancy in memory.tenancies.items():
                 assert tenancy.residents, "nobody of a tenant is resident, and he is remembered"
                 own = sum(session.booked for session in tenancy.idle.values())
@@ -604,9 +607,11 @@ class CheckedScheduler(Scheduler):
                     seen.add(key)
                     assert (session.home, session.holder) == (memory.name, holder)
                     assert session.booked == session.footprint == session.own + session.agents
+                    marked += session.mark is not None and memory.marks[session.mark][key] is session
                     booked += session.booked
                     by_holder[holder.band, holder.name] += session.booked
             assert (memory.booked, memory.idle_tokens) == (booked, idle)
+            assert marked == sum(map(len, memory.marks.values())), "a session is marked that is not resident"
             assert 0 < memory.usable <= memory.capacity
         assert all(holder.booked == by_holder[key] for key, holder in ledger.holders.items())
         under_way = {name for session in ledger.sessions.values() for name in session.parts}

@@ -517,10 +517,16 @@ class Scheduler(Questions):
             self._state.router.stored(known, keys)
         return []
 
-    def kv_removed(self, endpoint: str, keys: Iterable[int], *, now: float) -> list[Action]:  # noqa: ARG002
-        """An endpoint reports that it no longer caches the token blocks with these `keys`."""
-        if (known := self._state.pool.get(endpoint)) is not None:
-            self._state.router.removed(known, keys)
+    def kv_removed(self, endpoint: str, keys: Sequence[int], *, gone: bool = True, now: float) -> list[Action]:
+        """An endpoint reports that it no longer caches the token blocks with these `keys`.
+
+        If they are not `gone`, it is only unknown from now on whether it does.
+        """
+        state = self._state
+        if (known := state.pool.get(endpoint)) is not None:
+            state.router.removed(known, keys)
+            if gone and state.gate.unheld(endpoint, keys, now):
+                return pumping.pumped(state, now)
         return []
 
     def kv_cleared(self, endpoint: str, *, now: float) -> list[Action]:

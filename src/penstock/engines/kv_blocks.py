@@ -51,7 +51,8 @@ class Changes(msgspec.Struct):
     """Changes of an endpoint's blocks, by key: first `cleared`, then the others in any order."""
 
     cleared: bool = False
-    lost: bool = False  #: True: the blocks of all ranks are unknown again
+    lost: bool = False  #: the blocks of all ranks are unknown again
+    forgotten: bool = False  #: what was removed is unknown again, and may be there
     stored: dict[int, None] = msgspec.field(default_factory=dict)
     removed: dict[int, None] = msgspec.field(default_factory=dict)
 
@@ -90,6 +91,7 @@ class EndpointBlocks:
         changes = Changes()
         self._clear(rank, changes)
         changes.lost = not self._ranks
+        changes.forgotten = True
         return changes
 
     def held(self, keys: Sequence[int]) -> int:

@@ -82,7 +82,9 @@ class Bench:
         band: int = 0,
         last: bool = False,
         model: str = "m",
+        keys: tuple[int, ...] = (),
     ) -> str:
+        """`keys`: of its prompt's token blocks, which are found out a moment later."""
         self.count += 1
         turn = f"{session}#{self.count}"
         self.tokens[turn] = tokens
@@ -99,9 +101,16 @@ class Bench:
             prefix=(hash_of(session), hash_of(session)),
             prefix_chunk_bytes=tokens * 4,
             turn=Turn(ends=(hash_of(session),)) if session.startswith("~") else Turn(session, part, last=last),
+            locate_s=0.1 if keys else 0.0,
         )
         self.do(self.scheduler.arrived(request, now=self.now))
+        if keys:
+            self.do(self.scheduler.located(turn, keys, tokens // len(keys), now=self.now))
         return turn
+
+    def gave_up(self, *keys: int, endpoint: str = "e0") -> None:
+        """An engine's events say that it removed token blocks."""
+        self.do(self.scheduler.kv_removed(endpoint, keys, now=self.now))
 
     def do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -655,6 +664,66 @@ def test_an_engine_that_cleared_its_cache_has_no_residents() -> None:
     waiting = bench.turn("b", 900)
     bench.do(bench.scheduler.kv_cleared("e0", now=bench.now))
     assert waiting in bench.at
+
+
+def test_a_session_whose_blocks_the_engine_removed_is_not_resident() -> None:
+    bench = Bench(1000)
+    bench.end(bench.turn("a", 400, keys=(1, 2, 3, 4)))
+    bench.end(bench.turn("b", 500, keys=(5, 6, 7, 8)))
+    waiting = bench.turn("c", 400)
+    bench.gave_up(4, 8)
+    assert (bench.home("a"), bench.home("b")) == ("e0", "e0"), "more than half is there"
+    bench.gave_up(3, endpoint="elsewhere")
+    bench.gave_up(3, 3)
+    assert (bench.home("a"), bench.home("b"), bench.home("c")) == (None, "e0", "e0")
+    assert waiting in bench.at, "it has the room at once"
+    assert bench.turn("a", 450, keys=(1, 2, 3, 4)) not in bench.at
+    assert bench.gate.ledger.memories["e0"].usable == 1000, "uncorrected"
+
+
+def test_blocks_that_two_sessions_share_are_both_sessions_and_later_ones_of_a_session_count() -> None:
+    bench = Bench(2000)
+    for name in ("a", "b"):
+        bench.end(bench.turn(name, 400, keys=(1, 2, 3, ord(name))))
+    bench.end(bench.turn("a", 800, keys=(1, 2, 3, ord("a"), 11, 12, 13, 14)))
+    bench.gave_up(3)
+    assert (bench.home("a"), bench.home("b")) == ("e0", None), "a's mark has moved on"
+    bench.gave_up(11)
+    assert bench.home("a") is None
+    for name in ("a", "b"):
+        bench.end(bench.turn(name, 400, keys=(1, 2, 3, ord(name))))
+    bench.gave_up(3)
+    assert (bench.home("a"), bench.home("b")) == (None, None)
+    assert bench.gate.ledger.memories["e0"].marks == {}
+
+
+def test_blocks_that_are_removed_during_a_turn_do_not_end_it() -> None:
+    bench = Bench(1000)
+    bench.end(bench.turn("a", 400, keys=(1, 2, 3, 4)))
+    running = bench.turn("a", 500, keys=(1, 2, 3, 4, 5))
+    agent = bench.turn("a", 100, part="x", keys=(21, 22))
+    bench.gave_up(3, 22)
+    assert bench.home("a") == "e0"
+    bench.end(running)
+    bench.gave_up(3)
+    assert bench.home("a") == "e0", "a sub-agent runs"
+    bench.end(agent)
+    bench.gave_up(3)
+    assert bench.home("a") is None
+
+
+def test_an_engine_that_gives_up_a_session_in_use_has_less_memory_than_it_says() -> None:
+    bench = Bench(1000, lease_s=30.0)
+    corrected = msgspec.structs.replace(bench.settings.sessions, corrected=True)
+    bench.do(bench.scheduler.reconfigured(msgspec.structs.replace(bench.settings, sessions=corrected), now=bench.now))
+    memory = bench.gate.ledger.memories["e0"]
+    for name, tokens, keys in (("a", 300, (1, 2)), ("b", 600, (3, 4))):
+        bench.end(bench.turn(name, tokens, keys=keys))
+        bench.later(20.0)
+    bench.gave_up(2)
+    assert (memory.usable, memory.booked) == (1000, 600), "a was idle for 40 s"
+    bench.gave_up(4)
+    assert (memory.usable, memory.booked) == (588, 0), "600 did not fit"
 
 
 def test_time_at_the_gate_does_not_count_as_a_standing_queue() -> None:

@@ -135,6 +135,34 @@ async def test_a_restarted_engine_is_known_to_hold_nothing(world: World) -> None
     await world.until(lambda: not len(sources[1].blocks))
 
 
+async def test_a_session_whose_blocks_its_engine_evicted_is_resident_no_longer(world: World) -> None:
+    for _ in range(2):
+        await publishing(world, kv_blocks=60)
+    sources = await following(world)
+    named = {"x-session-id": "s"}
+    homes = {engine.url.removeprefix("http://"): engine for engine in world.engines}
+    sessions = world.gate.driver.scheduler.inspect().gate.ledger.sessions
+
+    def resident() -> str | None:
+        (session,) = sessions.values()
+        return session.home
+
+    home = ""
+    for _ in range(100):  # until how engines cut blocks is known everywhere, turns are not looked up
+        home = endpoint_of(await world.ask(body=chat(PROMPTS[0], tokens=1), headers=named))
+        await settled(world, sources)
+        if all(session.mark is not None for session in sessions.values()):
+            break
+    assert resident() == home
+    await warm(homes[home], PROMPTS[1], world)
+    await settled(world, sources)
+    assert resident() == home, "both fit"
+    for prompt in PROMPTS[2:6]:
+        await warm(homes[home], prompt, world)
+    await settled(world, sources)
+    assert resident() is None
+
+
 @pytest.mark.usefixtures("impatient")
 async def test_events_that_go_nowhere_cost_only_the_hit(world: World) -> None:
     """Nobody publishes, and nobody can tokenize: requests are served as if nothing had been said."""

@@ -10,6 +10,7 @@ from penstock.cli import admin_client
 from penstock.cli.admin_client import AdminClient, GatewayError
 from penstock.cli.operator import WIDE_COLUMNS, console_of
 from penstock.cli.top import views
+from penstock.core.values.settings import SHORT_WAIT_S
 from penstock.gateway.admin.phrases import seconds
 
 _LIST = "/admin/sessions"
@@ -74,8 +75,8 @@ def _sums(sums: dict[str, Any]) -> list[str]:
     lines = [f"{sums['resident']:,} hold memory, {sums['waiting']:,} wait for at most {seconds(sums['wait_s'])}"]
     if sums["price"]:
         lines[0] += f", which costs {sums['price']:.0%} of the engines' time for prompts"
-        if sums["wait_s"] > 60.0:
-            lines[0] += f" (60 s would cost {sums['price_of_minute']:.0%})"
+        if sums["wait_s"] > SHORT_WAIT_S:
+            lines[0] += f" ({SHORT_WAIT_S:.0f} s would cost {sums['price_of_minute']:.0%})"
     for row in sums["memory"]:
         name = views.plain(row["endpoint"], 60)
         if row["kv_tokens"] is None:

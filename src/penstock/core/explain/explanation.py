@@ -19,6 +19,7 @@ from penstock.core.sessions.memory_ledger import AgentSession
 from penstock.core.values.catalogue import Cause, Reason
 from penstock.core.values.lifecycle import State
 from penstock.core.values.rows import LimitReached
+from penstock.core.values.settings import SHORT_WAIT_S
 
 SERVED_SHOWN = 12  # groups of requests that went first
 
@@ -84,7 +85,7 @@ class SessionWait(msgspec.Struct, frozen=True):
     stopped: bool  #: an operator paused it
     wait_s_max: float  #: the bound on the wait of a session
     price: float  #: the part of all prefill that this bound costs now
-    price_of_minute: float  #: and that a bound of 60 s would cost
+    price_of_minute: float  #: and that a bound of `SHORT_WAIT_S` would cost
 
 
 class Explanation(msgspec.Struct):
@@ -170,7 +171,7 @@ def waits_for_memory(session: AgentSession, gate: SessionGate) -> SessionWait:
         stopped=session.stopped,
         wait_s_max=gate.settings.wait_s,
         price=gate.price(gate.settings.wait_s),
-        price_of_minute=gate.price(60.0),
+        price_of_minute=gate.price(SHORT_WAIT_S),
     )
 
 

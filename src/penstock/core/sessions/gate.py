@@ -60,7 +60,7 @@ from penstock.core.sessions.recognition import SessionNames
 from penstock.core.util.decaying import DecayingRate
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.rows import MemoryRow, SessionsSnapshot
-from penstock.core.values.settings import SessionSettings
+from penstock.core.values.settings import SHORT_WAIT_S, SessionSettings
 
 CLAIM: Final = 0.95  # of W: the rest is for a session to end its turn
 SPARE: Final = 0.08  # of an endpoint's memory: two sessions of 85,000 tokens in 2,200,000
@@ -80,13 +80,14 @@ LOOK_S: Final = 1.0  # between two looks without a fact: leases and slices are t
 class Turned:
     """A request of a session, from its arrival to its end."""
 
-    __slots__ = ("entry", "part", "session", "tokens")
+    __slots__ = ("entry", "mark", "part", "session", "tokens")
 
     def __init__(self, session: AgentSession, part: str, entry: Entry) -> None:
         self.session = session
         self.part = part
         self.entry = entry
         self.tokens = entry.prompt_tokens
+        self.mark: int | None = None  #: see `MemoryLedger.mark`
 
 
 class SessionGate:
@@ -219,6 +220,9 @@ class SessionGate:
             return
         if self._staying.pop(entry.id, None) is not None:
             entry.may_leave()
+        if entry.blocks is not None and entry.blocks[0]:
+            keys = entry.blocks[0]
+            turn.mark = keys[int(FOUND * len(keys))]
         session, memory = turn.session, self.ledger.memories.get(endpoint)
         if session.home == endpoint or (turn.part and session.home is not None):
             return
@@ -267,6 +271,8 @@ class SessionGate:
             if usage.cached_told and session.turns and session.home is not None and self.settings.corrected:
                 self.ledger.found(session, min(session.left, usage.prompt_tokens), usage.cached_tokens)
             session.own = session.left = usage.prompt_tokens + usage.completion_tokens
+            if turn.mark is not None and session.home is not None:
+                self.ledger.mark(session, turn.mark)
         if usage is not None and usage.prompt_tokens:
             session.turns += 1
             session.turns_total += 1
@@ -300,6 +306,21 @@ class SessionGate:
         """Another process answers at an `endpoint`: nothing is resident there."""
         self._released_from(self.ledger.emptied(endpoint))
         self.stirred = self.waiting > 0
+
+    def unheld(self, endpoint: str, keys: Iterable[int], now: float) -> bool:
+        """An engine gave up blocks: idle sessions that had half of theirs there are resident no longer.
+
+        Returns True if other sessions may have their room.
+        """
+        gone = self.ledger.unheld(endpoint, keys)
+        if self.settings.corrected and any(self.in_use(session, now) for session in gone):
+            self.ledger.overfull(self.ledger.memories[endpoint])
+        for session in gone:
+            self.ledger.give_up(session)
+            session.origin, session.paused = None, True
+        if gone:
+            self.stirred = self.waiting > 0
+        return bool(gone)
 
     def removed(self, endpoint: str) -> None:
         """An `endpoint` left, and its residents with it."""
@@ -420,7 +441,7 @@ class SessionGate:
             resident=sum([row.sessions for row in memory]),
             waiting=self.waiting,
             price=self.price(self.settings.wait_s),
-            price_of_minute=self.price(60.0),
+            price_of_minute=self.price(SHORT_WAIT_S),
             pauses_total=self.pauses,
             moves_total=self.moves,
             forced_total=self.forced,

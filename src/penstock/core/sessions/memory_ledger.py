@@ -10,6 +10,10 @@ fit, and `usable` falls below that by `SHRINK`, at least to `USABLE_MIN` of the 
 the endpoint was about full lifts it by `GROW`. (Additive increase and multiplicative decrease, as in congestion
 control; it replaces a fixed share of the memory for what is not booked.)
 
+Where an engine's events tell which blocks it gave up, a resident is *marked* by the block at `FOUND` of its last
+prompt. If that goes while the session is idle, it is resident no longer; if it was in use, `usable` falls as if its
+next turn had found less.
+
 No question costs more than the tenants of one endpoint: residents stand in the order of admission, idle ones in that of
 their last turn's end, by endpoint and tenant.
 """
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.core.queueing.entry import Entry
@@ -53,8 +58,8 @@ class AgentSession:
 
     __slots__ = (
         "admitted_s", "agents", "booked", "cached_total", "completion_total", "first", "footprint", "holder", "home",
-        "idle_s", "key", "last_wait_s", "left", "model", "name", "origin", "own", "parts", "paused", "prompt_total",
-        "stopped", "tenant", "turns", "turns_total", "waiting", "waits_s",
+        "idle_s", "key", "last_wait_s", "left", "mark", "model", "name", "origin", "own", "parts", "paused",
+        "prompt_total", "stopped", "tenant", "turns", "turns_total", "waiting", "waits_s",
     )  # fmt: skip
 
     def __init__(self, key: str, name: str, tenant: str, holder: Holder) -> None:
@@ -65,6 +70,7 @@ class AgentSession:
         self.model = ""  #: of its last turn
         self.own = 0  #: tokens of the session's own last turn
         self.left = 0  #: tokens that its last own turn left at its endpoint since it was admitted
+        self.mark: int | None = None  #: key of the block at `FOUND` of its last prompt, if events tell of blocks
         self.agents = 0  #: tokens of sub-agents' turns under way
         self.parts: dict[str, int] = {}  #: turns under way, by request: a sub-agent's tokens, or -1 for its own
         self.footprint = 0
@@ -104,7 +110,7 @@ class Tenancy:
 class EndpointMemory:
     """One endpoint's KV memory."""
 
-    __slots__ = ("booked", "capacity", "idle_tokens", "name", "tenancies", "usable")
+    __slots__ = ("booked", "capacity", "idle_tokens", "marks", "name", "tenancies", "usable")
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name = name
@@ -113,6 +119,7 @@ class EndpointMemory:
         self.booked = 0  #: tokens of all residents
         self.idle_tokens = 0
         self.tenancies: dict[Holder, Tenancy] = {}
+        self.marks: dict[int, dict[str, AgentSession]] = {}  # residents by their marks; some share one
 
     @property
     def room(self) -> int:
@@ -209,6 +216,7 @@ class MemoryLedger:
         memory.booked -= session.booked
         holder.booked -= session.booked
         session.booked = 0
+        self.mark(session, None)
         session.home = None
 
     def book(self, session: AgentSession) -> None:
@@ -238,10 +246,35 @@ class MemoryLedger:
         assert session.home is not None
         memory = self.memories[session.home]
         if cached_tokens < FOUND * before:
-            least = round(USABLE_MIN * memory.capacity)
-            memory.usable = max(least, round(SHRINK * min(memory.usable, max(memory.booked, least))))
+            self.overfull(memory)
         elif memory.booked > FULL * memory.usable:
             memory.usable = min(memory.capacity, memory.usable + round(GROW * memory.capacity))
+
+    def overfull(self, memory: EndpointMemory) -> None:
+        """What is booked of a `memory` does not fit."""
+        least = round(USABLE_MIN * memory.capacity)
+        memory.usable = max(least, round(SHRINK * min(memory.usable, max(memory.booked, least))))
+
+    def mark(self, session: AgentSession, key: int | None) -> None:
+        """Set the mark of a resident `session`; None: it has none."""
+        assert session.home is not None
+        marks = self.memories[session.home].marks
+        if session.mark is not None:
+            of_mark = marks[session.mark]
+            del of_mark[session.key]
+            if not of_mark:
+                del marks[session.mark]
+        session.mark = key
+        if key is not None:
+            marks.setdefault(key, {})[session.key] = session
+
+    def unheld(self, endpoint: str, keys: Iterable[int]) -> list[AgentSession]:
+        """Returns the idle residents of an `endpoint` whose marks are among the `keys` of blocks that it gave up."""
+        memory = self.memories.get(endpoint)
+        if memory is None:
+            return []
+        marks = memory.marks
+        return [session for key in marks.keys() & keys for session in marks[key].values() if session.idle]
 
     def move(self, session: AgentSession, holder: Holder) -> None:
         """A `session` that stands in no line is of another `holder` from now on."""

@@ -104,7 +104,7 @@ class SessionsSnapshot(msgspec.Struct, frozen=True):
     resident: int
     waiting: int
     price: float  #: the part of all prefill that this bound costs, as things are
-    price_of_minute: float  #: and that a bound of 60 s would cost
+    price_of_minute: float  #: and that a bound of `SHORT_WAIT_S` would cost
     pauses_total: int
     moves_total: int  #: came back elsewhere
     forced_total: int  #: let in because they waited as long as they may

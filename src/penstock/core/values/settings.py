@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -107,6 +107,9 @@ class RoutingSettings(msgspec.Struct, frozen=True):
     price_weight_s: float = math.inf  #: how much later a first token may be per unit that an endpoint is cheaper
     strict_sessions: bool = False  #: a session goes nowhere but home while that one is alive
     adapter_affinity: bool = True  #: endpoints that have a request's LoRA adapter in memory are preferred
+
+
+SHORT_WAIT_S: Final = 60.0  # sessions that wait less for memory turn each other out too often; its price is told
 
 
 class SessionSettings(msgspec.Struct, frozen=True):

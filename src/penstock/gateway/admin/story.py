@@ -6,6 +6,7 @@ from penstock.config.sections.tenancy import ANONYMOUS
 from penstock.core.explain.explanation import Explanation, Requeued, Sent, Served, SessionWait
 from penstock.core.values.catalogue import Cause, Failure
 from penstock.core.values.lifecycle import State
+from penstock.core.values.settings import SHORT_WAIT_S
 from penstock.gateway.admin.phrases import SIZED_BY, count, percent, printable, seconds, short_name
 from penstock.gateway.identity.caller import PART_OF
 from penstock.gateway.openai.errors import limit_name
@@ -68,8 +69,8 @@ def _session(session: SessionWait, told: Explanation) -> list[str]:
     expected = "" if told.estimated_wait_s is None else f"; expected {seconds(told.estimated_wait_s)}"
     bound = f"No session waits much longer than {seconds(session.wait_s_max)} (`sessions.wait`)"
     costs = f"that costs {percent(session.price)} of all prefill now"
-    if session.wait_s_max > 60.0:
-        costs += f", and 60 s would cost {percent(session.price_of_minute)}"
+    if session.wait_s_max > SHORT_WAIT_S:
+        costs += f", and {SHORT_WAIT_S:.0f} s would cost {percent(session.price_of_minute)}"
     return [f"It is {name}: {fits}{expected}.", f"{bound}; {costs}."]
 
 

@@ -46,7 +46,8 @@ def tells(driver: Driver[Scheduler]) -> Callable[[str, Changes], None]:
         elif changes.cleared:
             driver.tell(scheduler.kv_cleared(name, now=now))
         if changes.removed:
-            driver.tell(scheduler.kv_removed(name, [*changes.removed], now=now))
+            gone = not changes.forgotten
+            driver.tell(scheduler.kv_removed(name, [*changes.removed], gone=gone, now=now))
         if changes.stored:
             driver.tell(scheduler.kv_stored(name, [*changes.stored], now=now))
 
