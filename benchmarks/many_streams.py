@@ -218,7 +218,7 @@ def main() -> int:
         gateway(Path(folder), settings) as penstock,
     ):
         clients, began_s = Clients(penstock.port), time.monotonic()
-        empty = penstock.rss_bytes()
+        empty = until(penstock, "penstock_leases", 0)  # some modules are imported after the start
         clients.open(range(args.streams))
         print(f"{args.streams:,} sent, {time.monotonic() - began_s:.1f} s", file=sys.stderr)
         streaming = until(penstock, "penstock_leases", args.streams)

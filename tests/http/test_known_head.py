@@ -9,13 +9,15 @@ KEY = b"authorization: Bearer one\r\n"
 
 
 def noted(world: World) -> list[object]:
-    """Has each request note its number in its head. Returns the notes that were there already, as they come."""
+    """Has each request note its number in its head. Returns the notes that were there already, as they come.
+
+    The first request of a connection has no head that is kept.
+    """
     found: list[object] = []
 
     def begin(exchange: SocketExchange) -> None:
-        assert exchange.head is not None
-        found.append(exchange.head.note)
-        if exchange.head.note is None:
+        found.append(None if exchange.head is None else exchange.head.note)
+        if exchange.head is not None and exchange.head.note is None:
             exchange.head.note = len(found)
 
     world.handler.on_begin = begin
@@ -26,11 +28,11 @@ def noted(world: World) -> list[object]:
 async def test_a_head_that_differs_in_its_length_only_keeps_its_note(world: World) -> None:
     await world.serve()
     notes = noted(world)
-    bodies = [b"hello", b"", b"x" * 1000, b"hello"]
+    bodies = [b"first", b"hello", b"", b"x" * 1000, b"hello"]
     client = await world.client(b"".join([request(body=body, extra=KEY) for body in bodies]))
     for body in bodies:
         assert (await client.response())[2] == b"POST /v1/x  " + body
-    assert notes == [None, 1, 1, 1]
+    assert notes == [None, None, 2, 2, 2]
     for exchange, body in zip(world.handler.completed, bodies, strict=True):
         length = b"%d" % len(body)
         assert exchange.headers == [
@@ -63,9 +65,9 @@ async def test_a_head_with_any_other_difference_is_another_one(world: World) -> 
     notes = noted(world)
     for other in OTHERS:
         notes.clear()
-        client = await world.client(request(body=b"hello", extra=KEY) + other)
-        assert [(await client.response())[0] for _ in range(2)] == [200, 200]
-        assert notes == [None, None], other
+        client = await world.client(2 * request(body=b"hello", extra=KEY) + other)
+        assert [(await client.response())[0] for _ in range(3)] == [200] * 3
+        assert notes == [None] * 3, other
         seen = world.handler.completed[-1]
         assert seen.body == b"hello"
         assert seen.lookup == {name.lower(): value for name, value in seen.headers}
@@ -76,15 +78,16 @@ async def test_another_connection_knows_nothing(world: World) -> None:
     await world.serve()
     notes = noted(world)
     for _ in range(2):
-        assert (await (await world.client(request(extra=KEY))).response())[0] == 200
-    assert notes == [None, None]
+        client = await world.client(3 * request(extra=KEY))
+        assert [(await client.response())[0] for _ in range(3)] == [200] * 3
+    assert notes == [None, None, 2, None, None, 5]
 
 
 @on_both_loops
 async def test_a_known_head_is_judged_again(world: World) -> None:
     await world.serve()
-    client = await world.client(request(body=b"hello", extra=KEY))
-    assert (await client.response())[0] == 200
+    client = await world.client(2 * request(body=b"hello", extra=KEY))
+    assert [(await client.response())[0] for _ in range(2)] == [200, 200]
     client.send(request(extra=KEY).replace(b"Length: 0", b"Length: 99999999999999999999999"))
     assert (await client.response())[0] == 400
     assert [refusal for refusal, _ in world.handler.refusals] == [Refusal.BAD_REQUEST]
@@ -110,3 +113,19 @@ async def test_a_head_in_pieces_or_a_long_one_is_read_as_before(world: World) ->
         client.send(whole[cut:])
         assert (await client.response())[2] == b"POST /v1/x  hello"
     assert notes == [None] * 5
+
+
+@on_both_loops
+async def test_connections_share_the_names_of_headers_and_no_values(world: World) -> None:
+    await world.serve()
+    long = b"x-" + b"y" * 200
+    for value in (b"one", b"two"):
+        client = await world.client(request(extra=b"Authorization: %b\r\n%b: %b\r\n" % (value, long, value)))
+        assert (await client.response())[0] == 200
+    one, two = world.handler.completed
+    for name in (b"Host", b"Content-Length", b"Authorization"):
+        assert next(given for given, _ in one.headers if given == name) is next(
+            given for given, _ in two.headers if given == name
+        )
+    assert [seen.lookup[b"authorization"] for seen in (one, two)] == [b"one", b"two"]
+    assert [seen.lookup[long] for seen in (one, two)] == [b"one", b"two"]

@@ -350,6 +350,43 @@ def test_half_an_event_is_held_and_its_end_lets_it_go() -> None:
     assert answer.rest() == b""
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_of_events_that_are_all_alike_two_kilobytes_are_kept(at_once: int) -> None:
+    said = event("word").replace(b": ", b":") + b"\n\n"
+    answer = AnswerReader(streamed=True, hides_usage=False)
+    for _ in range(1000):
+        assert answer.take(said * at_once) == said * at_once
+        assert len(answer.tail) <= 2048
+        assert len(answer.head) < 2048
+    assert answer.tail.endswith(said)
+    assert answer.tokens == 1000 * at_once
+
+
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize(("behind", "is_seen"), [(0, True), (20, True), (35, True), (50, False), (500, False)])
+@pytest.mark.parametrize("failed", [b'data: {"error":{"code":500}}', event("", "abort")])
+def test_a_failure_counts_while_four_kilobytes_follow_it(
+    failed: bytes, behind: int, is_seen: bool, alike: bool
+) -> None:
+    answer = AnswerReader(streamed=True, hides_usage=False)
+    said = [
+        event("word" if alike or number % 2 else "") + b"\n\n" for number in range(40 + behind)
+    ]  # of 100 bytes each
+    for piece in [*said[:40], failed + b"\n\n", *said[40:]]:
+        answer.take(piece)
+    assert (answer.tells_error() or answer.tells_abort()) is is_seen
+
+
+def test_usage_in_events_with_tokens_is_known_however_many_follow_without() -> None:
+    said = event("word") + b"\n\n"
+    counted = said.replace(b"}]", b"}]," + USAGE)
+    for behind in (0, 1, 100):
+        answer = AnswerReader(streamed=True, hides_usage=False)
+        for piece in [said] * 50 + [counted] * 50 + [said] * behind:
+            answer.take(piece)
+        assert answer.usage() == Usage(11, 4, 3, cached_told=True)
+
+
 def test_an_event_too_large_to_hold_passes_as_it_comes() -> None:
     large = b"data: " + b"x" * HELD_BYTES_MAX
     answer = AnswerReader(streamed=True, hides_usage=True)

@@ -176,6 +176,9 @@ class Key:
         self.name: Final = name  #: in lists and in the ledger of use
 
 
+_NO_HEADERS: Final[list[tuple[bytes, bytes]]] = []  # never written
+
+
 class Sender:
     """The sender of all requests with one head over one connection, as far as it is known."""
 
@@ -198,5 +201,6 @@ class Sender:
         self.service_tier: object = None
         self.priority: object = None
         self.model_band: int | None = None
-        self.passing: list[tuple[bytes, bytes]] = []  #: the headers that went to an engine last, its own excluded
+        #: The headers that went to an engine last, its own excluded.
+        self.passing: list[tuple[bytes, bytes]] = _NO_HEADERS
         self.dropped: frozenset[bytes] | None = None  #: the names that were left out then

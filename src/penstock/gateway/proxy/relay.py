@@ -50,6 +50,7 @@ _LINES: Final = (b"application/x-ndjson", b"application/ndjson", b"application/j
 #: Names of an answer's headers that are read here, or do not pass.
 _READ: Final = RESPONSE_OWN | {b"content-type", b"content-encoding", orca.HEADER}
 _EVENTS_BEGIN: Final = (b":", b"data:", b"event:", b"id:", b"retry:")
+_NO_HEADERS: Final[Headers] = []  # never written
 _STREAM_HEADERS: Final[Headers] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -574,6 +575,7 @@ class Relay:
                     break
             else:
                 out.append((b"x-accel-buffering", b"no"))
+            self._head = (status, _NO_HEADERS)  # they tell no use of a stream
         self.exchange.start(status, out, length=self._length)
 
     def beat(self, event: bytes) -> None:

@@ -28,6 +28,7 @@ JOIN_BYTES_MAX: Final = 4096  # up to this size one copy is cheaper than a secon
 CLOSING_S: Final = 0.1  # an engine's front end closes within a turn of its loop: some 10 ms when it is busy
 WRITE_BYTES_MAX: Final = 1024 * 1024  # chunk of a large body: encrypting more would delay other requests
 _GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR  # closed or reset by the engine
+_NO_HEADERS: Final[Headers] = []  # never written
 _HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # the next part of the answer: its head, first payload, rest, nothing
 
 
@@ -96,7 +97,7 @@ class UpstreamConnection:
         self.heard = True  # something happened since the pool last looked
         self.idle_since = self._quiet_since = self._stale_until = 0.0
         self._headers: Headers = []  # of the head, or of the trailers, being read
-        self._response: Headers = []
+        self._response = _NO_HEADERS
         self._pieces: list[bytes] = []  # the payload of one read
         self.on_body = self._pieces.append  # the parser's callback for payload, without a Python frame
         self._unsent: list[memoryview] = []  # of a large body, the last piece first
@@ -244,7 +245,8 @@ class UpstreamConnection:
             self._overhead_bytes = 0
             call.head = b""
             call.body = b""  # an answer has begun, so the request is never sent again
-            call.sink.on_response(self._status, self._response)
+            response, self._response = self._response, _NO_HEADERS
+            call.sink.on_response(self._status, response)
         pieces = self._pieces
         if pieces:
             self._overhead_bytes = 0

@@ -101,7 +101,7 @@ class Connection:
         if self.brought is not None and self.brought.peer is not None:
             self.peer = self.brought.peer
         elif isinstance(peer, tuple):
-            self.peer = (peer[0], peer[1])
+            self.peer = peer[:2]
         elif peer is not None:  # None when the client has reset already
             self.peer = _AT_UNIX_SOCKET
         limits = self._limits

@@ -7,7 +7,8 @@ requests, and our scan never decides what a request is.
 
 Most requests of a connection have the head of the one before, except for the length of the body. The parser judges its
 bytes again, but it is not taken apart again (`KnownHead`): its parts are the same, and so is what the handler found out
-from them, which it keeps as the head's `note`. Bytes are compared, no meanings.
+from them, which it keeps as the head's `note`. Bytes are compared, no meanings. The first head of a connection is not
+kept, because many connections bring no other. Names of headers are shared by all requests.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _BLANK_LINE: Final = b"\r\n\r\n"
 _VERSION_BYTES: Final = 16  # kept of a request line's end: more than ` HTTP/1.1` and its line break
 _FRAMING_PER_BODY_BYTE: Final = 8  # a chunk of one byte costs 6 bytes on the wire
 _KNOWN_BYTES_MAX: Final = 4096  # of a head that is known again: each idle connection keeps one
+_NAMES_MAX: Final = 1024  # shared names of headers: all clients together send some hundred different ones
+_NAME_BYTES_MAX: Final = 64  # of a shared one
 _LENGTH: Final = b"content-length"
 _LENGTH_LINE: Final = b"\r\ncontent-length:"
 _PIECES_MAX: Final = 64  # pieces of a body, kept as they came: joining late copies less, but small pieces weigh more
@@ -53,23 +56,13 @@ class KnownHead:
         "_after", "_before", "_headers", "_http_version", "_length_at", "_lookup", "_method", "_path", "_query", "note",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        raw: bytes,
-        method: str,
-        path: str,
-        query: str,
-        *,
-        http_version: str,
-        headers: list[Header],
-        lookup: dict[bytes, bytes],
-    ) -> None:
-        self._method = method
-        self._path = path
-        self._query = query
-        self._http_version = http_version
-        self._headers = headers
-        self._lookup = lookup
+    def __init__(self, raw: bytes, exchange: SocketExchange) -> None:
+        self._method = exchange.method
+        self._path = exchange.target_path
+        self._query = exchange.query
+        self._http_version = exchange.http_version
+        self._headers = headers = exchange.headers
+        self._lookup = lookup = exchange.lookup
         self.note: object = None  #: the handler's, about all requests with this head
         # The bytes before and after the digits of the body's length, and the place of that header.
         self._before, self._after, self._length_at = raw, b"", -1
@@ -123,6 +116,7 @@ class RequestReader:
         "_headers",
         "_in_line",
         "_is_http",
+        "_is_kept",
         "_length",
         "_limits",
         "_line",
@@ -156,6 +150,7 @@ class RequestReader:
         self._head_bytes = 0
         self._whole = b""  # the head, if it came in one piece
         self._head: KnownHead | None = None  # of the request before
+        self._is_kept = False  # the connection has brought a request before
         self._length: bytes | None = None  # of the body, if the head is that one again
         self._url = b""
         self._headers: list[Header] = []
@@ -277,7 +272,10 @@ class RequestReader:
             raise RefusedError(Refusal.HEADER_TOO_LARGE, "too many headers")
         version = parser.get_http_version() if self._is_http else ""
         self._in_line, self._is_http, self._line = True, False, b""
-        lookup = {name.lower(): value for name, value in reversed(headers)}  # the first of a name counts
+        lookup: dict[bytes, bytes] = {}
+        for name, value in reversed(headers):  # the first of a name counts
+            lower = name.lower()
+            lookup[_NAMES.get(lower) or _shared(lower)] = value
         coding = lookup.get(b"transfer-encoding")
         wrong = _fault(version, headers, lookup, coding)
         if wrong is not None:
@@ -290,12 +288,15 @@ class RequestReader:
             path = _path_of_absolute(path)
         if not path or _HASH in url or method == b"CONNECT":
             raise RefusedError(Refusal.BAD_REQUEST, "the request target is not a path")
-        head = KnownHead(
-            self._whole, method.decode(), path, query, http_version=version, headers=headers, lookup=lookup
-        )
-        head.give(exchange, b"")
-        self._head = exchange.head = head if self._whole and not self._upgrade else None
-        self._whole = b""
+        exchange.method = method.decode()
+        exchange.target_path = path
+        exchange.query = query
+        exchange.http_version = version
+        exchange.headers = headers
+        exchange.lookup = lookup
+        known = self._is_kept and self._whole and not self._upgrade
+        self._head = exchange.head = KnownHead(self._whole, exchange) if known else None
+        self._is_kept, self._whole = True, b""
         self._expect_body(lookup)
         if self._upgrade:
             self._parse_on_after_upgrade()
@@ -348,7 +349,7 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head and self._length is None:  # otherwise it is a trailer, or known
-            self._headers.append((name, value.rstrip()))
+            self._headers.append((_NAMES.get(name) or _shared(name), value.rstrip()))
 
     def on_headers_complete(self) -> None:
         if self.in_head:
@@ -376,6 +377,18 @@ class RequestReader:
 
     def on_message_complete(self) -> None:
         self.body_done = True
+
+
+def _shared(name: bytes) -> bytes:
+    """Returns the `name` of a header, which is shared from now on."""
+    if len(name) <= _NAME_BYTES_MAX:
+        if len(_NAMES) >= _NAMES_MAX:
+            _NAMES.clear()  # somebody invents names: the usual ones come back at once
+        _NAMES[name] = name
+    return name
+
+
+_NAMES: Final[dict[bytes, bytes]] = {}  # by themselves
 
 
 def _fault(version: str, headers: list[Header], lookup: dict[bytes, bytes], coding: bytes | None) -> str | None:

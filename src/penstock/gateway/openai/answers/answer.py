@@ -2,8 +2,8 @@
 
 Nothing is parsed per chunk, as long as bytes show what its events mean (`events.py`). An engine begins all events of a
 stream alike up to the text, so most are only compared with the last one that was looked at. Events with a token are
-counted as they pass (each is about one token), the last few kilobytes are kept, and at the end the usage is read from
-them.
+counted as they pass (each is about one token), the last ones are kept, and at the end the usage is read from them.
+These are two kilobytes as long as events are alike and all have a token, otherwise a few more.
 Usage that Penstock itself asked for (`accounting.usage: auto`) comes as one extra event, which is taken out again: its
 client did not ask.
 """
@@ -41,10 +41,12 @@ from penstock.gateway.openai.answers.stream_end import (
 )
 from penstock.gateway.openai.answers.usage import estimated_tokens, read_usage
 
-HEAD_BYTES: Final = 1024  # kept: an answer's id, and Anthropic's message_start, the only event with the prompt's tokens
+#: Kept from before the first token: an answer's id, and Anthropic's message_start, which alone has the prompt's tokens.
+HEAD_BYTES: Final = 1024
 HELD_BYTES_MAX: Final = 65536  # of an event that is not whole yet; a longer one passes as it comes
 GROWING_BYTES_MIN: Final = 4096  # a longer event (a picture, a sound) makes progress before it is whole
 TAIL_BYTES_MAX: Final = TAIL_BYTES + 2048  # then it is cut, so it is copied once for many chunks
+ALIKE_BYTES_MAX: Final = 2048  # the same of events that are alike, as long as no other but one with a token is near
 BEGIN_BYTES_MAX: Final = 1024  # of an event, before its text: an id, a time and a model are some 200
 _DONES: Final = (
     b"data: [DONE]\n\n",
@@ -74,9 +76,11 @@ class AnswerReader:
         "_held",
         "_hides_usage",
         "_lines",
+        "_odd_to",
         "_size",
         "_streamed",
         "_tail",
+        "_tail_bytes_max",
         "_usage",
         "head",
         "idle",
@@ -93,6 +97,8 @@ class AnswerReader:
         self._done = b""  # the last event, held until the answer is known to be good
         # Events normalised to one line each.
         self._tail = bytearray(b"\n\n" if streamed else b"")
+        self._tail_bytes_max = ALIKE_BYTES_MAX  # then it is cut
+        self._odd_to = -TAIL_BYTES  # where, in it, the last event without a token ends, or one in an unknown shape
         self._begin = b""  # how an event with a token began, up to the text; empty: none is known
         self._alike = True  # another one began like that, so it is worth while to know how the next one begins
         self._usage: Usage | None = None  # read before the rest of the tail
@@ -123,16 +129,18 @@ class AnswerReader:
             said, ended = _seen(data)
             if ended < 0:
                 return self._each(data, whole=last_end(data) == size)
-            if said and self._alike and said == ended:
+            if said != ended:
+                self._ends_odd(size)
+            elif said and self._alike:
                 self._learn(data)
         self.idle = not ended
-        self.tokens += said
-        if len(self.head) < HEAD_BYTES:
+        if not self.tokens and len(self.head) < HEAD_BYTES:
             self.head += data[: HEAD_BYTES - len(self.head)]
+        self.tokens += said
         seen = self._tail
         seen += data
-        if len(seen) > TAIL_BYTES_MAX:  # to cut it at each piece would copy it at each piece
-            self._trim()
+        if len(seen) > self._tail_bytes_max:  # to cut it at each piece would copy it at each piece
+            self._trim(size if at == size else 0)
         if at == size and not self._done:
             return data
         if self._hides_usage and data.find(_USAGE_NAME) >= 0:
@@ -156,7 +164,7 @@ class AnswerReader:
         else:
             self._size += len(data)
         if len(self._tail) > TAIL_BYTES_MAX:
-            self._trim()
+            self._trim(0)
         return data
 
     def _count_lines(self, data: bytes) -> None:
@@ -227,13 +235,26 @@ class AnswerReader:
         """Returns about how many tokens an answer has that is no stream, by its text."""
         return estimated_tokens(self._tail, self._size) if self.head.lstrip()[:1] in (b"{", b"[") else 0
 
-    def _trim(self) -> None:
-        """Keep only the last part, and the usage of the rest."""
+    def _ends_odd(self, size: int) -> None:
+        """Note that the next `size` bytes hold an event without a token: it may tell how the stream ends."""
+        self._odd_to = len(self._tail) + size
+        self._tail_bytes_max = TAIL_BYTES_MAX
+
+    def _trim(self, alike_bytes: int) -> None:
+        """Keep only the last part, and the usage of the rest. The last `alike_bytes` are events that are alike."""
         seen = self._tail
-        at = seen.rfind(_USAGE_NAME, 0, len(_USAGE_NAME) - TAIL_BYTES)
+        left = len(seen) - TAIL_BYTES
+        alone = 0 < alike_bytes < TAIL_BYTES and self._odd_to <= left
+        if alone:
+            left = len(seen) - alike_bytes
+        self._tail_bytes_max = ALIKE_BYTES_MAX if alone else TAIL_BYTES_MAX
+        if left <= 0:
+            return
+        at = seen.rfind(_USAGE_NAME, 0, left + len(_USAGE_NAME))
         if at >= 0 and not seen.startswith(_NO_USAGE, at):
             self._usage = read_usage(seen) or self._usage
-        del seen[:-TAIL_BYTES]
+        del seen[:left]
+        self._odd_to -= left
 
     def _whole_events(self, data: bytes) -> bytes:
         """Returns the events that are whole by now, and keeps the rest until it is."""
@@ -267,8 +288,9 @@ class AnswerReader:
         if len(self.head) < HEAD_BYTES:
             self.head += seen[: HEAD_BYTES - len(self.head)]
         self._tail += seen if whole else seen[:-2]
+        self._ends_odd(0)
         if len(self._tail) > TAIL_BYTES_MAX:
-            self._trim()
+            self._trim(0)
         return self._before_done(b"".join(kept)) if whole else b"".join(kept)
 
     def _before_done(self, data: bytes) -> bytes:
