@@ -230,16 +230,8 @@ _COMMANDS = {
         "~/.config/fish/completions/penstock.fish`.",
         group=SET_UP,
     ),
-    "status": _Command(
-        "one-line health summary",
-        "cli.operator",
-        examples="status; status --check",
-    ),
-    "top": _Command(
-        "watch it live in the terminal",
-        "cli.operator",
-        examples="top; top --once",
-    ),
+    "status": _Command("one-line health summary", "cli.operator", examples="status; status --check"),
+    "top": _Command("watch it live in the terminal", "cli.operator", examples="top; top --once"),
     "queue": _Command(
         "list queued requests and causes; bump or cancel a request",
         "cli.operator",

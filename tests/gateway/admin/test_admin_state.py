@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from random import Random
 from typing import Any
@@ -191,6 +192,44 @@ async def test_an_endpoint_that_dies_becomes_an_event(world: World) -> None:
     )
     assert seen["endpoints"][0]["state_s"] < 10
     assert seen["tone"] == "bad"
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("fails", "warned"),
+    [("dies", r"endpoint \S+ is down: .+"), ("errs", r"endpoint: \S+ is ejected after failures: .+")],
+)
+async def test_an_endpoint_that_fails_is_a_warning_and_its_return_is_not(
+    world: World, caplog: pytest.LogCaptureFixture, fails: str, warned: str
+) -> None:
+    caplog.set_level(logging.INFO, "penstock.gateway")
+    engine = await world.engine()
+    await world.gateway(retry={"max_attempts": 1}, health={"probe_interval": 0.1, "eject_after": 3, "eject_for": "5s"})
+    assert (await world.chat()).status == 200
+    assert not warnings(caplog)
+    if fails == "dies":
+        await engine.close()
+    else:
+        fault(engine, "error")
+        for _ in range(3):
+            await world.chat()
+    await asyncio.sleep(2.0)  # virtual: the watch looks once a second
+    (line,) = [line for line in warnings(caplog) if " is " in line]
+    assert re.fullmatch(warned, line)
+    caplog.clear()
+    if fails == "dies":
+        await world.restart(engine)
+    else:
+        fault(engine, "none")
+    await asyncio.sleep(10.0)
+    assert (await world.chat()).status == 200
+    await asyncio.sleep(2.0)
+    assert not warnings(caplog)
+    assert [record.getMessage() for record in caplog.records if record.getMessage().endswith(" is up")]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_a_change_of_the_judge_of_an_engines_size_becomes_one_event(world: World) -> None:

@@ -79,11 +79,15 @@ async def test_the_first_request_to_an_engine_has_it_read_within_an_interval(wor
 
 @pytest.mark.parametrize("run", [0, 3], ids=["at rest", "at work"])
 @pytest.mark.parametrize("after_s", [0.01, 0.6, 0.99, 1.5, 1.99])
-async def test_a_frozen_engine_is_shown_within_three_seconds(world: World, run: int, after_s: float) -> None:
+async def test_a_frozen_engine_is_shown_within_three_seconds(
+    world: World, run: int, after_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = await observed(world, run=run)
     await engine.pauses(1)
     await asyncio.sleep(after_s)
     engine.frozen = True
     await asyncio.sleep(3.0)
     assert world.picture().endpoints[0].state == "silent"
+    said = [record.levelname for record in caplog.records if "leaves questions unanswered" in record.getMessage()]
+    assert said == ["WARNING"]
     engine.frozen = False

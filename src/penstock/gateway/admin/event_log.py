@@ -45,12 +45,12 @@ class EventLog:
         self._events: deque[LoggedEvent] = deque(maxlen=EVENTS_MAX)
         self._serial = 0
 
-    def note(self, kind: Kind, text: str) -> int:
-        """Add a line, here and to the log. Returns its serial."""
+    def note(self, kind: Kind, text: str, *, bad: bool = False) -> int:
+        """Add a line, here and to the log, as a warning if it is `bad`. Returns its serial."""
         text = printable(text)
         self._serial += 1
         self._events.append(LoggedEvent(self._serial, self._wall(), kind, text))
-        logger.info("%s: %s", kind, text)
+        logger.log(logging.WARNING if bad else logging.INFO, "%s: %s", kind, text)
         return self._serial
 
     def amend(self, serial: int, kind: Kind, text: str) -> int:

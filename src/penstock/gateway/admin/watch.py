@@ -14,7 +14,7 @@ import msgspec
 
 import penstock
 from penstock.core.explain.snapshot import Snapshot
-from penstock.core.values.catalogue import MISSING, EndpointState
+from penstock.core.values.catalogue import AWAY, MISSING, EndpointState
 from penstock.gateway.admin.event_log import EventLog
 from penstock.gateway.admin.failing.incidents import Episode, Incidents
 from penstock.gateway.admin.failing.lately import ROWS, FailureWindow
@@ -175,7 +175,8 @@ class Watch:
             elif before not in (None, state) and "held" not in (before, state):
                 failure = failures[name] if state == "ejected" else None
                 why = f": {ROWS.get(failure, failure)}" if failure else ""
-                self._events.note("endpoint", f"{name} is {EndpointState(state).sentence}{why}")
+                bad = state in MISSING and state not in AWAY  # of these the probe has warned, with the reason
+                self._events.note("endpoint", f"{name} is {EndpointState(state).sentence}{why}", bad=bad)
         sized = {endpoint.name: endpoint.slots_by for endpoint in snapshot.endpoints if endpoint.slots_by}
         for name, judge in sized.items():
             if self._sized_by.get(name, judge) != judge:

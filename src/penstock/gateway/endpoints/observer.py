@@ -213,7 +213,8 @@ class Observer:
     def _tell_silent(self, *, silent: bool) -> None:
         if silent is not self._silent:
             self._silent = silent
-            logger.info("endpoint %s %s", self._name, "leaves questions unanswered" if silent else "answers again")
+            said = "leaves questions unanswered" if silent else "answers again"
+            logger.log(logging.WARNING if silent else logging.INFO, "endpoint %s %s", self._name, said)
             self._driver.tell(
                 self._driver.scheduler.endpoint_changed(self._name, silent=silent, now=self._driver.now())
             )
@@ -242,7 +243,8 @@ class Observer:
             presence = prober.presence = self._at_rest()
         if presence is not before:
             why = "" if answer.failure is None else f": {answer.failure.error.detail}{which_port(self._target.url)}"
-            logger.info("endpoint %s is %s%s", self._name, presence, why)
+            level = logging.WARNING if presence in (Presence.DOWN, Presence.HUNG) else logging.INFO
+            logger.log(level, "endpoint %s is %s%s", self._name, presence, why)
         if presence is Presence.UP:
             self._driver.tell(scheduler.endpoint_up(self._name, now=self._driver.now()))
             self._tell_key(returned=before is not Presence.UP)
