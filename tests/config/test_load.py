@@ -91,6 +91,30 @@ def test_tenancy_has_the_defaults_of_the_design() -> None:
     assert settings.queue.max_tokens == 100_000_000
 
 
+def test_a_default_band_is_changed_by_its_name_and_the_others_stay(tmp_path: Path) -> None:
+    usual = Settings().bands
+    for text, env in (
+        ("bands: {interactive: {deadline: 30}, batch: {shed_target: 10s}, standard: }", {}),
+        ("bands: {interactive: {deadline: 30}}", {"PENSTOCK__BANDS__BATCH__SHED_TARGET": "10s"}),
+        ("{}", {"PENSTOCK__BANDS__INTERACTIVE__DEADLINE": "30", "PENSTOCK__BANDS": "{batch: {shed_target: 10s}}"}),
+        ("{}", {"PENSTOCK__BANDS": "{interactive: {deadline: 30}, batch: {shed_target: 10s}}"}),
+    ):
+        interactive, standard, batch = read(tmp_path, text, env).bands
+        assert interactive == usual[0].model_copy(update={"deadline": 30.0})
+        assert standard == usual[1]
+        assert batch == usual[2].model_copy(update={"shed_target": 10.0})
+    assert read(tmp_path, "bands: {}").bands == usual
+    assert [band.name for band in read(tmp_path, "bands: [{name: standard, deadline: 30}]").bands] == ["standard"]
+
+
+def test_a_change_of_a_band_that_is_wrong_says_where_it_came_from(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, "bands: {batch: {ceiling: 0.5}}", {"PENSTOCK__BANDS__BATCH__SHED_TARGET": "soon"})
+    (wrong,) = [problem.line() for problem in caught.value.problems]
+    assert wrong.startswith("bands[2].shed_target: `soon`")
+    assert "(from PENSTOCK__BANDS__BATCH__SHED_TARGET)" in wrong
+
+
 def test_tenants_are_read(tmp_path: Path) -> None:
     settings = read(
         tmp_path,
@@ -467,6 +491,19 @@ WRONG_VALUES = {
     "default_band: standrad": (
         "default_band: is `standrad`, which is none of the bands (interactive, standard, batch) "
         "(did you mean `standard`?)"
+    ),
+    "bands: {urgent: {deadline: 3}}": (
+        "bands.urgent: is none of the default bands (interactive, standard, batch) "
+        "(for others list all, highest first: `bands: [{name: …}, …]`)"
+    ),
+    "bands: {interctive: {deadline: 3}}": (
+        "bands.interctive: is none of the default bands (interactive, standard, batch) (did you mean `interactive`?)"
+    ),
+    "bands: {batch: 3}": "bands[2]: expected a mapping (`key: value`), found `3`",
+    "bands: {name: interactive, deadline: 3}": "bands: expected a list, found a mapping",
+    "bands: [{name: interactive, deadline: 30}]": (
+        "default_band: is by default `standard`, which is none of the bands (interactive) "
+        "(a list replaces all bands; to change one and keep the others, write `bands: {interactive: {…}}`)"
     ),
     "bands: [{name: fast}]": "default_band: is by default `standard`, which is none of the bands (fast)",
     "identity: {max_band: gold}": (

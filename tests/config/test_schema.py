@@ -43,6 +43,7 @@ discovery:
   - file: {path: /x, env: [A]}
   - kubernetes: {service: vllm}
 routing: {imbalance_threshold: inf}
+bands: {interactive: {deadline: 30s}, batch: {shed_target: 10s}, standard: }
 admission: {reserved_slots: 0.1}
 tenants:
 """
@@ -57,6 +58,8 @@ tenants:
         {"queue": {"max_requests": -1}},
         {"bands": [{"ceiling": 0.5}]},
         {"bands": {"name": "a"}},
+        {"bands": {"urgent": {"deadline": "30s"}}},
+        {"bands": {"interactive": {"deadlin": "30s"}}},
         {"routing": {"policy": "fastest"}},
         {"admission": {"max_kv_usage": 2}},
         {"endpoints": [{"url": "http://h:1", "slots": 0}]},

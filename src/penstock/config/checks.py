@@ -309,6 +309,8 @@ def _bands(document: Document) -> Found:
             continue
         hint = None if isinstance(wanted, Filled) else did_you_mean(wanted, list(names))
         by_default = "by default " if written is None else ""
+        if written is None and (usual := next(iter(names.keys() & {band.name for band in DEFAULT_BANDS}), None)):
+            hint = f"a list replaces all bands; to change one and keep the others, write `bands: {{{usual}: {{…}}}}`"
         yield problem(location, f"is {by_default}{show(wanted)}, which is none of the bands ({', '.join(names)})", hint)
 
 

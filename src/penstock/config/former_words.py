@@ -1,13 +1,45 @@
-"""Former names of our settings, which are understood: they move to their place of today before anything is checked."""
+"""Other places of our settings, which are understood: they move to their own before anything is checked.
+
+These are former names, and default bands that are changed by name.
+"""
 
 from __future__ import annotations
 
 from penstock.config.layers import Merged
-from penstock.config.problems import Problem, mapping_of
+from penstock.config.model import DEFAULT_BANDS
+from penstock.config.problems import Problem, did_you_mean, mapping_of
 
 
 def moved(merged: Merged) -> Merged:
-    """Returns the layers with former names of ours moved to those of today, their origins included.
+    """Returns the layers with all settings in their own places, their origins included."""
+    return _of_batch(_of_bands(merged))
+
+
+def _of_bands(merged: Merged) -> Merged:
+    """Replaces a mapping of default bands' names to what differs by the list of all bands, highest first."""
+    changed = merged.document.get("bands")
+    if not isinstance(changed, dict) or not isinstance(changed.get("name", {}), dict | None):
+        return merged  # it is a list, or a band that should have been an item of one
+    names = [band.name for band in DEFAULT_BANDS]
+    for name in changed:
+        if name not in names:
+            hint = did_you_mean(str(name), names) or "for others list all, highest first: `bands: [{name: …}, …]`"
+            merged.problems.append(Problem(f"bands.{name}", f"is none of the default bands ({', '.join(names)})", hint))
+    bands: list[object] = []
+    for index, band in enumerate(DEFAULT_BANDS):
+        its, usual = changed.get(band.name), band.model_dump(exclude_defaults=True)
+        bands.append({**usual, **its} if isinstance(its, dict) else usual if its is None else its)
+        here = ("bands", band.name)
+        merged.unresolved |= {("bands", index, *place[2:]) for place in merged.unresolved if place[:2] == here}
+        merged.origins |= {
+            ("bands", index, *place[2:]): origin for place, origin in merged.origins.items() if place[:2] == here
+        }
+    merged.document = {**merged.document, "bands": bands}
+    return merged
+
+
+def _of_batch(merged: Merged) -> Merged:
+    """Moves the store out of `batch`.
 
     Until `store` had a name of its own, `batch` held it: `batch.data` or `batch.url` named the store and switched files
     and batches on at once.

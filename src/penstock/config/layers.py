@@ -111,7 +111,8 @@ def _part(part: str) -> str | int:
 
 
 def _apply_variable(merged: Merged, location: Location, variable: str, text: str) -> None:
-    if location[0] == "bands" and len(location) > 1 and merged.document.get("bands") is None:
+    is_item = len(location) > 1 and location[1] not in {band.name for band in DEFAULT_BANDS}
+    if location[0] == "bands" and is_item and merged.document.get("bands") is None:
         merged.document["bands"] = [band.model_dump(exclude_defaults=True) for band in DEFAULT_BANDS]
     key = str(location[0])
     try:

@@ -127,7 +127,7 @@ def _hashed_secret(value: object) -> str:
 
 def built(merged: Merged) -> Settings:
     """Returns the settings of these layers. Raises `ConfigError` with all problems."""
-    if merged.document.get("batch"):
+    if merged.document.get("batch") or isinstance(merged.document.get("bands"), dict):
         from penstock.config.former_words import moved  # noqa: PLC0415 - few settings need it
 
         merged = moved(merged)

@@ -165,7 +165,11 @@ class Queue(Section):
 
 
 class BandSection(Section):
-    """Strict priority classes, highest first. A list in the file replaces the default one as a whole."""
+    """Strict priority classes, highest first.
+
+    A list replaces the default one as a whole. A mapping changes bands of the default one by their names, and keeps the
+    rest: `bands: {interactive: {deadline: 30s}}`, or `PENSTOCK__BANDS__INTERACTIVE__DEADLINE=30s`.
+    """
 
     removed: ClassVar[dict[str, str]] = {"shed_interval": "delete it: it is 5 s, longer than most answers take"}
     name: values.BandName = Field(description="A free name.")

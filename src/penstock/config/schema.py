@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from penstock.config.explain import nested
-from penstock.config.model import Settings
+from penstock.config.model import DEFAULT_BANDS, Settings
 from penstock.config.sections.section import Section
 from penstock.config.values import ValueKind
 
@@ -106,6 +106,11 @@ def _field(key: str, field: FieldInfo) -> Schema:
 def _around(key: str, field: FieldInfo, inner: Schema) -> Schema:
     """The schema of a section, or of a list or mapping of sections. `null` is allowed: it means the defaults."""
     container = get_origin(field.annotation)
+    if key == "bands":
+        names = "|".join([band.name for band in DEFAULT_BANDS])
+        changes = {f"^({names})$": {**inner, "required": [], "type": ["object", "null"]}}
+        by_name = {"patternProperties": changes, "additionalProperties": False}
+        return {"type": ["array", "object", "null"], "items": inner, **by_name}
     if container is tuple:
         return {"type": ["array", "null"], "items": {"anyOf": [{"type": "string"}, inner]} if key in _SHORT else inner}
     if container is dict:
