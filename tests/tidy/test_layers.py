@@ -14,11 +14,11 @@ from tests.tidy.test_imports import imports
 
 ROOM = Path(__file__).parents[2] / "src/penstock/core/scheduling"
 TRANSITIONS = ("waiting", "gating", "sending", "returning", "preempting", "pumping")
-LAYERS = ("state", "questions", *TRANSITIONS, "reconfigure")  # from the lowest up
+LAYERS = ("state", "questions", *TRANSITIONS, "taking_over", "reconfigure")  # from the lowest up
 LINES_MAX = 350
 SENDS_NOTHING = {
     *("passed_on", "moved", "kv_stored", "kv_lost"),
-    *("credited", "remembered", "drained"),
+    *("credited", "remembered", "drained", "budgets_left"),
 }
 
 

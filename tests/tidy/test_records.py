@@ -61,6 +61,7 @@ OTHERS = {
     ("queueing/quotas.py", "account.queued_tokens"),
     ("queueing/quotas.py", "held.queued_tokens"),
     ("scheduler.py", "state.seq"),
+    ("scheduling/taking_over.py", "state.seq"),
     ("explain/recorder.py", "trail.band"),
     ("explain/recorder.py", "trail.counted"),
     ("explain/recorder.py", "trail.model"),

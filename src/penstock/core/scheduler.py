@@ -26,7 +26,6 @@ from msgspec.structs import replace
 
 from penstock.core.dispatch import fit
 from penstock.core.dispatch.disaggregation import whole_usage
-from penstock.core.dispatch.under_share import DEMAND_WINDOW_S
 from penstock.core.endpoints.health import Presence
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
@@ -41,7 +40,7 @@ from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.lifecycle import Event, State
 from penstock.core.values.located import Source
 from penstock.core.values.observation import Glimpse, Observation
-from penstock.core.values.request import SERVICE_S, WORK_PER_OUTPUT_TOKEN, Request, Usage
+from penstock.core.values.request import WORK_PER_OUTPUT_TOKEN, Request, Usage
 from penstock.core.values.rows import LimitReached
 from penstock.core.values.settings import EndpointLimits, EndpointSpec, Limits, SchedulerSettings, parts_of
 from penstock.core.values.takeover import ServiceGot, Underway
@@ -713,74 +712,31 @@ class Scheduler(Questions):
         It arrived `came_s` ago and was queued for `waited_s`. `underway`: its lease, numbered uniquely; None: it
         is queued.
         """
-        state = self._state
-        assert state.pauses.halted, "a scheduler that sends takes nothing over"
-        assert request.id not in state.entries, "request ids are unique among those that have not ended"
-        state.seq += 1
-        entry = Entry(request, state.seq)
-        state.recorder.arrived(entry, now)
-        state.entries[request.id] = entry
-        waiting.appraise(state, entry, now, came_s=now - came_s)
-        state.quotas.spent(entry.accounts, requests=0.0, tokens=entry.estimated_tokens, now=now)
-        entry.move(Event.ADMITTED)
-        entry.waited_s = waited_s
-        state.under_share.asked(entry, now)
-        if underway is not None:
-            sending.take_on(state, entry, underway, now)
-            state.recorder.took_over(entry, underway.endpoint, now - came_s, now - underway.running_s, now)
-            endpoint = state.pool.get(underway.endpoint)
-            if underway.begun and endpoint is not None and not endpoint.proof.settled:
-                returning.well(state, endpoint, now)
-            return []
-        state.recorder.came(entry, now - came_s)
-        if request.turn is not None and state.gate.on and not state.gate.arrived(entry, now, waited_s=waited_s):
-            gating.held(state, entry, now)
-            waiting.arm(state, entry, now)
-            state.recorder.waits(entry, now)
-            return []
-        state.under_share.arrived(entry, now)
-        waiting.wait(state, entry, now)
+        from penstock.core.scheduling import taking_over  # noqa: PLC0415 - most gateways never do
+
+        assert self._state.pauses.halted, "a scheduler that sends takes nothing over"
+        taking_over.adopt(self._state, request, came_s=came_s, waited_s=waited_s, underway=underway, now=now)
         return []
 
     def forgotten(self, request_ids: Iterable[str], *, now: float) -> list[Action]:
         """Forget requests that another scheduler decides about, as if they had never arrived."""
-        state = self._state
-        for request_id in request_ids:
-            entry = state.entries.get(request_id)
-            if entry is None:
-                continue
-            if entry.state is State.WAITING:
-                waiting.unqueue(state, entry, Event.CANCELLED, now)
-            else:
-                sending.release(state, entry, now)
-                entry.move(Event.CANCELLED)
-            state.promised.settle(entry, 0.0)
-            state.charges.refund(state.queues.bands[entry.band].tree, entry)
-            state.quotas.settle(entry.accounts, reserved=entry.estimated_tokens, used=0, now=now)
-            state.recorder.forgotten(entry, now)
-            waiting.forget(state, entry, now)
-            if state.watcher is not None:
-                state.watcher.settled(entry, None)
+        from penstock.core.scheduling import taking_over  # noqa: PLC0415 - most gateways never do
+
+        taking_over.forget(self._state, request_ids, now)
         return []
 
     def credited(self, services: Iterable[ServiceGot], *, now: float) -> list[Action]:
         """Count the service that flows got from another scheduler in the last minute, for turns and limits."""
-        state = self._state
-        for got in services:
-            band = state.queues.bands[got.band]
-            policy = state.charges.policy(got.band, got.prices)
-            each = policy.cost(
-                prompt_tokens=round(got.prompt_tokens),
-                cached_tokens=round(got.cached_tokens),
-                completion_tokens=round(got.completion_tokens),
-            )
-            path, weights = (got.flow, got.weights) if policy.uses_flows else ((), ())
-            node = band.tree.node(path, weights)
-            band.tree.charge(node, each * got.requests if policy.by_request else each)
-            work = got.prompt_tokens - got.cached_tokens + WORK_PER_OUTPUT_TOKEN * got.completion_tokens
-            state.under_share.served_before(node, work * DEMAND_WINDOW_S / SERVICE_S, now)
-            tokens = got.prompt_tokens + got.completion_tokens
-            state.quotas.spent(got.accounts, requests=got.requests, tokens=tokens, now=now)
+        from penstock.core.scheduling import taking_over  # noqa: PLC0415 - most gateways never do
+
+        taking_over.credit(self._state, services, now)
+        return []
+
+    def budgets_left(self, left: Mapping[str, float], *, now: float) -> list[Action]:
+        """So much is `left` of accounts' budgets for a day, 1 is all, beside present requests. It raises none."""
+        from penstock.core.scheduling import taking_over  # noqa: PLC0415 - most gateways never do
+
+        taking_over.budgets_left(self._state, left, now)
         return []
 
     def remembered(

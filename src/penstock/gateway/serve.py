@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import penstock
+from penstock import clock
 from penstock.build import kind
 from penstock.config.address import UNIX, cannot_listen
 from penstock.config.effect import open_warnings
@@ -238,6 +239,16 @@ class Gateway(Parts):
         await asyncio.sleep(LEDGER_AFTER_S)
         if (book := self.ledger()) is not None:
             book.start()
+            from penstock.gateway.usage.day_budgets import DayBudgets  # noqa: PLC0415 - no start needs it
+
+            await DayBudgets(book, self._lower, self.orders.limits, self._knows_use, clock.wall).run()
+
+    def _lower(self, left: dict[str, float]) -> None:
+        self.driver.tell(self.driver.scheduler.budgets_left(left, now=self.driver.now()))
+
+    def _knows_use(self) -> bool:
+        """Whether this process decides about limits, and there is a ledger."""
+        return self.reload.settings.keeps_usage and (self.cluster is None or self.cluster.decides)
 
     async def _measure_lag(self) -> None:
         while True:

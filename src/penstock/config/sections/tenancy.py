@@ -83,7 +83,8 @@ class OwnLimits(Section):
     tokens_per_day: values.OptionalWhole = setting(
         None,
         "The same per day: full at first and refilled evenly over 24 hours, so almost twice as much in the first 24. "
-        "Under another limit what was spent stays spent, at most all of it. Kept in memory: a restart refills it.",
+        "Under another limit what was spent stays spent, at most all of it. A restart takes what was spent from the "
+        "ledger of use; without one it refills it.",
         ge=1,
     )
 

@@ -173,6 +173,11 @@ class Quotas:
             for bucket in account.token_buckets:
                 bucket.take(tokens, now)
 
+    def day(self, name: str) -> TokenBucket | None:
+        """Returns the budget for a day of an account; None: it has none."""
+        account = self._accounts.get(name)
+        return None if account is None else account.tokens_day
+
     # --- other limits ---------------------------------------------------------------------------------------
 
     def reconfigured(self, limits: Mapping[str, Limits], entries: Iterable[Entry], now: float) -> None:
