@@ -276,6 +276,42 @@ def test_sub_agents_hold_memory_for_their_session_and_keep_it_awake() -> None:
     assert bench.held("t") == 800
 
 
+def test_a_session_of_sub_agents_alone_holds_what_the_last_one_left() -> None:
+    bench = Bench(1000)
+    bench.end(bench.turn("a", 300, part="x"), answer=50)
+    assert (bench.home("a"), bench.held("t")) == ("e0", 350)
+    first, second = bench.turn("a", 400, part="x"), bench.turn("a", 100, part="y")
+    assert bench.held("t") == 500
+    bench.end(first)
+    assert bench.held("t") == 500, "what x left, and y"
+    bench.end(second)
+    assert bench.held("t") == 400
+    bench.end(bench.turn("a", 600))
+    bench.end(bench.turn("a", 200, part="x"))
+    assert bench.held("t") == 600, "its own turn, as ever"
+
+
+def test_a_session_that_leaves_nothing_is_not_resident() -> None:
+    bench = Bench(1000)
+    bench.end(bench.turn("a", 300, part="x"))
+    turn = bench.turn("a", 400, part="x")
+    del bench.at[turn]
+    bench.do(bench.scheduler.finished(bench.leases.pop(turn), Usage(0, 0), refused=True, now=bench.now))
+    assert (bench.home("a"), bench.held("t")) == (None, 0)
+
+
+def test_many_small_sessions_that_are_idle_hide_no_large_one() -> None:
+    bench = Bench(1000, lease_s=30.0)
+    for number in range(100):
+        bench.whole(f"small {number}", 3)
+    bench.whole("large", 600)
+    waiting = bench.turn("b", 800)
+    bench.later(29.0)
+    assert waiting not in bench.at
+    bench.later(2.0)
+    assert waiting in bench.at
+
+
 # --- tenants ----------------------------------------------------------------------------------------------------
 
 

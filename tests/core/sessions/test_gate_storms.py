@@ -41,11 +41,15 @@ def test_a_storm_of_everything_leaves_nothing_behind(seed: int) -> None:
             tokens = random.choice((1, 90, 200, 400, 5000))
             part = random.choice(("", "", "", "agent"))
             tenant = f"t{random.randrange(3)}"
-            bench.turn(name, tokens, tenant=tenant, part=part, band=random.randrange(2), last=random.random() < 0.1)
+            keys = tuple(random.sample(range(30), 3)) if random.random() < 0.5 else ()
+            last = random.random() < 0.1
+            bench.turn(name, tokens, tenant=tenant, part=part, band=random.randrange(2), last=last, keys=keys)
         elif what < 0.7 and bench.leases:
             bench.end(random.choice(list(bench.leases)), random.randrange(50), cached=random.choice((None, 0, 80)))
         elif what < 0.8 and turns:
             bench.give_up(random.choice(turns))
+        elif what < 0.81:
+            bench.gave_up(*random.sample(range(30), 5), endpoint=random.choice(("e0", "e1", "e2")))
         elif what < 0.84:
             bench.now += random.choice((0.1, 3.0, 30.0, 100_000.0))  # the clock jumps
             bench.later(0.0)

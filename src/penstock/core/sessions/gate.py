@@ -68,7 +68,7 @@ SMALL: Final = 0.002  # of an endpoint's memory: five hundred fill it, and one i
 GROWN_MAX: Final = 0.05  # of an endpoint's memory: residents may exceed it until one of a tenant over his share is idle
 WORTH: Final = 10.0  # times the seconds of prefill: a wait for a place costs its client all of them, a prompt a tenth
 STAY: Final = 2.0  # times the seconds of prefill: elsewhere its context is computed, and later what that pushes out
-IDLE_MAX: Final = 64  # idle sessions of a tenant at one endpoint whose leases are looked at, the longest idle first
+IDLE_MAX: Final = 64  # idle sessions of a tenant at one endpoint, the longest idle first, that may have shorter leases
 LOOK_MAX: Final = 16  # sessions of one tenant that may pass one which does not fit, into free room
 LINES_MAX: Final = 32  # tenants looked at in one round, and as many more of those that waited W
 ADMITTED_MAX: Final = 64  # sessions let in by one fact; the next one goes on
@@ -267,6 +267,8 @@ class SessionGate:
         agents = session.parts.pop(entry.id)
         if agents >= 0:
             session.agents -= agents
+            if usage is not None and usage.prompt_tokens and not session.own:
+                session.own, session.lent = usage.prompt_tokens + usage.completion_tokens, True
         elif usage is not None and usage.prompt_tokens:
             if usage.cached_told and session.turns and session.home is not None and self.settings.corrected:
                 self.ledger.found(session, min(session.left, usage.prompt_tokens), usage.cached_tokens)
@@ -286,7 +288,7 @@ class SessionGate:
             memory = self.ledger.memories[session.home]
             is_over = turned is not None and turned.last
             refused = usage is not None and not session.turns  # by its engine, so that has nothing of it
-            if not session.parts and (is_over or refused):
+            if not session.parts and (is_over or refused or not session.booked):
                 self.ledger.give_up(session)
             elif session.stopped and session.idle:
                 self._pause(session)
@@ -493,6 +495,8 @@ class SessionGate:
         """A turn is under way, or about to be."""
         session, request_id = turn.session, turn.entry.id
         session.paused = False
+        if session.lent:
+            session.own, session.lent = 0, False
         if turn.part:
             session.parts[request_id] = turn.tokens
             session.agents += turn.tokens
@@ -640,10 +644,7 @@ class SessionGate:
         highest = sorted(memory.tenancies.values(), key=lambda tenancy: _rank(tenancy.holder), reverse=True)
         for tenancy in highest:
             if _rank(tenancy.holder)[:2] >= rank:
-                for other in islice(tenancy.idle.values(), IDLE_MAX):
-                    idle_s = now - other.idle_s
-                    if idle_s >= self._lease_s or idle_s >= lease_per_token * other.booked:
-                        yield other
+                yield from self._idle_longer(tenancy, lease_per_token, now)
         for tenancy in highest:
             if _above(tenancy.holder, session):
                 for other in tenancy.idle.values():
@@ -658,6 +659,15 @@ class SessionGate:
             for least_s in (self._slice_s, 0.0):
                 for tenancy in giving:
                     yield from _with_turns(tenancy, now - least_s)
+
+    def _idle_longer(self, tenancy: Tenancy, lease_per_token: float, now: float) -> Iterator[AgentSession]:
+        """Yields a tenant's sessions that were idle for their leases, the longest idle first."""
+        for place, other in enumerate(tenancy.idle.values()):
+            idle_s = now - other.idle_s
+            if idle_s < self._lease_s and place >= IDLE_MAX:
+                return
+            if idle_s >= self._lease_s or idle_s >= lease_per_token * other.booked:
+                yield other
 
     def _spare(self, memory: EndpointMemory) -> int:
         """Tokens that stay free for the growth of residents, unless a rule is a claim."""

@@ -1,8 +1,9 @@
 """The account of KV memory: which session is resident where, and how much does each tenant hold?
 
-A session's footprint is the prompt and answer of its last turn, plus those of its sub-agents that are under way. A
-resident session is booked at one endpoint with its footprint. Booked is not measured: blocks that several sessions
-share are counted once for each, and an engine may have given up blocks of a session that is idle.
+A session's footprint is the prompt and answer of its last turn (a sub-agent's, if it had none of its own), plus those
+of its sub-agents that are under way. A resident session is booked at one endpoint with its footprint. Booked is not
+measured: blocks that several sessions share are counted once for each, and an engine may have given up blocks of a
+session that is idle.
 
 So what is told of an endpoint's memory is not all that sessions can use of it. An answer reports how much of its prompt
 was cached: a resident's turn that found less than `FOUND` of its previous turn shows that what was booked then does not
@@ -58,7 +59,7 @@ class AgentSession:
 
     __slots__ = (
         "admitted_s", "agents", "booked", "cached_total", "completion_total", "first", "footprint", "holder", "home",
-        "idle_s", "key", "last_wait_s", "left", "mark", "model", "name", "origin", "own", "parts", "paused",
+        "idle_s", "key", "last_wait_s", "left", "lent", "mark", "model", "name", "origin", "own", "parts", "paused",
         "prompt_total", "stopped", "tenant", "turns", "turns_total", "waiting", "waits_s",
     )  # fmt: skip
 
@@ -69,6 +70,7 @@ class AgentSession:
         self.holder = holder
         self.model = ""  #: of its last turn
         self.own = 0  #: tokens of the session's own last turn
+        self.lent = False  #: `own` is of a sub-agent's last turn, because it had no turn of its own
         self.left = 0  #: tokens that its last own turn left at its endpoint since it was admitted
         self.mark: int | None = None  #: key of the block at `FOUND` of its last prompt, if events tell of blocks
         self.agents = 0  #: tokens of sub-agents' turns under way
