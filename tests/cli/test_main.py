@@ -35,6 +35,10 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, out, err
 
 
+def test_the_help_has_one_time_for_the_demo() -> None:
+    assert re.findall(r"demo .*(in (?:half )?a minute)", parser("").format_help()) == ["in half a minute"] * 2
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = asked(capsys, "--help")
     assert (code, err) == (0, "")

@@ -304,7 +304,7 @@ _COMMANDS = {
     ),
     "edges": _Command("show the workers of all gateways that share", "cli.operator"),
     "demo": _Command(
-        "see it work, in a minute",
+        "see it work, in half a minute",
         "cli.demo",
         "Start two simulated engines and the gateway, run a short load with queueing off and on, compare.",
         group=TRY,

@@ -114,6 +114,18 @@ def test_a_proxy_that_the_settings_name_is_not_this_machine_either() -> None:
     assert reason(judge, Head("127.0.0.2"), writes=False) is None
 
 
+@pytest.mark.parametrize(
+    ("peer", "names"),
+    [("127.0.0.1", True), ("::ffff:127.0.0.1", True), ("127.0.0.2", False), ("10.0.0.1", False)],
+)
+def test_a_refusal_says_which_setting_and_what_to_give(peer: str, names: bool) -> None:
+    judge = auth(more={"identity": {"trusted_proxies": ["127.0.0.1"]}})
+    denied = judge.denied(Head(peer, x_forwarded_for="10.9.9.9"), writes=False)
+    assert denied is not None
+    assert (f": {peer} is in `identity.trusted_proxies`. " in denied.message) is names
+    assert "Give the admin token (`--token`, `Authorization: Bearer …`)" in denied.message
+
+
 @pytest.mark.parametrize("peer", ["10.0.0.1", "2001:db8::1", ""])
 def test_who_comes_from_elsewhere_to_loopback_was_sent_on(peer: str) -> None:
     assert reason(auth(), Head(peer, host="127.0.0.1:8080"), writes=False) is Reason.FORBIDDEN

@@ -208,7 +208,8 @@ class Identity(Section):
     trusted_proxies: Annotated[tuple[values.Network, ...], BeforeValidator(values.items(0, PROXIES_MAX))] = setting(
         (),
         "Addresses or networks of proxies whose clients may name any tenant without a key, also one with keys; "
-        "unlisted names become tenants. They never count as local.",
+        "unlisted names become tenants. They never count as local: with a loopback address here, `/admin` needs a "
+        "token on this machine, too (commands find a generated one in the state folder).",
     )
     allowed_hosts: Annotated[tuple[values.HostPattern, ...], BeforeValidator(values.items(0, HOSTS_MAX))] = setting(
         (),

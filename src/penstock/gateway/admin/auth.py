@@ -37,7 +37,10 @@ _CHANGES = (
     "one: its log names the file, and what the commands on its machine need if they don't find it."
 )
 _CHANGES_NOTHING = "Without `admin.token`, /admin changes nothing."
-_NOT_HERE = "Without a token /admin shows itself to this machine only, and this request came from elsewhere or a proxy."
+_NOT_HERE = (
+    "Without a token /admin shows itself to this machine only, and this request came from elsewhere or a proxy{}. "
+    "Give the admin token (`--token`, `Authorization: Bearer …`): the log names the file of the generated one."
+)
 
 
 class Denied(msgspec.Struct, frozen=True):
@@ -122,7 +125,8 @@ class AdminAuth:
         if public:
             return None  # whoever follows a link to the page may see it
         if not self._origins.is_this_machine(head):
-            return Denied(Reason.FORBIDDEN, _NOT_HERE)
+            proxy = f": {head.peer[0]} is in `identity.trusted_proxies`" if self._origins.is_proxy(head) else ""
+            return Denied(Reason.FORBIDDEN, _NOT_HERE.format(proxy))
         if writes:
             return Denied(Reason.UNAUTHORIZED, _CHANGES) if self._own else Denied(Reason.FORBIDDEN, _CHANGES_NOTHING)
         return None

@@ -108,9 +108,13 @@ class Origins:
             self._is_local
             and not head.brought
             and is_loopback(peer)
-            and not within(peer, self._proxies)
+            and not self.is_proxy(head)
             and head.lookup.keys().isdisjoint(PROXY_HEADERS)
         )
+
+    def is_proxy(self, head: Head) -> bool:
+        """Whether a request comes from one of `identity.trusted_proxies`, which names callers and is none itself."""
+        return within(head.peer[0], self._proxies)
 
     def _is_own(self, host: str) -> bool:
         name = _name_of(host)
