@@ -30,7 +30,7 @@ from penstock.core.endpoints.health import Presence
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.estimate import contents_of, least_prompt_tokens
 from penstock.core.queueing.fair_tree import Node
-from penstock.core.scheduling import gating, pumping, reconfigure, returning, sending, waiting
+from penstock.core.scheduling import gating, pumping, returning, sending, waiting
 from penstock.core.scheduling.questions import Questions
 from penstock.core.scheduling.returning import AVOID_S, REFUSED_AVOID_S, REFUSED_AVOID_S_MAX
 from penstock.core.scheduling.sending import BAND_RANKS
@@ -655,13 +655,20 @@ class Scheduler(Questions):
 
         Raises NeedsRestartError, before anything changes, if queued requests could not follow.
         """
-        return reconfigure.reconfigured(self._state, settings, now)
+        state = self._state
+        if settings == state.told_settings and not state.entries:
+            return []  # as at the start
+        from penstock.core.scheduling import reconfigure  # noqa: PLC0415 - few settings change
+
+        return reconfigure.reconfigured(state, settings, now)
 
     def apportioned(self, gateways: int, *, now: float) -> list[Action]:
         """So many gateways decide, each for itself: use one part of all slots, bounds and limits."""
         state = self._state
         state.gateways = gateways
         state.pool.apportion(gateways)
+        from penstock.core.scheduling import reconfigure  # noqa: PLC0415
+
         return reconfigure.reconfigured(state, state.told_settings, now)
 
     # --- takeover: another scheduler decided before this one ---
