@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Requeue
+from penstock.core.values.actions import Action, Dispatch, Evict, Fail, Reject, Requeue
 from penstock.core.values.catalogue import Failure, Reason
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.rows import Allowance, Left
@@ -83,6 +83,22 @@ def test_what_a_client_has_of_an_answer_is_reported_before_it_hangs_up_or_the_an
             desk.edge.cancelled("r", now=0.4)
         last = Failed(number, 5, Failure.BROKEN) if ends == "breaks" else Cancelled(number)
         assert desk.said == [FirstToken(number, 5), Progressed(number, 5, 14), last]
+
+
+def test_a_request_that_cannot_be_written_is_refused_and_its_end_is_reported_where_that_cannot() -> None:
+    desk = Desk()
+    desk.edge.arrived(Request("r", "m", 0), now=0.0)
+    (arrived,) = desk.said
+    assert desk.edge.unsent(arrived) == [Reject("r", Reason.BAD_REQUEST)]
+    assert not desk.edge.requests
+    number = desk.sent()
+    desk.edge.finished(5, Usage(2**70, 1), now=0.2)
+    (finished,) = desk.said
+    assert desk.edge.unsent(finished) == []
+    assert desk.said == [finished, Cancelled(number)]
+    assert desk.edge.unsent(Cancelled(number)) == []
+    assert desk.edge.unsent(object()) == []
+    assert desk.said == [finished, Cancelled(number)]
 
 
 def test_an_action_names_the_request_as_its_edge_does() -> None:

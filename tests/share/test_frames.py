@@ -88,6 +88,33 @@ def test_many_messages_go_in_several_frames() -> None:
     assert [message.number for frame in frames for message in frame.messages] == list(range(1, 2001))  # type: ignore[union-attr]
 
 
+UNWRITABLE = [  # a lone surrogate, a number of more than 64 bits, a value of no message
+    Arrived(2, msgspec.structs.replace(REQUEST, session="\ud800")),
+    Finished(2, 7, (2**70, 1, 0, False, 0)),
+    object(),
+]
+
+
+@pytest.mark.parametrize("bad", UNWRITABLE, ids=["surrogate", "number", "value"])
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_a_message_that_cannot_be_written_takes_no_other_with_it(bad: object, at: int) -> None:
+    messages: list[object] = [Arrived(number, REQUEST) for number in range(10, 17)]
+    messages.insert(at, bad)
+    left_out: list[object] = []
+    data = written(1, messages, lambda message, _error: left_out.append(message))
+    came = [message for frame in decider_reader().feed(data) for message in frame.messages]
+    assert [message.number for message in came] == list(range(10, 17))  # type: ignore[union-attr]
+    assert left_out == [bad]
+    with pytest.raises((TypeError, ValueError, OverflowError)):
+        written(1, messages)
+
+
+def test_long_messages_of_one_turn_go_in_several_frames() -> None:
+    long = msgspec.structs.replace(REQUEST, session="x" * (FRAME_BYTES_MAX // 3))
+    frames = decider_reader().feed(written(1, [Arrived(number, long) for number in range(1, 6)]))
+    assert [message.number for frame in frames for message in frame.messages] == [1, 2, 3, 4, 5]  # type: ignore[union-attr]
+
+
 def test_a_length_of_four_gigabytes_ends_the_link_before_anything_is_kept() -> None:
     reader = decider_reader()
     with pytest.raises(LinkError, match=f"a frame of 4294967295 bytes was announced; at most {FRAME_BYTES_MAX}"):

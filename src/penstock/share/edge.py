@@ -42,6 +42,8 @@ from penstock.share.messages import (
     Loads,
     Members,
     Moved,
+    OfLease,
+    OfRequest,
     PassedOn,
     Places,
     Progressed,
@@ -335,6 +337,20 @@ class Edge(View):
                 self._tell_progress(held, lease)  # what the client has of the answer is charged
             self._send(Cancelled(held.number, is_queued))
         return []
+
+    def unsent(self, message: object) -> list[Action]:
+        """A message could not be written, so the decider has not got it: neither side may wait for the other."""
+        if not isinstance(message, Arrived | OfRequest | OfLease):
+            return []
+        held = self.requests.get(message.number)
+        if held is None:  # it is over here, and its end was not reported
+            if not isinstance(message, Cancelled):
+                self._send(Cancelled(message.number))
+            return []
+        if not isinstance(message, Arrived):
+            return []  # its end will be reported
+        self._forget(held)
+        return [Reject(held.request.id, Reason.BAD_REQUEST)]
 
     def located(self, request_id: str, keys: Iterable[int], block_tokens: int, *, now: float) -> list[Action]:  # noqa: ARG002
         if (held := self._by_id.get(request_id)) is not None and held.lease is None:

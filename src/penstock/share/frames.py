@@ -7,7 +7,7 @@ hold one frame at most, and no byte of it before its length was accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -28,15 +28,41 @@ class LinkError(Exception):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def written(epoch: int, messages: Sequence[object]) -> bytes:
-    """Returns the bytes of one frame, or of several if there are many messages."""
+def written(epoch: int, messages: Sequence[object], unsent: Callable[[object, Exception], None] | None = None) -> bytes:
+    """Returns the bytes of one frame, or of several if there are many messages, or long ones.
+
+    `unsent` is called with each message that cannot be written; the others are. None: the error is raised.
+    """
     pieces: list[bytes] = []
     for at in range(0, len(messages), MESSAGES_MAX):
-        payload = _encoder.encode((epoch, messages[at : at + MESSAGES_MAX]))
-        if len(payload) > FRAME_BYTES_MAX:
-            raise LinkError(f"a frame of {len(payload)} bytes is too long to send; at most {FRAME_BYTES_MAX}")
-        pieces += (len(payload).to_bytes(_LENGTH_BYTES, "big"), payload)
+        _write(epoch, messages[at : at + MESSAGES_MAX], pieces, unsent)
     return b"".join(pieces)
+
+
+def _write(
+    epoch: int,
+    messages: Sequence[object],
+    pieces: list[bytes],
+    unsent: Callable[[object, Exception], None] | None,
+) -> None:
+    """Write all messages, in halves if there is no other way. Raises `LinkError` if one alone is too long."""
+    payload: bytes | None = None
+    try:
+        payload = _encoder.encode((epoch, messages))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        if unsent is None:
+            raise
+        if len(messages) == 1:
+            unsent(messages[0], error)
+            return
+    if payload is not None and len(payload) <= FRAME_BYTES_MAX:
+        pieces += (len(payload).to_bytes(_LENGTH_BYTES, "big"), payload)
+        return
+    if payload is not None and len(messages) == 1:
+        raise LinkError(f"a frame of {len(payload)} bytes is too long to send; at most {FRAME_BYTES_MAX}")
+    half = len(messages) // 2
+    _write(epoch, messages[:half], pieces, unsent)
+    _write(epoch, messages[half:], pieces, unsent)
 
 
 class FrameReader(Generic[M]):

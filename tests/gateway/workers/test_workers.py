@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import penstock
@@ -346,3 +347,21 @@ class TestLinks:
         world.gate.cluster.table._by_name[FIRST].heard_s -= HUNG_S  # type: ignore[union-attr]
         await world.until(lambda: process.starts == 2)
         assert f"it has said nothing for {HUNG_S:g} s" in self.log.text
+
+
+async def test_a_request_that_cannot_be_told_to_the_leader_is_refused_and_those_beside_it_are_served(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = WireRequest.of
+
+    def row(asked: Request) -> WireRequest:
+        return msgspec.structs.replace(of(asked), session="\ud800") if asked.tenant == "spoilt" else of(asked)
+
+    monkeypatch.setattr(WireRequest, "of", staticmethod(row))
+    await world.engine()
+    await world.gateway(workers=2)
+    tenants = ["spoilt", "a", "b", "spoilt", "c"] * 4
+    answers = await asyncio.gather(*[world.chat_with({"x-tenant-id": tenant}) for tenant in tenants])
+    assert [answer.status for answer in answers] == [400 if tenant == "spoilt" else 200 for tenant in tenants]
+    await world.until_metric(8, "penstock_unsent_messages_total")
+    assert world.picture().running == world.picture().waiting == 0

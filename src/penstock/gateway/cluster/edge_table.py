@@ -301,6 +301,7 @@ class Table:
             heard=partial(self._frame, member),
             lost=partial(self._lost, member),
         )
+        link.unsent = lambda _message: self._metrics.unsent()
         member.linked(link, self._driver.now())
         return link
 

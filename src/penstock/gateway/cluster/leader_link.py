@@ -60,6 +60,7 @@ class LeaderLink:
         self._pause_s = PAUSE_S
         self._logged: tuple[str, float] = ("", 0.0)
         self.heard_s = 0.0
+        self.unsent: Callable[[object], None] | None = None  #: called with each message that cannot be written
         self.address = ""  #: empty: none is dialled
         self.trouble = ""  #: why there is no link; empty: there is one, or none is wanted
 
@@ -110,6 +111,7 @@ class LeaderLink:
         link: Link[Down] = Link(
             edge_reader(), epoch=self._edge.epoch, heard=self._frame, lost=lambda why: self._broke(address, why)
         )
+        link.unsent = self.unsent or link.unsent
         self._link = link
         self.heard_s = self._now()
         try:

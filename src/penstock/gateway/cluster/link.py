@@ -1,11 +1,13 @@
 """One end of a link, over a socket pair or TCP: the messages of one turn of the loop go out as one frame.
 
-Both ends buffer unread frames up to a bound. Past it the link ends, as it does when anything comes that is no message.
+A message that cannot be written is left out, logged, and given to `unsent`; the others of its turn go out. Both ends
+buffer unread frames up to a bound. Past it the link ends, as it does when anything comes that is no message.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar, cast
 
@@ -13,6 +15,8 @@ from penstock.share.frames import FrameReader, LinkError, written
 from penstock.share.messages import Frame
 
 BUFFER_BYTES_MAX: Final = 64 * 1024 * 1024  # unread by the other end: some 500,000 actions
+
+logger = logging.getLogger(__name__)
 
 M = TypeVar("M")
 
@@ -29,6 +33,7 @@ class Link(asyncio.Protocol, Generic[M]):
         lost: Callable[[str], None],
     ) -> None:
         self.epoch = epoch
+        self.unsent: Callable[[object], None] = _to_nobody
         self._reader = reader
         self._heard = heard
         self._lost: Callable[[str], None] | None = lost
@@ -54,12 +59,16 @@ class Link(asyncio.Protocol, Generic[M]):
         if not out or transport is None or self._lost is None:
             return
         try:
-            transport.write(written(self.epoch, out))
+            transport.write(written(self.epoch, out, self._unsent))
         except LinkError as error:
             self.end(str(error))
             return
         if transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
             self.end(f"the other end reads nothing: {BUFFER_BYTES_MAX} bytes wait for it")
+
+    def _unsent(self, message: object, error: Exception) -> None:
+        logger.error("a message between processes cannot be written: %s: %s", type(message).__name__, error)
+        self.unsent(message)
 
     def close(self) -> None:
         """Close it after the messages already sent, without calling `lost`."""
@@ -94,6 +103,10 @@ class Link(asyncio.Protocol, Generic[M]):
     def connection_lost(self, exc: Exception | None) -> None:
         cut = " inside a frame" if self._reader.inside else ""
         self.end(f"the link was closed{cut}" + (f": {exc}" if exc is not None else ""))
+
+
+def _to_nobody(_message: object) -> None:
+    """Nobody asks for messages that cannot be written."""
 
 
 def taken_over(transport: asyncio.Transport, came: bytes, by: asyncio.Protocol) -> None:

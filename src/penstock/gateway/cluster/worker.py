@@ -121,6 +121,9 @@ class Worker:
                 linked=self._is_followed,
             )
         self.metrics = Metrics(snapshot=_no_picture)
+        link.unsent = self._unsent
+        if self._leader_link is not None:
+            self._leader_link.unsent = self._unsent
         self._counts = CountsTaker(self.metrics)
         catalog = Catalog()
         self.targets = WorkerTargets(self.driver, catalog=catalog, metrics=self.metrics, say=self._say)
@@ -288,6 +291,11 @@ class Worker:
                 case Heard():
                     self._link_s = self.driver.now() - message.sent_s
         self.driver.tell(actions)
+
+    def _unsent(self, message: object) -> None:
+        """A message could not be written: end what waits for it."""
+        self.metrics.unsent()
+        self.driver.tell(self._edge.unsent(message))
 
     def _drain(self, drain: Drain) -> None:
         """Let nothing new in; if the decider goes on, evict queued requests after the time to drain."""

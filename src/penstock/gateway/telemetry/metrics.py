@@ -92,6 +92,7 @@ class Metrics:
         self._requeues = counter("requeues", "Requests retried after an endpoint did not serve them.", ("reason",))
         self._fallbacks = counter("fallbacks", "Requests given to a fallback of the requested model.", ("model", "to"))
         self._cancellations = counter("queue_cancellations", "Waiting requests cancelled by their clients.").labels()
+        self.unsent = counter("unsent_messages", "Messages between processes that could not be written.").labels().inc
         self.dropped_lines = counter("log_lines_dropped", _DROPPED).labels().inc
         self._ttft = histogram("ttft_seconds", "From the request to the first token of a stream.", by_band, _TIMES_S)
         self._request_time = histogram("request_seconds", "From the whole request to the last byte.", by_band, _TIMES_S)
