@@ -26,8 +26,35 @@ def vllm_router() -> int:
 
 def _run(words: list[str]) -> int:
     try:
+        if words[:1] in (["serve"], ["epp"]) and (code := _started(words)) is not None:
+            return code
         from penstock.cli import commands
 
         return commands.run(words)
     except KeyboardInterrupt:
         return 130
+
+
+def _started(words: list[str]) -> int | None:
+    """Serve if the words are right; returns the exit code. None: they ask for help, or something is wrong with them.
+
+    A gateway does not keep the table of all commands in memory, which knows how to answer those.
+    """
+    import argparse
+    from typing import NoReturn
+
+    from penstock.build import shadowed
+    from penstock.cli import running
+
+    class Strict(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    parser = Strict(add_help=False, allow_abbrev=False)
+    running.add_arguments(parser)
+    parser.set_defaults(command=words[0])
+    try:
+        args, unknown = parser.parse_known_args(words[1:])
+    except ValueError:
+        return None
+    return None if unknown or shadowed() else running.run(args)
