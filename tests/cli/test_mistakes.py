@@ -54,7 +54,9 @@ ON_THE_COMMAND_LINE = {
     "serve -v": "unknown flag `-v`: did you mean `--log-level debug`?",
     "serve --redis a:6379": "it is `share` in the settings (docs/scale.md)",
     "serve --port 99999": "listen: `127.0.0.1:99999`",
-    "status --url 127.0.0.1:8080": "127.0.0.1:8080/admin/state is not a URL with http://, https:// or unix:/path",
+    "status --url 127.0.0.1:8080": "127.0.0.1:8080/admin/state is not a URL with http://, https:// or unix:/path (did "
+    "you mean `http://127.0.0.1:8080`?)",
+    "batch ls --url gate:80": "is not a URL with http://, https:// or unix:/path (did you mean `http://gate:80`?)",
 }
 IN_THE_SETTINGS = {
     # YAML

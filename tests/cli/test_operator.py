@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 
 import pytest
@@ -66,6 +68,88 @@ async def test_a_gateway_that_is_not_there_is_an_error_in_one_line(capsys: pytes
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("penstock: cannot reach http://127.0.0.1:9: ")
+
+
+async def test_a_wrong_url_is_answered_with_what_is_wrong_with_it(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = await world.engine()
+    await world.gateway()
+    bare = world.url.removeprefix("http://")
+    for url, said in (
+        (f"https://{bare}", f"no TLS is spoken there, WRONG_VERSION_NUMBER (did you mean `{world.url}`?)"),
+        (engine.url, f"{engine.url} answered 404 Not Found: is it a Penstock gateway?"),
+        (f"{world.url}/v1", f"without a `root_path` the URL ends at {world.url}\n"),
+        (f"{world.url}/admin", f"without a `root_path` the URL ends at {world.url}\n"),
+    ):
+        assert await asyncio.to_thread(cli.main, ["status", "--url", url]) == 1
+        assert said in capsys.readouterr().err
+
+
+async def test_a_token_that_is_only_found_is_not_called_the_operators(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.gateway(endpoints=[])
+    assert world.gate.own_token.file is not None
+    left = world.gate.own_token.file
+    kept = left.read_text()
+    left.write_text("that-of-an-earlier-gateway\n")
+    assert await run(world, "pause") == 1
+    said = "the one found in the state folder is that of another, or of an earlier one on this port. Give it by --token"
+    assert said in capsys.readouterr().err
+    assert await run(world, "pause", "--token", "mistyped") == 1
+    assert "This is not an admin token. Give it by --token" in capsys.readouterr().err
+    left.write_text(kept)
+    assert await run(world, "pause") == 0
+
+
+LACKS = "the gateway's answer has no '"
+
+
+class Older(BaseHTTPRequestHandler):
+    """A gateway of another version: its answers lack members, and it has no path for what is sent."""
+
+    def do_GET(self) -> None:
+        self._answer(200, {"headline": "Idle", "tone": "ok"})
+
+    def do_POST(self) -> None:
+        self._answer(404, {"error": {"message": "There is no such path.", "code": "path_not_found"}})
+
+    def _answer(self, status: int, body: dict[str, object]) -> None:
+        document = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(document)))
+        self.end_headers()
+        self.wfile.write(document)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *((words, LACKS) for words in ("status", "top --once", "queue", "tenant ls", "sessions ls", "usage")),
+        *((words, LACKS) for words in ("explain x", "endpoint list", "keys ls", "batch ls")),
+        ("try a b", "one of another version may lack /admin/try"),
+        ("reload", "one of another version may lack /admin/reload"),
+    ],
+)
+def test_a_gateway_of_another_version_is_an_error_in_one_line(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Older)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        assert cli.main([*words.split(), "--url", f"http://127.0.0.1:{server.server_port}"]) == 1
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
 
 
 async def test_commands_name_a_separate_admin_address(world: World, capsys: pytest.CaptureFixture[str]) -> None:

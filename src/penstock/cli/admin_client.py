@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -15,12 +16,18 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
+import penstock
 from penstock.config.address import UNIX
 from penstock.gateway.admin import own_token
 
 URL_DEFAULT = "http://127.0.0.1:8080"
 TIMEOUT_S = 10.0
 ANSWER_BYTES_MAX = 64 << 20
+_GIVE_IT = "Give it by --token or PENSTOCK_ADMIN_TOKEN."
+_NOT_ITS_TOKEN = (
+    "the gateway has an admin token of its own: the one found in the state folder is that of another, or of an earlier "
+    f"one on this port. {_GIVE_IT}"
+)
 
 
 class GatewayError(Exception):
@@ -34,8 +41,10 @@ class GatewayError(Exception):
 class AdminClient:
     """Calls the admin API of one gateway."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, *, is_found: bool = False) -> None:
+        """`is_found`: nobody gave the token, it was in the state folder."""
         self._url = base(url)
+        self._is_found = is_found
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def call(self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S) -> Any:
@@ -43,8 +52,13 @@ class AdminClient:
         data, headers = None, self._headers
         if body is not None:
             data, headers = json.dumps(body).encode(), {**headers, "content-type": "application/json"}
-        with reach(self._url + path, method, data, headers, timeout_s=timeout_s) as answer:
-            return read_json(answer)
+        try:
+            with reach(self._url + path, method, data, headers, timeout_s=timeout_s) as answer:
+                return read_json(answer)
+        except GatewayError as error:
+            if self._is_found and error.status == HTTPStatus.UNAUTHORIZED:
+                raise GatewayError(_NOT_ITS_TOKEN, error.status) from None
+            raise
 
 
 def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeout_s: float) -> Any:
@@ -53,7 +67,10 @@ def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeo
     `data` is the body: bytes, or pieces whose total length is in `headers`.
     """
     if not url.startswith(("http://", "https://", f"{UNIX}/")):
-        raise GatewayError(f"{url} is not a URL with http://, https:// or unix:/path")
+        given = url.partition("/admin/")[0].partition("/v1/")[0]
+        bare = given and not given.startswith("unix") and not any(sign in given for sign in ("//", ":/"))
+        hint = f" (did you mean `http://{given}`?)" if bare else ""
+        raise GatewayError(f"{url} is not a URL with http://, https:// or unix:/path{hint}")
     is_unix = url.startswith(UNIX)
     http_url = "http://localhost" + url.split(":", 2)[2] if is_unix else url
     request = urllib.request.Request(http_url, data, dict(headers), method=method)  # noqa: S310 (checked above)
@@ -68,6 +85,13 @@ def reach(url: str, method: str, data: Any, headers: Mapping[str, str], *, timeo
         if isinstance(reason, ConnectionRefusedError | FileNotFoundError):
             reason = "connection refused" if isinstance(reason, ConnectionRefusedError) else "there is no such socket"
             hint = " (is a gateway running there? --url or PENSTOCK_URL names another)"
+        elif isinstance(reason, ssl.SSLCertVerificationError):
+            reason = f"its certificate is not trusted here, {reason.verify_message}"
+            hint = " (SSL_CERT_FILE names a file with its authority)"
+        elif isinstance(reason, ssl.SSLError):
+            reason, hint = f"no TLS is spoken there, {reason.reason}", f" (did you mean `http{_origin(url)[5:]}`?)"
+        elif isinstance(reason, http.client.RemoteDisconnected | ConnectionResetError) and url.startswith("http:"):
+            hint = f" (is it TLS? then `https{_origin(url)[4:]}`)"
         raise GatewayError(f"cannot reach {_origin(url)}: {reason}{hint}") from None
     answer.url = url
     return answer
@@ -180,7 +204,9 @@ class _Output(argparse.Action):
 
 def client(args: argparse.Namespace) -> AdminClient:
     """Returns a client with the token of `args`, or with the generated one of a gateway on this machine."""
-    return AdminClient(args.url, args.token or own_token.find(args.url, os.environ))
+    if args.token:
+        return AdminClient(args.url, args.token)
+    return AdminClient(args.url, own_token.find(args.url, os.environ), is_found=True)
 
 
 def asked(args: argparse.Namespace, work: Callable[[AdminClient, argparse.Namespace], int]) -> int:
@@ -189,7 +215,15 @@ def asked(args: argparse.Namespace, work: Callable[[AdminClient, argparse.Namesp
         return work(client(args), args)
     except GatewayError as error:
         print(f"penstock: {error}", file=sys.stderr)
-        return 1
+    except KeyError as error:
+        print(f"penstock: {lacks(error)}", file=sys.stderr)
+    return 1
+
+
+def lacks(error: KeyError) -> str:
+    """Returns the words for an answer without a member that has to be there."""
+    version = f"penstock {penstock.__version__}; --json prints what it says"
+    return f"the gateway's answer has no {error}: it is of another version than this command ({version})"
 
 
 def show(args: argparse.Namespace, answer: Any, *lines: str) -> int:
@@ -205,11 +239,15 @@ def _message(error: urllib.error.HTTPError, url: str) -> str:
         told = json.loads(error.read(1 << 20))["error"]
         message, code = str(told["message"]), str(told.get("code"))
     except (ValueError, LookupError, TypeError, AttributeError, OSError, http.client.HTTPException):
-        return f"answered {error.code} {error.reason}"
+        return f"{_origin(url)} answered {error.code} {error.reason}: is it a Penstock gateway?"
     if code == "path_not_found" and "/admin/" in url:
-        return f"{_origin(url)} has no /admin: if `admin.listen` gives it a separate address, use that"
+        given, _, path = url.partition("?")[0].rpartition("/admin/")
+        more = "" if path == "state" else f"; one of another version may lack /admin/{path}"
+        if given.rstrip(":") != _origin(url):
+            more = f"; without a `root_path` the URL ends at {_origin(url)}"
+        return f"{_origin(url)} has no /admin: if `admin.listen` gives it a separate address, use that{more}"
     if error.code == HTTPStatus.UNAUTHORIZED:
-        return f"{message} Give it by --token or PENSTOCK_ADMIN_TOKEN."
+        return f"{message} {_GIVE_IT}"
     return message
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from penstock.cli.admin_client import URL_DEFAULT, GatewayError
+from penstock.cli.admin_client import URL_DEFAULT, GatewayError, lacks
 from penstock.cli.batch_client import BatchClient
 from penstock.cli.top.views import plain
 
@@ -66,9 +66,11 @@ def _verb(verbs: Any, name: str, meaning: str, run: Any) -> argparse.ArgumentPar
 def run(args: argparse.Namespace) -> int:
     try:
         return int(args.verb(BatchClient(args.url, key=args.key, tenant=args.tenant), args))
+    except KeyError as error:
+        print(f"penstock: {lacks(error)}", file=sys.stderr)
     except (GatewayError, OSError) as error:
         print(f"penstock: {error}", file=sys.stderr)
-        return 1
+    return 1
 
 
 def _ls(client: BatchClient, args: argparse.Namespace) -> int:

@@ -154,7 +154,7 @@ def _issue(client: AdminClient, args: argparse.Namespace) -> int:
 def _list(client: AdminClient, args: argparse.Namespace) -> int:
     query = f"?{urlencode({'tenant': args.tenant})}" if args.tenant else ""
     answer = client.call("GET", _LIST + query)
-    lines = [_line(key) for key in answer["keys"]]
+    lines = [_line(key) for key in answer["keys"]] or ["no keys"]
     if answer["more"]:
         lines.append(f"and {answer['more']:,} more; --tenant NAME shows one tenant's")
     if answer["trouble"]:

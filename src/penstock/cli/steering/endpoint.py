@@ -50,9 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return admin_client.asked(args, _run)
+
+
+def _run(client: AdminClient, args: argparse.Namespace) -> int:
     """Change each endpoint in turn; one that fails does not stop the others. Returns the exit code."""
     answers: list[Any] = []
-    asks = args.endpoint(admin_client.client(args), args)
+    asks = args.endpoint(client, args)
     failed = not asks
     for ask in asks:
         try:
