@@ -164,6 +164,10 @@ def test_a_relative_store_is_named_by_its_whole_path(
             said = f"{tmp_path}/elsewhere/{within}: no such folder; the setting is relative to where the gateway"
             assert said in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    settings.write_text("endpoints: [{url: http://127.0.0.1:9}]\nstore: file/data\n")
+    assert commands.run(["check", str(settings)]) == 1
+    assert capsys.readouterr().err.startswith(f"store: {tmp_path}/file/data can't be used: ")
     settings.write_text("store: data\n")
     assert commands.run(["store", "check", "-c", str(settings)]) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path}/data/batch.sqlite3: ok; ")

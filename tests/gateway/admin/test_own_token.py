@@ -31,6 +31,16 @@ def test_the_commands_find_what_a_gateway_on_their_machine_wrote(tmp_path: Path)
     assert list((tmp_path / "penstock").iterdir()) == []
 
 
+def test_the_log_names_its_folder_for_commands_in_any_directory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "penstock.gateway.admin.own_token")
+    monkeypatch.chdir(tmp_path)
+    OwnToken(Path("state")).write(8080)
+    assert f" from {tmp_path}/state/8080/admin-token; " in caplog.text
+    assert caplog.text.rstrip().endswith(f"export PENSTOCK__STATE_DIR={tmp_path}/state")
+
+
 def test_each_start_has_another_token_and_none_takes_anothers_away(tmp_path: Path) -> None:
     first, second = OwnToken(tmp_path), OwnToken(tmp_path)
     assert first.token != second.token

@@ -145,7 +145,7 @@ def unusable(folder: Path) -> str | None:
         if (lock := folder / LOCK).exists():
             lock.open("ab").close()
     except OSError as error:
-        return None if error.errno in _FULL else f"{folder} can't be used: {error.strerror}"
+        return None if error.errno in _FULL else f"{folder.absolute()} can't be used: {error.strerror}"
     file = folder / FILE
     return f"{file}: {os.strerror(errno.EACCES)}" if file.exists() and not os.access(file, os.W_OK) else None
 
@@ -157,10 +157,14 @@ def lock(folder: Path) -> IO[bytes]:
         held = (folder / LOCK).open("ab")
     except OSError as error:
         full = error.errno in _FULL
-        raise (StorageFullError if full else StoreError)(f"{folder} can't be used: {error.strerror}") from None
+        raise (StorageFullError if full else StoreError)(
+            f"{folder.absolute()} can't be used: {error.strerror}"
+        ) from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.close()
-        raise StoreError(f"{folder} is in use by another gateway; use a PostgreSQL store to share it") from None
+        raise StoreError(
+            f"{folder.absolute()} is in use by another gateway; use a PostgreSQL store to share it"
+        ) from None
     return held

@@ -40,7 +40,7 @@ class OwnToken:
     def __init__(self, folder: Path | None, token: str | None = None) -> None:
         self.token = token or secrets.token_hex(TOKEN_BYTES)  #: given if gateways have it in common
         self.file: Path | None = None  #: once it is written
-        self._folder = folder
+        self._folder = None if folder is None else folder.absolute()
         self._place: int | str | None = None  # once the gateway listens
         self._needed = False
 
