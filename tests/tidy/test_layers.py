@@ -14,7 +14,7 @@ from tests.tidy.test_imports import imports
 
 ROOM = Path(__file__).parents[2] / "src/penstock/core/scheduling"
 TRANSITIONS = ("waiting", "gating", "sending", "returning", "preempting", "pumping")
-LAYERS = ("state", "questions", *TRANSITIONS, "taking_over", "reconfigure")  # from the lowest up
+LAYERS = ("state", "places", "questions", *TRANSITIONS, "taking_over", "reconfigure")  # from the lowest up
 LINES_MAX = 350
 SENDS_NOTHING = {
     *("passed_on", "moved", "kv_stored", "kv_lost"),

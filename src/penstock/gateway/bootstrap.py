@@ -127,7 +127,12 @@ class Parts:
                 decides=lambda: self.cluster is None or self.cluster.decides,
             )
             self.batch = batch_service(
-                settings.batch, self.store, port=port, driver=driver, callers=callers, metrics=metrics
+                *(settings.batch, self.store),
+                port=port,
+                driver=driver,
+                callers=callers,
+                refused=app.refusals.count,
+                metrics=metrics,
             )
         own_paths = OwnPaths(
             driver=driver,

@@ -407,7 +407,7 @@ async def test_keys_on_the_command_line(world: World, tmp_path: Path, capsys: py
         "ci: team, issued, models sim qwen-*, prompts of 9,000 tokens, until 2100-01-02 00:00 UTC",
     ]
     assert (await penstock("new", "team", "ci")) == (1, "", "penstock: There is a key `ci` already.\n")
-    assert (await penstock("ls", "--tenant", "open"))[:2] == (0, "")
+    assert (await penstock("ls", "--tenant", "open"))[:2] == (0, "no keys\n")
     code, out, _ = await penstock("limit", "ci", "--limits", "running=2,requests_per_minute=60")
     assert (code, ", limits running=2 requests_per_minute=60, until 2100" in out) == (0, True)
     assert ", limits running=2, until" in (await penstock("limit", "ci", "--limits", "requests_per_minute=none"))[1]
@@ -515,3 +515,83 @@ async def test_a_key_that_can_not_be_limited_is_refused_in_words(world: World, t
     for wrong in wrongs:
         assert (await limit(world, "ci", wrong, 400))["error"]["code"] == "bad_request"
     assert (await listed(world))["ci"]["limits"] == {}
+
+
+# --- keys that are good no more -------------------------------------------------------------------------------------
+
+
+async def wrong(world: World) -> dict[tuple[str, str], int]:
+    """The refusals of the last minute that are a key's fault: by tenant and words."""
+    rows = (await world.ask("GET", "/admin/state")).json()["lately"]["rows"]
+    return {(row["tenant"], row["what"]): row["count"] for row in rows if row["reason"] == "unauthorized"}
+
+
+async def until_wrong(world: World, total: int) -> dict[tuple[str, str], int]:
+    async for _ in looks(WAIT_S):
+        if sum((found := await wrong(world)).values()) == total:
+            return found
+    raise AssertionError
+
+
+async def test_a_refused_key_that_was_good_once_is_told_by_whose_it_was_and_never_itself(
+    world: World, tmp_path: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    await world.engine()
+    soon = time.time() + 3.0
+    await gateway(world, tmp_path, workers=workers, batch={"data": str(tmp_path), "serve": True})
+    revoked, expiring = (await make(world, "ci"))["key"], (await make(world, "night", expires=soon))["key"]
+    await works(world, revoked)
+    await revoke(world, "ci")
+    await works_no_more(world, revoked)
+    await works_no_more(world, expiring, within_s=WAIT_S)
+    for key in (revoked, revoked, expiring, "pk-nobodys", "pk-another"):
+        assert (await asked(world, key)).status == 401
+    for path in ("/v1/models", "/v1/files", "/queue"):
+        assert (await world.ask("GET", path, headers={"authorization": f"Bearer {revoked}"})).status == 401
+    words = "refused: the key is missing or wrong"
+    unknown, ended = ("", words), ("team", f"{words} (key ci, revoked")
+    whose: dict[tuple[str, str], int] = {}
+    async for _ in looks(WAIT_S):
+        whose = {(tenant, what.split(" 2")[0]): count for (tenant, what), count in (await wrong(world)).items()}
+        if whose.get(unknown) == 2 and whose.get(ended, 0) >= 6:  # unknown keys are a number
+            break
+    assert set(whose) == {
+        ("", words),
+        ("team", f"{words} (key ci, revoked"),
+        ("team", f"{words} (key night, expired"),
+    }
+    events = [row["text"] for row in (await world.ask("GET", "/admin/state")).json()["events"]]
+    assert any(f" requests of team {ended[1]}" in text for text in events)
+    rows = (await until_reason(world))["rows"]
+    assert {row["key"] for row in rows if row["tenant"] == "team" and "unauthorized" in row["reasons"]} == {
+        "ci",
+        "night",
+    }
+    shown = (await world.ask("GET", "/admin/state")).body.decode() + caplog.text
+    for key in (revoked, expiring):
+        assert key not in shown
+        assert key_hash(key).removeprefix("sha256:")[:12] not in shown
+
+
+async def until_reason(world: World) -> Any:
+    """The ledger, once both keys' refusals are in it."""
+    async for _ in looks(WAIT_S):
+        told = (await world.ask("GET", "/admin/usage?by=tenant,key")).json()
+        if sum("unauthorized" in row["reasons"] for row in told["rows"]) == 2:
+            return told
+    raise AssertionError
+
+
+async def test_a_key_that_a_reload_takes_away_is_told_and_one_that_comes_back_works(world: World) -> None:
+    await world.engine()
+    gate = await world.gateway(tenants=TENANTS)
+    await works(world, LISTED)
+    world.document["tenants"] = [{"name": "team", "keys": [key_hash("pk-plain")]}]
+    await gate.reload()
+    assert (await asked(world, LISTED)).status == 401
+    ((tenant, what),) = (await until_wrong(world, 1)).keys()
+    assert (tenant, what.split(" 2")[0]) == ("team", "refused: the key is missing or wrong (key listed, revoked")
+    world.document["tenants"] = TENANTS
+    await gate.reload()
+    await works(world, LISTED)

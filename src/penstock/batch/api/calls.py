@@ -59,7 +59,7 @@ class CallKind(StrEnum):
 class Calls:
     """Runs calls as tasks, and answers for those that fail."""
 
-    def __init__(self, refused: Callable[[Reason], None]) -> None:
+    def __init__(self, refused: Callable[[Reason, SocketExchange], None]) -> None:
         self._refused = refused
         self._tasks: set[asyncio.Task[None]] = set()
         self._under_way: Counter[CallKind] = Counter()
@@ -139,7 +139,7 @@ class Calls:
         retry_after_s: float | None = None,
         extra: list[Header] | None = None,
     ) -> None:
-        self._refused(reason)
+        self._refused(reason, exchange)
         status, headers, body = errors.refusal(
             errors.Api.OPENAI, reason, message, param=param, retry_after_s=retry_after_s
         )

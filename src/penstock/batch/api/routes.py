@@ -88,6 +88,7 @@ class BatchRoutes:
         header, peer = exchange.lookup.get, exchange.peer[0]
         caller = self._callers.identify(self._callers.key(header, exchange.repeats), header, peer, now=self._now())
         if isinstance(caller, Unauthorized):
+            exchange.note = caller
             raise ApiError(caller.reason, caller.message)
         owner = self._callers.owner(header, peer, caller)
         return Owner(owner, caller.user, ANONYMOUS if owner == ANONYMOUS else caller.tenant, caller.rights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Callable
 
 from penstock import clock
 from penstock.batch.api.batches import Batches
@@ -18,9 +19,11 @@ from penstock.batch.runner import Runner
 from penstock.batch.store.thread import StoreThread
 from penstock.batch.values import Quota
 from penstock.config.sections.batch import BatchSection
+from penstock.core.values.catalogue import Reason
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.telemetry.metrics import Metrics
+from penstock.http.server.server import Exchange
 
 
 class BatchService:
@@ -49,9 +52,16 @@ class BatchService:
 
 
 def batch_service(
-    settings: BatchSection, store: StoreThread, *, port: GatewayPort, driver: Driver, callers: Callers, metrics: Metrics
+    settings: BatchSection,
+    store: StoreThread,
+    *,
+    port: GatewayPort,
+    driver: Driver,
+    callers: Callers,
+    refused: Callable[[Reason, Exchange], None],
+    metrics: Metrics,
 ) -> BatchService:
-    """Returns files and batches of a gateway, kept in the `store`."""
+    """Returns files and batches of a gateway, kept in the `store`. `refused` counts refusals."""
     limits = settings.limits
     quota = Quota(files=limits.files, bytes=limits.bytes, batches=limits.batches, items=limits.items)
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
@@ -59,6 +69,6 @@ def batch_service(
     manager = Manager(store, runner, port, settings, wall=clock.wall, now=driver.now)
     files = Files(store, settings, quota, runner=name, urls=port.takes, wall=clock.wall)
     batches = Batches(store, manager, quota, urls=port.takes, keep_s=settings.keep, wall=clock.wall)
-    calls = Calls(metrics.refused)
+    calls = Calls(refused)
     metrics.add_sources([BatchMetrics(manager, runner, store)])
     return BatchService(BatchRoutes(calls, callers, files, batches, now=driver.now), calls, manager)

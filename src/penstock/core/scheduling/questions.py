@@ -26,8 +26,7 @@ from penstock.core.explain.snapshot import (
     state_now,
     stopped_models,
 )
-from penstock.core.queueing.entry import Entry
-from penstock.core.queueing.position import QueuePosition, ranked
+from penstock.core.queueing.position import QueuePosition
 from penstock.core.queueing.quotas import Accounts
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.catalogue import Cause
@@ -195,34 +194,9 @@ class Questions:
 
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:
         """Returns the positions of those requests that are queued. Many at once are cheap."""
-        state = self._state
-        found = [state.entries.get(request_id) for request_id in request_ids]
-        waiting: list[Entry] = [entry for entry in found if entry is not None and entry.state is State.WAITING]
-        held = {entry.id: self._held(entry, now) for entry in waiting if entry.held}
-        waiting = [entry for entry in waiting if not entry.held] if held else waiting
-        return held | {
-            entry.id: QueuePosition(
-                position,
-                None
-                if self._starved(entry)
-                else state.estimated_wait_s(entry, now, ahead=state.forecast.ahead(position - 1, ahead)),
-                now - entry.waits_since_s,
-            )
-            for entry, position, ahead in ranked(waiting, state.queues.bands)
-        }
+        from penstock.core.scheduling.places import places  # noqa: PLC0415 - most gateways are never asked
 
-    def _held(self, entry: Entry, now: float) -> QueuePosition:
-        """Returns the place of a held request: that of its session."""
-        session = self._state.gate.session_of(entry.id)
-        position = 0 if session is None else self._state.gate.position(session)
-        return QueuePosition(position, self._state.estimated_wait_s(entry, now), now - entry.waits_since_s)
-
-    def _starved(self, entry: Entry) -> bool:
-        """Whether higher bands wait for the model, and nothing is promised to the request's own: no forecast holds."""
-        bands = self._state.queues.bands
-        if bands[entry.band].settings.min_share > 0.0:
-            return False
-        return any(entry.model in higher.tree.root.backlog for higher in bands[: entry.band])
+        return places(self._state, request_ids, now)
 
     def allowance(self, accounts: Accounts, *, now: float) -> Allowance | None:
         """Returns the least rest of each rate of these accounts; None: no rate is set."""

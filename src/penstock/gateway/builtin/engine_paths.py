@@ -72,6 +72,7 @@ class EnginePaths:
         else:
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):
+                exchange.note = key
                 self._refuse(exchange, key.reason, key.message)
         return BODY_BYTES_MAX
 

@@ -104,6 +104,7 @@ class OwnPaths:
         elif exchange.target_path.startswith(_OF_MODELS):
             key = self._callers.key(exchange.lookup.get, exchange.repeats)
             if isinstance(key, Unauthorized):
+                exchange.note = key
                 self._refuse(exchange, key.reason, key.message)
             else:
                 exchange.note = key
@@ -152,6 +153,7 @@ class OwnPaths:
         key = self._callers.key(header, exchange.repeats)
         caller = self._callers.identify(key, header, exchange.peer[0], client=exchange.client, now=self._driver.now())
         if isinstance(caller, Unauthorized):
+            exchange.note = caller
             self._refuse(exchange, caller.reason, caller.message)
         elif exchange.target_path == USAGE or exchange.query == "usage=today":
             asked = self._own_usage if exchange.target_path == USAGE else self._queue_and_use

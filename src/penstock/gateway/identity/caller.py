@@ -108,18 +108,30 @@ class Claims:
         self.band: Final = band  #: likewise
 
 
+class FormerKey:
+    """A key that was good once."""
+
+    __slots__ = ("ended", "key")
+
+    def __init__(self, key: Key, ended: str) -> None:
+        self.key: Final = key
+        self.ended: Final = ended  #: how and when, in words
+
+
 class Unauthorized:
     """The client is refused."""
 
-    __slots__ = ("message", "reason")
+    __slots__ = ("former", "message", "reason")
 
     def __init__(
         self,
         message: str,
         reason: Reason = Reason.UNAUTHORIZED,
+        former: FormerKey | None = None,
     ) -> None:
         self.message: Final = message
         self.reason: Final = reason
+        self.former: Final = former  #: the key that it presented, for operators; None: none that is known
 
 
 class TenantProfile:

@@ -28,7 +28,7 @@ from penstock.config.model import Settings
 from penstock.config.sections import tenancy
 from penstock.config.sections.tenancy import ANONYMOUS, NAMES_WITHOUT_KEYS, OTHER, Tenant
 from penstock.core.values.catalogue import Reason
-from penstock.gateway.identity.caller import Caller, Claims, Key, Sender, TenantProfile, Unauthorized
+from penstock.gateway.identity.caller import Caller, Claims, FormerKey, Key, Sender, TenantProfile, Unauthorized
 from penstock.gateway.identity.name_quota import NameQuota, NameQuotas, safe_name
 from penstock.gateway.identity.objectives import Objectives
 from penstock.gateway.identity.origins import within
@@ -40,6 +40,7 @@ from penstock.gateway.identity.unnamed import UnnamedCallers
 
 if TYPE_CHECKING:
     from penstock.batch.values import MadeKey
+    from penstock.gateway.identity.former_keys import FormerKeys
 
 KEY_PREFIX: Final = "pk-"
 KEY_BYTES: Final = 32
@@ -84,6 +85,8 @@ class Callers:
         self._unnamed = UnnamedCallers(self._advance)
         self._makes_keys = False
         self._made: Sequence[MadeKey] | None = None  # None: not read yet
+        self._keys: dict[bytes, Key] = {}  # by their digests
+        self._former: FormerKeys | None = None  # None: no key ended so far
         self.own_accounts = OwnAccounts()  #: of keys and models with limits
 
     def follow(self, settings: Settings) -> None:
@@ -135,7 +138,13 @@ class Callers:
             for row in self._made or ()
             if (owner := self._tenants.get(row.tenant)) is not None
         ]
-        self._keys = {**{key.digest: key for key in made}, **self._listed}
+        before, self._keys = self._keys, {**{key.digest: key for key in made}, **self._listed}
+        if self._former is None and before.keys() - self._keys.keys():
+            from penstock.gateway.identity.former_keys import FormerKeys  # noqa: PLC0415 - few keys end
+
+            self._former = FormerKeys()
+        if self._former is not None:
+            self._former.look(before, self._keys, self._wall())
         self._advance()
 
     def _advance(self) -> None:
@@ -156,20 +165,22 @@ class Callers:
         for name in KEY_HEADERS if repeats is not None else ():
             if repeats is not None and repeats(name):
                 return Unauthorized(_TWICE.format(name.decode()))
-        foreign = False
+        foreign, former = False, None
         for name in KEY_HEADERS:
             presented = _presented(header(name))
             if not presented:
                 continue
             if len(presented) <= KEY_CHARACTERS_MAX:
-                known = self._good(hashlib.sha256(presented).digest())
+                its = hashlib.sha256(presented).digest()
+                known = self._good(its)
                 if known is not None:
                     return known
+                former = former or self._ended(its)
             if self._takes_tokens and (claims := self.tokens.judge(presented)) is not None:
                 return claims if isinstance(claims, Unauthorized) else self._of_token(claims)
             foreign = foreign or self._require_key or presented.startswith(_KEY_PREFIX)
         if foreign:
-            return self._unknown()
+            return self._unknown(former)
         if self._require_key:
             return Unauthorized(_KEY_REQUIRED)
         return None  # a foreign key is passed on upstream
@@ -256,7 +267,7 @@ class Callers:
         elif key is not None:
             good = self._good(key.digest)
             if good is None:
-                return self._unknown()
+                return self._unknown(self._ended(key.digest))
             if isinstance(good, Unauthorized):
                 return good
             key = good
@@ -350,17 +361,21 @@ class Callers:
 
     # --- identity -------------------------------------------------------------------------------------------
 
-    def _unknown(self) -> Unauthorized:
+    def _unknown(self, former: FormerKey | None) -> Unauthorized:
         """Returns the refusal of an unknown key, or of one that cannot be checked yet."""
         if self._makes_keys and self._made is None:
             return Unauthorized(_UNREAD, Reason.OVERLOAD)
-        return Unauthorized(_UNKNOWN_KEY)
+        return Unauthorized(_UNKNOWN_KEY, former=former)
+
+    def _ended(self, its: bytes) -> FormerKey | None:
+        return None if self._former is None else self._former.get(its)
 
     def _good(self, its: bytes) -> Key | Unauthorized | None:
         """Returns the key with this digest, the refusal of an expired one, or None."""
         key = self._keys.get(its)
         if key is not None and key.expires_at is not None and self._wall() >= key.expires_at:
-            return Unauthorized(_EXPIRED.format(values.write_moment(key.expires_at)))
+            moment = values.write_moment(key.expires_at)
+            return Unauthorized(_EXPIRED.format(moment), former=FormerKey(key, f"expired {moment}"))
         return key
 
     def _of_token(self, claims: Claims) -> Key:

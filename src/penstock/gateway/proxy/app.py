@@ -195,6 +195,7 @@ class App:
         lookup = exchange.lookup  # usually no header is given twice, so none is searched for
         key = self._callers.key(lookup.get, None if len(lookup) == len(exchange.headers) else exchange.repeats)
         if isinstance(key, Unauthorized):
+            exchange.note = key
             self.refusals.refuse(exchange, key.reason, key.message)
         elif found.bare and not self._served_bare():
             self._unknown(exchange)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.core.values.catalogue import Reason
-from penstock.gateway.identity.caller import Key, Sender
+from penstock.gateway.identity.caller import Key, Sender, Unauthorized
 from penstock.gateway.openai import errors
 from penstock.gateway.openai.routes import api_of
 from penstock.gateway.proxy.arrival import RequestIds
@@ -46,7 +46,7 @@ class Refusals:
         """Respond with a refusal. `message`: None: the usual one of the reason."""
         if reason is Reason.METHOD_NOT_ALLOWED and message is None:
             message = errors.wrong_method(exchange.method, dict(extra)[b"allow"].decode())
-        self._count(reason, exchange)
+        self.count(reason, exchange)
         retry_after_s = 1.0 if reason.retryable else None
         status, headers, body = errors.refusal(
             api_of(exchange.target_path), reason, message, param=param, retry_after_s=retry_after_s
@@ -57,20 +57,24 @@ class Refusals:
         """Returns the response to a request that is not valid HTTP."""
         reason = _REFUSALS[refusal]
         api = api_of(exchange.target_path) if exchange is not None else errors.Api.OPENAI
-        self._count(reason, exchange)
+        self.count(reason, exchange)
         retry_after_s = 1.0 if reason.retryable else None
         status, headers, body = errors.refusal(api, reason, detail, retry_after_s=retry_after_s)
         if exchange is not None and exchange.method:
             headers.append((b"x-request-id", self.request_id(exchange)))
         return status, headers, body
 
-    def _count(self, reason: Reason, exchange: Exchange | None) -> None:
-        """Count it, for its tenant if it has a valid key."""
-        key = exchange.note if exchange is not None else None
+    def count(self, reason: Reason, exchange: Exchange | None) -> None:
+        """Count it, for its tenant if it has a valid key, or one that was."""
+        key, ended = exchange.note if exchange is not None else None, ""
+        if isinstance(key, Unauthorized) and key.former is not None:
+            ended, key = f"key {key.former.key.name}, {key.former.ended}", key.former.key
         if isinstance(key, Sender):
             key = key.key
         if isinstance(key, Key):
             owner = key.owner
-            self._metrics.refused(reason, tenant=owner.name, label=owner.label, key=key.name, user=key.user)
+            self._metrics.refused(
+                reason, tenant=owner.name, label=owner.label, key=key.name, user=key.user, ended=ended
+            )
         else:
             self._metrics.refused(reason)

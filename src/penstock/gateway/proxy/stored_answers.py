@@ -48,6 +48,7 @@ class StoredAnswers:
             return
         key = self._callers.key(exchange.lookup.get, exchange.repeats)
         if isinstance(key, Unauthorized):
+            exchange.note = key
             self._refuse(exchange, key.reason, key.message)
 
     def complete(self, exchange: Exchange) -> None:
@@ -56,6 +57,7 @@ class StoredAnswers:
         key = self._callers.key(header, exchange.repeats)
         caller = self._callers.identify(key, header, exchange.peer[0], client=exchange.client, now=self._driver.now())
         if isinstance(caller, Unauthorized):
+            exchange.note = caller
             self._refuse(exchange, caller.reason, caller.message)
             return
         if self._driver.draining:

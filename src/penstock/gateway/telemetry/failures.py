@@ -44,6 +44,7 @@ class Mishap(NamedTuple):
     tenant: str  #: "": not known, as it was refused before anybody asked
     endpoint: str  #: "": none had a part in it
     limit: str = ""  #: of the tenant, if that is the reason
+    key: str = ""  #: of the tenant, by its name, and how it ended, if that is the reason
 
 
 class Failures:
@@ -59,14 +60,21 @@ class Failures:
         self._first_tokens: deque[tuple[float, float]] = deque(maxlen=FIRST_TOKENS_MAX)  # with the time of that look
 
     def note(
-        self, tenant: str, endpoint: str, outcome: Outcome, reason: Reason | None, limit: LimitReached | None = None
+        self,
+        tenant: str,
+        endpoint: str,
+        outcome: Outcome,
+        reason: Reason | None,
+        limit: LimitReached | None = None,
+        *,
+        key: str = "",
     ) -> None:
         """A request ended. Nothing is noted if it went well, or its client wished it."""
         self._ended += 1
         if reason is None or outcome is Outcome.COMPLETED or reason in _OWN_WISH:
             return
         which = "" if limit is None else limit.limit
-        self._add(Mishap(_kind(outcome, reason), reason, tenant, endpoint, which), 1)
+        self._add(Mishap(_kind(outcome, reason), reason, tenant, endpoint, which, key), 1)
 
     def went_well(self, requests: int) -> None:
         """So many requests were answered."""
@@ -132,7 +140,8 @@ class Failures:
         self._totals[row.kind] += number
         if row.kind not in AT_ENDPOINTS:
             row = row._replace(endpoint="")
-        for whose in (row, row._replace(tenant=OTHERS), row._replace(tenant=OTHERS, endpoint=row.endpoint and OTHERS)):
+        merged = row._replace(tenant=OTHERS, key="")
+        for whose in (row, merged, merged._replace(endpoint=row.endpoint and OTHERS)):
             if whose in self._rows or len(self._rows) < ROWS_MAX:
                 self._rows[whose] += number
                 return

@@ -259,8 +259,13 @@ class Metrics:
         """A request that a model could not take goes to the next of its fallbacks. Both are names of the settings."""
         self._fallbacks.labels(model, to).inc()
 
-    def refused(self, reason: Reason, *, tenant: str = "", label: str = OTHER, key: str = "", user: str = "") -> None:
-        """A request that never reached the scheduler. `tenant`, `key` and its `user`: if known by then."""
+    def refused(
+        self, reason: Reason, *, tenant: str = "", label: str = OTHER, key: str = "", user: str = "", ended: str = ""
+    ) -> None:
+        """A request that never reached the scheduler. `tenant`, `key` and its `user`: if known by then.
+
+        `ended`: that key and its end, if it is good no more.
+        """
         self._requests.labels(OTHER, "", Outcome.REJECTED, reason).inc()
         self._rejections.labels(reason).inc()
         if self._llm_d is not None:
@@ -268,7 +273,7 @@ class Metrics:
         if reason in self._alias_rejections:
             self._alias_rejections[reason].inc()
         self._tenants.ended(label, Outcome.REJECTED, reason)
-        self.failures.note(tenant, "", Outcome.REJECTED, reason)
+        self.failures.note(tenant, "", Outcome.REJECTED, reason, key=ended)
         if key and self.usage.on:
             self.usage.refused(tenant, key, user, reason)
 

@@ -22,7 +22,7 @@ LONG_S = 300.0
 OPEN_MAX = 24
 WAITS_S, WAITED_S = 2.0, 0.5  # of the oldest when a queue begins and ends: apart, so that one near them is one line
 TENANTS_MAX = 50  # kept apart in one
-_Key = tuple[Kind, str, str, str]  # with the reason, the limit of the tenant, and the endpoint
+_Key = tuple[Kind, str, str, str]  # with the reason, the limit or key of the tenant, and the endpoint
 _SCANS = (Reason.PATH_NOT_FOUND, Reason.METHOD_NOT_ALLOWED, Reason.WEBSOCKET_UNSUPPORTED)  # somebody looks around
 
 
@@ -30,7 +30,7 @@ class Incident:
     """Failures with one reason, at one endpoint if one had a part in it."""
 
     def __init__(self, key: _Key, serial: int, now: float) -> None:
-        self.kind, self.reason, self.limit, self.endpoint = key
+        self.kind, self.reason, self.detail, self.endpoint = key
         self.serial = serial  # of its event
         self.began_s = self.last_s = now
         self.tenants: Counter[str] = Counter()
@@ -51,7 +51,7 @@ class Incident:
         where = short_name(self.endpoint) + (f" ({self.fell})" if self.fell else "")
         if self.kind is Kind.BROKEN:
             return f"{where or 'endpoints'} broke {count(total, 'stream')}{each}{after}"
-        what = f"{count(total, 'request')}{each} {words(self.kind, self.reason, self.limit)}{after}"
+        what = f"{count(total, 'request')}{each} {words(self.kind, self.reason, self.detail)}{after}"
         return f"{where}: {what}" if where else what
 
 
@@ -87,7 +87,7 @@ class Incidents:
                 self._events.over("failure", incident.text())
 
     def _of(self, row: Mishap, now: float) -> Incident:
-        key = (row.kind, row.reason, row.limit, row.endpoint)
+        key = (row.kind, row.reason, row.limit or row.key, row.endpoint)
         if key not in self._open and len(self._open) >= OPEN_MAX:
             key = (row.kind, row.reason, "", "")
         incident = self._open.get(key)

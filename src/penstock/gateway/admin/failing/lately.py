@@ -35,6 +35,7 @@ class FailureRow(msgspec.Struct, frozen=True):
     count: int
     what: str  #: in words
     limit: str = ""  #: of the tenant, if that is the reason
+    key: str = ""  #: of the tenant, by its name, and how it ended, if that is the reason
 
 
 class FailureGroup(msgspec.Struct, frozen=True):
@@ -141,8 +142,9 @@ class FailureWindow:
                     short_name(row.tenant),
                     short_name(row.endpoint),
                     number,
-                    words(row.kind, row.reason, row.limit),
+                    words(row.kind, row.reason, row.limit or row.key),
                     row.limit,
+                    row.key,
                 )
                 for row, number in rows.most_common(ROWS_SHOWN)
             ],
@@ -151,11 +153,14 @@ class FailureWindow:
         )
 
 
-def words(kind: Kind, reason: str, limit: str = "") -> str:
-    """The end of a request and its reason: `refused: the queue is full`. A broken stream needs no reason."""
+def words(kind: Kind, reason: str, detail: str = "") -> str:
+    """The end of a request and its reason: `refused: the queue is full`. A broken stream needs no reason.
+
+    `detail`: the limit or the key that is the reason.
+    """
     if kind is Kind.BROKEN:
         return kind
-    return f"{kind}: {ROWS.get(reason, reason)}" + (f" ({limit})" if limit else "")
+    return f"{kind}: {ROWS.get(reason, reason)}" + (f" ({detail})" if detail else "")
 
 
 def of_note(lately: Lately, kinds: Iterable[Kind]) -> list[FailureGroup]:
