@@ -581,18 +581,19 @@ class Scheduler(Questions):
         return pumping.pumped(state, now)
 
     def session_paused(self, tenant: str, session: str, *, now: float) -> list[Action]:
-        """Let the turns of a `session`, with any model, wait until it is resumed; others have its memory."""
+        """Let the turns of a `session`, with any model, wait until it is resumed; others have its memory.
+
+        It need not be known here yet.
+        """
         state = self._state
-        for found in state.gate.named(tenant, session):
-            state.gate.stop(found)
+        for found in state.gate.stop_all(tenant, session):
             state.recorder.relined(found.waiting.values(), now)
         return pumping.pumped(state, now)
 
     def session_resumed(self, tenant: str, session: str, *, now: float) -> list[Action]:
         """End an operator's pause of a `session`. Unknown: nothing happens."""
         state = self._state
-        for found in state.gate.named(tenant, session):
-            state.gate.resume(found)
+        for found in state.gate.resume_all(tenant, session):
             state.recorder.relined(found.waiting.values(), now)
         return pumping.pumped(state, now)
 

@@ -639,6 +639,27 @@ def test_a_session_that_an_operator_paused_waits_until_it_is_resumed() -> None:
     assert waiting in bench.at
 
 
+def test_a_pause_holds_for_a_session_that_is_not_known_yet_and_for_no_other_tenants() -> None:
+    bench = Bench(1000)
+    bench.do(bench.scheduler.session_paused("t", "a", now=bench.now))
+    bench.do(bench.scheduler.session_paused("other", "b", now=bench.now))
+    assert set(bench.scheduler.stopped_sessions()) == {("t", "a"), ("other", "b")}
+    waiting, beside = bench.turn("a", 500), bench.turn("b", 500)
+    bench.later(1000.0)
+    assert (waiting in bench.at, beside in bench.at) == (False, True)
+    bench.do(bench.scheduler.session_resumed("t", "a", now=bench.now))
+    assert waiting in bench.at
+    assert bench.scheduler.stopped_sessions() == [("other", "b")]
+
+
+def test_pauses_of_sessions_are_bounded() -> None:
+    bench = Bench(1000)
+    for at in range(1_001):
+        bench.do(bench.scheduler.session_paused("t", f"s{at}", now=bench.now))
+    stopped = bench.scheduler.stopped_sessions()
+    assert (len(stopped), stopped[0], stopped[-1]) == (1_000, ("t", "s1"), ("t", "s1000"))
+
+
 def test_only_a_session_that_gave_its_place_to_others_is_paused() -> None:
     bench = Bench(1_000_000, lease_s=30.0)
 

@@ -96,6 +96,18 @@ async def test_all_of_it_is_told_whole(first: One, second: One) -> None:
     assert second.endpoints.by_hand() == ([], ["y"])
 
 
+async def test_pauses_of_sessions_are_told_and_end_with_their_resumption(first: One, second: One) -> None:
+    for name in ("a", "b"):
+        first.driver.scheduler.session_paused("team", name, now=1.0)
+    first.words.look(1)
+    second.words.heard(first.words.message)
+    assert second.driver.scheduler.stopped_sessions() == [("team", "a"), ("team", "b")]
+    first.driver.scheduler.session_resumed("team", "a", now=1.0)
+    first.words.look(1)
+    second.words.heard(first.words.message)
+    assert second.driver.scheduler.stopped_sessions() == [("team", "b")]
+
+
 async def test_a_pause_that_ends_leaves_a_drain_of_the_same_model(first: One, second: One) -> None:
     first.pause("a")
     first.drain("a")

@@ -90,6 +90,10 @@ class Questions:
         pauses = self._state.pauses
         return list(pauses.paused), list(pauses.drained)
 
+    def stopped_sessions(self) -> list[tuple[str, str]]:
+        """Returns tenants and names of sessions that operators have paused, known here or not."""
+        return list(self._state.gate.stops)
+
     def room(self, model: str, tenant: str, band: int, *, now: float) -> int:
         """Returns for how many more requests the queue has room (in bytes and tokens: unknown); off: free slots."""
         state = self._state

@@ -62,6 +62,7 @@ from penstock.core.values.request import Request, Usage
 from penstock.core.values.rows import MemoryRow, SessionsSnapshot
 from penstock.core.values.settings import SHORT_WAIT_S, SessionSettings
 
+STOPS_MAX: Final = 1_000  # pauses by operators
 CLAIM: Final = 0.95  # of W: the rest is for a session to end its turn
 SPARE: Final = 0.08  # of an endpoint's memory: two sessions of 85,000 tokens in 2,200,000
 SMALL: Final = 0.002  # of an endpoint's memory: five hundred fill it, and one is computed within a step or two
@@ -121,6 +122,7 @@ class SessionGate:
         self.turns: dict[str, Turned] = {}  #: by request: those that wait or are under way
         self.lines: dict[Holder, None] = {}  #: those of whom sessions wait
         self.stopped: dict[str, AgentSession] = {}  #: by operators, those that wait
+        self.stops: dict[tuple[str, str], None] = {}  #: tenants and names that operators paused, known here or not
         self._staying: dict[str, float] = {}  # requests that go to one endpoint alone, and until when
         self._stays: list[tuple[float, str]] = []  # a heap of these; some have left
         self._admissions = DecayingRate()
@@ -352,6 +354,22 @@ class SessionGate:
         found = [s for s in self.ledger.sessions.values() if s.name == name and s.tenant == tenant]
         return found[::-1]
 
+    def stop_all(self, tenant: str, name: str) -> list[AgentSession]:
+        """Pause a tenant's sessions of this name, also those that come. Returns those that are known."""
+        if (tenant, name) not in self.stops and len(self.stops) >= STOPS_MAX:
+            del self.stops[next(iter(self.stops))]  # it ends with its session's residence
+        self.stops[tenant, name] = None
+        for session in (found := self.named(tenant, name)):
+            self.stop(session)
+        return found
+
+    def resume_all(self, tenant: str, name: str) -> list[AgentSession]:
+        """End an operator's pause of a tenant's sessions of this name. Returns those that are known."""
+        self.stops.pop((tenant, name), None)
+        for session in (found := self.named(tenant, name)):
+            self.resume(session)
+        return found
+
     def stop(self, session: AgentSession) -> None:
         """Pause a `session` until `resume`: a turn under way ends, then its turns wait, and its memory is others'."""
         session.stopped = True
@@ -475,6 +493,8 @@ class SessionGate:
         name, part = found
         holder = self.ledger.holder(request.band, *self._tenant(request))
         session = self.ledger.session(name, request.tenant, request.model, holder)
+        if self.stops and (request.tenant, name) in self.stops:
+            session.stopped = True
         if session.holder is not holder:  # this request is of another band
             waits = session.key in session.holder.line
             if waits:

@@ -5,7 +5,7 @@ already; a new gateway receives them when it becomes an edge, and reports its ow
 that grows with each change and with each decider: the highest counts. Orders to a gateway that decides alone are its
 own, and end when it joins the group again.
 
-These are pauses and drains of models, tenants and endpoints, other limits and weights of tenants, and removed
+These are pauses and drains of models, tenants, sessions and endpoints, other limits and weights of tenants, and removed
 endpoints. Endpoints that were added are not among them, because their keys do not travel between machines.
 """
 
@@ -36,13 +36,15 @@ class Said(msgspec.Struct, frozen=True):
     drained: list[str | None] = []
     endpoints_drained: list[str] = []
     endpoints_removed: list[str] = []
+    sessions_paused: list[tuple[str, str]] = []  #: tenants and names
 
     @property
     def is_bounded(self) -> bool:
         """Returns False for more than any gateway can have received."""
         names: list[list[str | None] | list[str]] = [self.paused, self.drained]
         names += [self.endpoints_drained, self.endpoints_removed]
-        return len(self.tenants) <= ORDERED_MAX and sum(len(some) for some in names) <= NAMES_MAX
+        count = sum(len(some) for some in names) + len(self.sessions_paused)
+        return len(self.tenants) <= ORDERED_MAX and count <= NAMES_MAX
 
 
 class OperatorOrders:
@@ -87,7 +89,8 @@ class OperatorOrders:
         paused, drained = self._driver.scheduler.stopped()
         endpoints_drained, endpoints_removed = self._endpoints.by_hand()
         tenants = {name: dict(self._orders.of(name)) for name in self._orders}
-        return Said(tenants, paused, drained, endpoints_drained, endpoints_removed)
+        sessions_paused = self._driver.scheduler.stopped_sessions()
+        return Said(tenants, paused, drained, endpoints_drained, endpoints_removed, sessions_paused)
 
     def _go_by(self, said: Said) -> None:
         driver, before = self._driver, self._now()
@@ -96,6 +99,11 @@ class OperatorOrders:
             self._orders.replace(said.tenants)
             driver.tell(driver.scheduler.tenants_limited(self._orders.limits(), now=driver.now()))
             driver.tell(driver.scheduler.tenants_weighed(self._orders.weights(), now=driver.now()))
+        scheduler, now = driver.scheduler, driver.now()
+        for tenant, name in [one for one in said.sessions_paused if one not in before.sessions_paused]:
+            driver.tell(scheduler.session_paused(tenant, name, now=now))
+        for tenant, name in [one for one in before.sessions_paused if one not in said.sessions_paused]:
+            driver.tell(scheduler.session_resumed(tenant, name, now=now))
         self._endpoints.go_by_hand(drained=said.endpoints_drained, removed=said.endpoints_removed)
         self._said = self._now()  # as far as its names are known here
 

@@ -1,6 +1,7 @@
 """An operator's verbs for agents' sessions: list them, show one with its requests, pause, resume or prefer one.
 
-Names count within a tenant, so a session is named by both. Nothing is stored: a restart knows no pause.
+Names count within a tenant, so a session is named by both. Nothing is stored, so a restart ends all pauses; in a group
+the next leader goes on by them.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class SessionVerbs:
         self._answer(exchange, names)
 
     def _resume(self, exchange: Exchange, names: Mapping[str, str]) -> None:
-        self._known(names)
+        # One that is not known any more may be paused still.
         self._driver.tell(self._scheduler.session_resumed(names["tenant"], names["name"], now=self._driver.now()))
         self._answer(exchange, names)
 
