@@ -62,7 +62,7 @@ async def test_a_keys_holder_sees_its_requests_limits_and_use(world: World, wind
     running.hang_up()
 
 
-@pytest.mark.parametrize(("price", "cost"), [(1, "3.00"), (0.1, "0.30"), (3.25e-5, "0.000098")])
+@pytest.mark.parametrize(("price", "cost"), [(1, "3.00"), (0.1, "0.30"), (3.27e-5, "0.000098")])
 async def test_the_operators_page_shows_who_used_what(
     world: World, window: Window, tmp_path: Path, price: float, cost: str
 ) -> None:
@@ -80,7 +80,7 @@ async def test_the_operators_page_shows_who_used_what(
 
 async def test_without_a_ledger_the_page_has_no_such_table(world: World, window: Window) -> None:
     await world.engine()
-    await world.gateway()
+    await world.gateway(store="off")
     await window.open(world)
     await window.says("Idle")
     assert await window.page.locator("#usage").is_hidden()
