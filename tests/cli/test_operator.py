@@ -242,7 +242,8 @@ async def test_a_tenant_is_shown_paused_limited_and_cleared(world: World, capsys
 
 async def test_a_higher_limit_is_there_less_what_was_spent(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     await world.engine()
-    await world.gateway(tenants=[{"name": "nightly", "limits": {"requests_per_minute": 1, "tokens_per_day": 1000}}])
+    tenants = [{"name": "nightly", "limits": {"requests_per_minute": 1, "tokens_per_day": 1000}}]
+    await world.gateway(tenants=tenants, store=False)  # earlier tests spent, too
     mine = {"x-tenant-id": "nightly"}
     assert [(await world.chat_with(mine)).status for _ in range(2)] == [200, 429]
     assert await run(world, "tenant", "limit", "nightly", "--rpm", "3") == 0

@@ -660,6 +660,7 @@ def kept(gate: Gateway) -> dict[str, object]:
         "_tenants",
         "_listed",
         "_keys",
+        "_former",
         "_dynamic",
         "_dynamic_users",
         "_trusted_peers",

@@ -24,7 +24,9 @@ def _of_bands(merged: Merged) -> Merged:
     for name in changed:
         if name not in names:
             hint = did_you_mean(str(name), names) or "for others list all, highest first: `bands: [{name: …}, …]`"
-            merged.problems.append(Problem(f"bands.{name}", f"is none of the default bands ({', '.join(names)})", hint))
+            path = f"bands.{name}"
+            message = f"is none of the default bands ({', '.join(names)})"
+            merged.problems.append(Problem(path if path.isprintable() else ascii(path), message, hint))
     bands: list[object] = []
     for index, band in enumerate(DEFAULT_BANDS):
         its, usual = changed.get(band.name), band.model_dump(exclude_defaults=True)
