@@ -253,6 +253,20 @@ async def test_a_call_after_a_rest_is_timed_out_as_soon_as_any() -> None:
 
 
 @on_both_loops
+async def test_questions_with_a_time_out_of_their_own_leave_a_pool_at_rest() -> None:
+    async with connected(answering(OK), timeouts=UpstreamTimeouts(first_byte_s=0.1, idle_s=600.0)) as (_, upstream):
+        await ask(upstream)
+        await until(lambda: upstream._rests)
+        for _ in range(3):
+            assert (await upstream.fetch("GET", "/health", timeout_s=WAIT_S)).status == 200
+            assert upstream._rests
+        assert upstream.statistics().connects_total == 1
+        probes = upstream.unpooled()
+        assert (await probes.fetch("GET", "/health", timeout_s=WAIT_S)).status == 200
+        assert probes._timer is None
+
+
+@on_both_loops
 async def test_a_shorter_idle_time_counts_for_connections_that_rest() -> None:
     async with connected(answering(OK), timeouts=UpstreamTimeouts(first_byte_s=0.1, idle_s=600.0)) as (
         engine,

@@ -242,8 +242,11 @@ class Questions:
 
         return loads_now(state.queues.bands, state.pool, state.shares, shown.endpoints_filled(gate, state.pool, now))
 
-    def snapshot(self, *, requests: bool = True, now: float) -> Snapshot:
-        """Returns the picture of this moment; `requests`: with rows of single ones, which are most of its cost."""
+    def snapshot(self, *, requests: bool = True, sessions: bool = True, now: float) -> Snapshot:
+        """Returns the picture of this moment; `requests`: with rows of single ones, which are most of its cost.
+
+        `sessions`: with the memory that agents' sessions hold at each endpoint.
+        """
         state = self._state
         queues, causes = state.queues, state.wait_causes
         names = [band.settings.name for band in queues.bands]
@@ -279,7 +282,7 @@ class Questions:
             sources=state.router.sources.snapshot(now),
             paused_tenants=sorted(state.quotas.paused_names()),
             bounds=bounds_now(queues, state.settings.bounds) if state.settings.queue_enabled else [],
-            sessions=state.gate.snapshot() if state.gate.on else None,
+            sessions=state.gate.snapshot() if sessions and state.gate.on else None,
             preempted_slot_s=state.preemption.lost_s_total,
         )
 

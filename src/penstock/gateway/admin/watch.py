@@ -72,8 +72,8 @@ class Watch:
             exchange.end()
 
     def tick(self) -> None:
-        now = self._driver.now()
-        snapshot = self._driver.scheduler.snapshot(requests=bool(self._listeners), now=now)
+        now, is_shown = self._driver.now(), bool(self._listeners)
+        snapshot = self._driver.scheduler.snapshot(requests=is_shown, sessions=is_shown, now=now)
         self._history.add(snapshot, self._facts.failures, now, self._driver.scheduler.tokens_under_way())
         self._by_tenant.add(snapshot, self._history.latest()["tokens_per_s"], now)
         self._note_changes(snapshot, now)

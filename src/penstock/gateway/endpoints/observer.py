@@ -88,6 +88,7 @@ class Observer:
         self._target = target
         self._driver = driver
         self._settings = settings
+        self._loop = asyncio.get_running_loop()
         self._configured = engine
         self._asks_models = asks_models
         self._on_models = on_models
@@ -177,7 +178,7 @@ class Observer:
             await pause()
 
     async def _pause(self, until: asyncio.Event, pause_s: float) -> None:
-        timer = asyncio.get_running_loop().call_later(pause_s + ROUNDED_S, until.set)
+        timer = self._loop.call_later(pause_s + ROUNDED_S, until.set)
         try:
             await until.wait()
         finally:
@@ -194,7 +195,7 @@ class Observer:
 
         async def watched(path: str) -> ProbeAnswer:
             asked_s, silent_s = self._driver.now(), REST_SILENT_S if self._rests else SILENT_S
-            timer = asyncio.get_running_loop().call_later(silent_s, self._unanswered, asked_s, asked_s + silent_s)
+            timer = self._loop.call_later(silent_s, self._unanswered, asked_s, asked_s + silent_s)
             try:
                 answer = await ask(path)
             finally:
@@ -425,7 +426,7 @@ class Observer:
             if left_s <= 0:
                 break
             if not driver.scheduler.watches:
-                await self._pause(self._look, min(settings.interval_s, left_s))
+                await self._rest(min(settings.interval_s, left_s), left_s)
             elif (soon_s := ended_s + fast_s - driver.now()) > 0:
                 await self._pause(self._look, min(soon_s, left_s))
             elif driver.scheduler.wanted(self._name, now=driver.now()):
@@ -433,6 +434,21 @@ class Observer:
             else:
                 await self._pause(self._look, min(fast_s, left_s))
         self._met = False
+
+    async def _rest(self, interval_s: float, pause_s: float) -> None:
+        """Pause for `pause_s`; for `interval_s` if the endpoint is no longer at rest by then."""
+        if interval_s == pause_s:
+            await self._pause(self._look, pause_s)
+            return
+        timer = self._loop.call_later(interval_s + ROUNDED_S, self._unless_at_rest)
+        try:
+            await self._pause(self._look, pause_s)
+        finally:
+            timer.cancel()
+
+    def _unless_at_rest(self) -> None:
+        if not self._rests:
+            self._look.set()
 
     @property
     def _reads(self) -> bool:
@@ -451,7 +467,7 @@ class Observer:
         if now >= self._full_due_s:
             self._full_due_s = now + self._settings.interval_s
             late_s = REST_LATE_S if rests else PAGE_LATE_S
-            late = asyncio.get_running_loop().call_later(late_s, self._poked.set)
+            late = self._loop.call_later(late_s, self._poked.set)
             try:
                 reading = await reader.full()
             finally:

@@ -150,10 +150,20 @@ class Upstream:
         for connection in tuple(self._open):
             connection.give_up(detail)
 
-    def send(self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]], body: Payload, sink: Sink) -> Call:
+    def send(
+        self,
+        method: str,
+        target: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: Payload,
+        sink: Sink,
+        *,
+        timed: bool = False,
+    ) -> Call:
         """Send a request without waiting; the answer goes to `sink`. Returns the handle to abort or pause it.
 
-        Raises ValueError if a header holds a line break, or the method or target a space.
+        `timed`: the sender has a time-out of its own, so the connections need not be watched for it. Raises ValueError
+        if a header holds a line break, or the method or target a space.
         """
         call = Call(self._head(method, target, headers, body), body, sink, method == "HEAD")
         self._requests_total += 1
@@ -164,7 +174,7 @@ class Upstream:
             idle_s = now - connection.idle_since
             if idle_s < UNLOOKED_S or (idle_s < self.timeouts.idle_s and not connection.is_dropped):
                 connection.start(call, now + STALE_S)
-                if self._rests:
+                if self._rests and not timed:
                     self._watch()
                 return call
             connection.close()
@@ -190,7 +200,7 @@ class Upstream:
         limit = self.limits.fetch_bytes_max if bytes_max is None else bytes_max
         for is_last in (False, True):
             collector = _Collector(self._loop.create_future(), limit)
-            call = self.send(method, target, headers, body, collector)
+            call = self.send(method, target, headers, body, collector, timed=True)
             timer = self._loop.call_later(timeout_s, collector.on_late, timeout_s)
             try:
                 return await collector.answer
@@ -256,6 +266,9 @@ class Upstream:
     def forget(self, connection: UpstreamConnection, /) -> None:
         """`connection` is closed."""
         self._open.discard(connection)
+        if not self._open and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if connection in self._idle:  # a list of at most `idle_connections_max`
             self._idle.remove(connection)
 
@@ -343,7 +356,8 @@ class _Collector:
         self.answer = answer
         self.status = 0
         self._headers: Headers = []
-        self._body = bytearray()
+        self._pieces: list[bytes] = []
+        self._left_bytes = bytes_max
         self._bytes_max = bytes_max
 
     def on_response(self, status: int, headers: Headers, /) -> None:
@@ -353,14 +367,15 @@ class _Collector:
     def on_data(self, data: bytes, /) -> None:
         if self.answer.done():
             return  # the body was too large already
-        if len(self._body) + len(data) > self._bytes_max:
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
             self.on_error(UpstreamError(UpstreamErrorKind.PROTOCOL, f"a body of more than {self._bytes_max} bytes"))
         else:
-            self._body += data
+            self._pieces.append(data)
 
     def on_end(self) -> None:
         if not self.answer.done():
-            self.answer.set_result(Response(self.status, self._headers, bytes(self._body)))
+            self.answer.set_result(Response(self.status, self._headers, b"".join(self._pieces)))
 
     def on_error(self, error: UpstreamError, /) -> None:
         if not self.answer.done():
