@@ -162,11 +162,11 @@ async def test_a_stream_of_unknown_length_is_chunked(world: World) -> None:
     client = await world.client(request())
     await world.until(lambda: world.handler.completed)
     exchange = world.handler.completed[0]
-    large = b"x" * 100_000
-    for piece in (b"one", b"", large, b"three"):
+    pieces = [b"one", b"", *[b"%d" % (size % 7) * size for size in (15, 16, 1023, 1024, 16_383, 16_384, 100_000)]]
+    for piece in pieces:
         exchange.write(piece)
     exchange.end()
-    assert (await client.response())[2] == b"one" + large + b"three"
+    assert (await client.response())[2] == b"".join(pieces)
     client.send(request())
     await world.until(lambda: len(world.handler.completed) == 2)
     world.handler.completed[1].end()

@@ -183,6 +183,22 @@ def test_events_that_begin_like_a_text_are_looked_at_to_their_end(close: bytes) 
     assert reader.tokens == 16
 
 
+@pytest.mark.parametrize("told_at", [3, 30, 59])
+@pytest.mark.parametrize("reads", [1, 2, 7, 60])
+def test_the_end_and_the_usage_of_an_answer_are_kept_however_it_is_read(reads: int, told_at: int) -> None:
+    events = [data(choice(content=f"word {number} " * 5)) for number in range(60)]
+    events[told_at] = data({**choice(content="a"), "usage": {"prompt_tokens": 7, "completion_tokens": told_at}})
+    reader = AnswerReader(streamed=True, hides_usage=False)
+    for at in range(0, 60, reads):
+        read = b"".join(events[at : at + reads])
+        assert reader.take(read) == read
+    assert (reader.tokens, reader.usage()) == (60, Usage(7, told_at))
+    assert reader.tail.endswith(events[59])
+    assert b"".join(events).endswith(reader.tail)
+    assert not reader.mid_event()
+    assert not reader.cut_off()
+
+
 @given(st.lists(one_event | st.sampled_from([*ASIDES.values(), b"data: [DONE]\n\n"]), min_size=1, max_size=6))
 def test_an_answer_begins_with_its_first_token_or_end(events: list[bytes]) -> None:
     each = [meaning(event) for event in events]

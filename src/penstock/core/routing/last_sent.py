@@ -79,7 +79,8 @@ class LastSent:
         here = _Place(endpoint, sent)
         for depth in _within(prefix):
             key = prefix[depth - 1]
-            last.pop(key, None)
+            if key in last:
+                del last[key]
             last[key] = here
         if len(last) > KEYS_MAX:
             # A dict finds its first key by passing all that were deleted before it, up to some hundred thousand.

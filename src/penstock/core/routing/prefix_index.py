@@ -14,7 +14,6 @@ of history, 1.6 GB of events.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import filterfalse, groupby
 from typing import Final
 
 from penstock.core.values.located import Levels, bits_of
@@ -83,11 +82,13 @@ class PrefixIndex:
         held = self._joined(endpoint)
         holders, bit = self._holders, self.bits[endpoint]
         young, old, dropped = held.young, held.old, held.dropped
-        first = next(filterfalse(young.__contains__, keys), None)  # usually only the last blocks are new
-        if first is None:
+        for first in keys:
+            if first not in young:
+                break
+        else:
             return
         self.version += 1
-        for key in keys[keys.index(first) :]:
+        for key in keys[keys.index(first) :]:  # usually only the last blocks are new
             # The holders are checked first, because they were just looked up: each look into another table costs a
             # cache miss.
             bits = holders.get(key, 0)
@@ -172,14 +173,16 @@ class PrefixIndex:
         bits, depth = holders_of(keys[0], 0), 0
         if not bits:
             return levels
-        for holding, run in groupby(map(holders_of, keys)):  # few runs: neighbours are held by the same
-            still = bits & (holding or 0)
-            if still != bits:
-                levels.append((bits & ~still, depth))
-                if not still:
-                    return levels
-                bits = still
-            depth += len(list(run))
+        before: int | None = bits
+        for holding in map(holders_of, keys):
+            if holding is not before:  # neighbours are mostly held by the same
+                before, still = holding, bits & (holding or 0)
+                if still != bits:
+                    levels.append((bits & ~still, depth))
+                    if not still:
+                        return levels
+                    bits = still
+            depth += 1
         levels.append((bits, depth))
         return levels
 

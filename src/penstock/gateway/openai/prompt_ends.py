@@ -20,6 +20,7 @@ from struct import Struct
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import astuple
 from xxhash import xxh3_64_intdigest
 
 from penstock.gateway.openai.fields import NOTHING, Text
@@ -133,8 +134,7 @@ def _hash(value: msgspec.Raw, key: int, depth: int) -> int:
 def _hash_piece(piece: Any, key: int, depth: int) -> int:
     if piece.text is not NOTHING and bytes(memoryview(piece.text)[: len(_BILLING)]) == _BILLING:
         return key
-    for name in _RAW:
-        value = getattr(piece, name)
+    for value in astuple(piece)[-len(_RAW) :]:
         if value is not NOTHING:
             key = _hash(value, key, depth)
     return key

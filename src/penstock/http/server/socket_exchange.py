@@ -26,6 +26,7 @@ _CHUNKED: Final = 2
 _CLOSE: Final = 3
 
 _JOIN_BYTES_MAX: Final = 16 * 1024  # up to this size one copy is cheaper than a write of several pieces
+_SIZE_LINES: Final = tuple([b"%x\r\n" % size for size in range(1024)])  # of chunks, as most events are
 _BODYLESS: Final = frozenset({204, 304})
 _SERVER_OWNED: Final = frozenset({b"connection", b"keep-alive", b"content-length", b"transfer-encoding"})
 _LOOKED_AT_SIZES: Final = frozenset(len(name) for name in (*_SERVER_OWNED, b"date"))
@@ -170,7 +171,9 @@ class SocketExchange(Exchange):
         framing = self._framing
         if framing == _CHUNKED:
             size = len(data)
-            if size < _JOIN_BYTES_MAX:
+            if size < len(_SIZE_LINES):
+                self._transport.write(_SIZE_LINES[size] + data + b"\r\n")
+            elif size < _JOIN_BYTES_MAX:
                 self._transport.write(b"%x\r\n%b\r\n" % (size, data))
             else:
                 self._transport.writelines((b"%x\r\n" % size, data, b"\r\n"))

@@ -15,6 +15,8 @@ from typing import Final
 
 from penstock.core.values.request import Usage
 from penstock.gateway.openai.answers.events import (
+    DONE,
+    DONE_FIRST,
     ENDED,
     LINE_SAID,
     SAID,
@@ -117,9 +119,12 @@ class AnswerReader:
             if _CR in data:
                 return self._each(data, whole=last_end(data) == len(data))
         begin, said, at, size = self._begin, 0, 0, len(data)
-        if begin:
-            while data.startswith(begin, at) and data[at + len(begin)] != _QUOTE:
-                end = data.find(b"\n", at + len(begin)) + 1  # of the first line; there are two LF at the end
+        text = len(begin)  # where it begins
+        if text and data.startswith(begin) and data[text] != _QUOTE:
+            if _LF not in data[text:-2]:  # one event, as in most reads
+                said, at = 1, size
+            while at < size and data.startswith(begin, at) and data[at + text] != _QUOTE:
+                end = data.find(b"\n", at + text) + 1  # of the first line; there are two LF at the end
                 if data[end] != _LF:
                     break
                 said, at = said + 1, end + 1
@@ -315,7 +320,7 @@ def _seen(data: bytes) -> tuple[int, int]:
         return 0, -1
     said = ended = len((SAID_BY_NAME if named else SAID).findall(data))
     if said != events:
-        ended += len(ENDED.findall(data))
+        ended += len(ENDED.findall(data)) + len(DONE.findall(data)) + data.startswith(DONE_FIRST)
         if named or (ended != events and ended + len(SILENT.findall(data)) != events):
             return 0, -1
     return said, ended

@@ -11,9 +11,9 @@ meanings:
 
 An event in an unknown form counts as a token. The table is in docs/behaviour.md.
 
-Nearly all events are the same few shapes of text, which `SAID`, `SAID_BY_NAME`, `SILENT` and `ENDED` find in bytes;
-only the others are parsed as JSON. What they find, `meaning` finds, too. A model's text can't look like them, because
-inside of JSON its quotes are escaped.
+Nearly all events are the same few shapes of text, which `SAID`, `SAID_BY_NAME`, `SILENT`, `ENDED` and `DONE` find in
+bytes; only the others are parsed as JSON. What they find, `meaning` finds, too. A model's text can't look like them,
+because inside of JSON its quotes and line breaks are escaped.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ _BLANK: Final = rb'(?:"index": ?\d+|"role": ?"\w*"|"\w+": ?(?:null|""|\[\]|\{\})
 SILENT: Final = re.compile(
     rb'"choices": ?\[\{(?:%b, ?)*"delta": ?\{(?:%b(?:, ?%b)*)?\}(?:, ?%b)*\}\]' % (_BLANK, _BLANK, _BLANK, _BLANK)
 )
-#: At most one in an event, which is the end of an answer, its usage or `[DONE]`.
+#: At most one in an event, which is the end of an answer or its usage. All begin alike, so a search is quick.
 ENDED: Final = re.compile(
-    _CHOICE
-    + rb'"delta": ?\{(?:"content": ?"")?\}[^{}\[\]]*"finish_reason": ?"[^{}\[\]]*\}\]|'
-    + rb'"choices": ?\[\], ?"usage": ?\{|^data: ?\[DONE\]',
-    re.MULTILINE,
+    rb'"choices": ?\[(?:\{[^{}\[\]]*"delta": ?\{(?:"content": ?"")?\}[^{}\[\]]*"finish_reason": ?"[^{}\[\]]*\}\]'
+    rb'|\], ?"usage": ?\{)'
 )
+#: The same of `[DONE]`: behind another event, and as the first one.
+DONE: Final = re.compile(rb"\ndata: ?\[DONE\]")
+DONE_FIRST: Final = (b"data: [DONE]", b"data:[DONE]")
 #: At most one in a line of JSON, whose text is a token.
 LINE_SAID: Final = re.compile(rb'"(?:message": ?\{"role": ?"assistant", ?"content|response)": ?"[^"]')
 _KEEP_ALIVE: Final = re.compile(r"(?:.*\.)?(?:ping|heart[-_ ]?beat|keep[-_ ]?alive)", re.IGNORECASE)
