@@ -398,7 +398,8 @@ class Oracle:
         if known:
             under_share_come = self._state.reserved.under_share_come(model, now)
             top = _top(entry)
-            above = any(model in band.tree.models() for band in self._state.queues.bands[: entry.band])
+            bands = self._state.queues.bands
+            above = bands[entry.band].credit <= 0 and any(model in band.tree.models() for band in bands[: entry.band])
             judge = self._state.under_share.asked_under_share
             return under_share_come and (top.parent is None or above or not judge(top, now))
         return self._under_share_come(model, now)

@@ -94,6 +94,20 @@ def test_room_for_prompts_is_not_left_to_a_lower_band() -> None:
     assert (night, flood > 40) == (0, True)
 
 
+@pytest.mark.parametrize(("owed", "is_over"), [(0.0, True), (1.0, False)])
+def test_only_what_a_band_is_owed_by_promise_has_the_room_of_a_higher_one(owed: float, is_over: bool) -> None:
+    bands = (BandSettings("standard"), BandSettings("batch", min_share=0.2))
+    made = scheduler(SchedulerSettings(bands=bands, wait_s_max=1e6), a=1)
+    for tenant in ("flood", "light"):
+        for at in range(2):
+            made.arrived(request(f"{tenant}-{at}", tenant=tenant), now=0.0)
+    made.arrived(request("night", band=BATCH, tenant="night"), now=0.0)
+    state = made.inspect()
+    state.reserved.arrived("m", 0.0)
+    state.queues.bands[BATCH].credit = owed
+    assert state.under_share.is_over_share(state.entries["night"], 0.0) == is_over
+
+
 def test_light_requests_of_a_lower_band_keep_no_slot_free_of_a_higher_one() -> None:
     made = scheduler(SchedulerSettings(bands=(BandSettings("standard"), BandSettings("batch")), wait_s_max=1e6), a=8)
     made.arrived(request("long", tenant="other"), now=0.0)

@@ -156,12 +156,14 @@ class UnderShare:
         request may only use `over_share_room`.
 
         The flow's recent demand counts, because a flood holds few slots if prompts or memory are scarce. While requests
-        of a higher band wait for the model, lower bands have no share of it.
+        of a higher band wait for the model, lower bands have no share of it, except what they are owed by promise.
         """
         if not self._reserved.may_count or not self._reserved.under_share_come(entry.model, now):
             return False
         node = top(entry.node)
-        if node.parent is None or self._queues.waits_above(entry.band, entry.model):
+        if node.parent is None:
+            return True
+        if self._queues.bands[entry.band].credit <= 0.0 and self._queues.waits_above(entry.band, entry.model):
             return True
         return not self.asked_under_share(node, now)
 
