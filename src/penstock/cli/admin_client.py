@@ -44,7 +44,7 @@ class AdminClient:
     def __init__(self, url: str, token: str | None, *, is_found: bool = False) -> None:
         """`is_found`: nobody gave the token, it was in the state folder."""
         self._url = base(url)
-        self._is_found = is_found
+        self._is_found = is_found and token is not None
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def call(self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S) -> Any:
