@@ -231,3 +231,16 @@ async def test_envoy_sends_a_request_on_if_its_engine_dies_before_the_first_toke
         await world.idle()
     finally:
         envoy.close()
+
+
+async def test_an_answer_of_our_own_does_not_name_the_engine_that_broke_off(world: World, envoy: Envoy) -> None:
+    engine = await world.engine(step_s=1.0)
+    await behind(world, envoy, health={"probe_interval": 60.0})
+    asked = world.soon(world.chat(tokens=3))
+    await world.until(lambda: world.picture().endpoints[0].leases == 1 and len(engine.log.entries) == 1)
+    await engine.close()
+    world.engines.remove(engine)
+    answer = await asked
+    assert answer.status in (502, 503, 504)
+    assert answer.header("x-penstock-reason") is not None
+    assert answer.header(SERVED) is None

@@ -41,7 +41,5 @@ def _held(state: SchedulerState, entry: Entry, now: float) -> QueuePosition:
 
 def _starved(state: SchedulerState, entry: Entry) -> bool:
     """Whether higher bands wait for the model, and nothing is promised to the request's own: no forecast holds."""
-    bands = state.queues.bands
-    if bands[entry.band].settings.min_share > 0.0:
-        return False
-    return any(entry.model in higher.tree.root.backlog for higher in bands[: entry.band])
+    queues = state.queues
+    return queues.bands[entry.band].settings.min_share <= 0.0 and queues.waits_above(entry.band, entry.model)

@@ -456,7 +456,7 @@ class ProxyStream:
         answer = Response()
         immediate = answer.immediate_response
         immediate.status.code, immediate.body, immediate.details = status, body, "penstock"
-        _mutate(immediate.headers, headers, [])
+        _mutate(immediate.headers, headers, [SERVED.encode()] if self._shows_served else [])
         self._closing = True
         self._later(answer)
 
