@@ -334,6 +334,20 @@ def test_who_is_over_his_share_waits() -> None:
     assert bench.turn("z", 300, tenant="small") in bench.at
 
 
+@pytest.mark.parametrize(("band", "ended"), [(0, 5), (1, 5), (1, 9)])
+def test_sessions_that_ended_without_a_word_are_no_share_for_ever(band: int, ended: int) -> None:
+    """`band`: of the tenant that waits; the `ended` ones are another's, of the highest band."""
+    bench = Bench(1000, bands=("high", "low"), wait_s=300.0)
+    for number in range(ended):
+        bench.whole(f"ended{number}", 100, tenant="morning")
+    bench.later(100.0)
+    waiting = [bench.turn(f"s{number}", 100, tenant="afternoon", band=band) for number in range(9)]
+    bench.later(100.0)
+    assert bench.held("morning") >= 400, "they may only think"
+    bench.later(101.0)
+    assert [turn for turn in waiting if turn not in bench.at] == []
+
+
 def test_room_is_made_when_a_turn_of_the_one_over_his_share_ends() -> None:
     bench = Bench(1000, lease_s=1e9)
     turns = [bench.turn(name, 300, tenant="big") for name in ("a", "b", "c")]

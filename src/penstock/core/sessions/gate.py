@@ -8,7 +8,8 @@ all pass, and routing decides alone where they go: what is booked is where they 
 endpoint, and the turn goes there or, if that is away, or has no room for `STAY` times what computing the context takes
 (`worth_s` at most), elsewhere.
 
-**Rules.** Room for a waiting session is free room (`SPARE` stays free, for growth), sessions idle for `lease_s`, and
+**Rules.** Room for a waiting session is free room (`SPARE` stays free, for growth), sessions idle for `lease_s` of
+tenants that hold no less per weight, sessions idle for W of all others, because most of them are over, and
 1. *Max-min*: a tenant's level is what he holds per weight. One whose level stays below another's with the session
    takes room from idle sessions of the latter, at once, the highest level first. Each such step lowers the higher of
    two levels and never lifts the lower one above it, so levels become equal, except of those who want less: max-min.
@@ -662,9 +663,12 @@ class SessionGate:
         nothing, rank = not holder.booked, _rank(holder)[:2]
         lease_per_token = self._worth / self._pool[memory.name].ledger.speed.rate
         highest = sorted(memory.tenancies.values(), key=lambda tenancy: _rank(tenancy.holder), reverse=True)
+        long_s = max(self._lease_s, self.settings.wait_s)
         for tenancy in highest:
             if _rank(tenancy.holder)[:2] >= rank:
-                yield from self._idle_longer(tenancy, lease_per_token, now)
+                yield from _idle_longer(tenancy, self._lease_s, lease_per_token, now)
+            else:
+                yield from _idle_longer(tenancy, long_s, math.inf, now)
         for tenancy in highest:
             if _above(tenancy.holder, session):
                 for other in tenancy.idle.values():
@@ -679,15 +683,6 @@ class SessionGate:
             for least_s in (self._slice_s, 0.0):
                 for tenancy in giving:
                     yield from _with_turns(tenancy, now - least_s)
-
-    def _idle_longer(self, tenancy: Tenancy, lease_per_token: float, now: float) -> Iterator[AgentSession]:
-        """Yields a tenant's sessions that were idle for their leases, the longest idle first."""
-        for place, other in enumerate(tenancy.idle.values()):
-            idle_s = now - other.idle_s
-            if idle_s < self._lease_s and place >= IDLE_MAX:
-                return
-            if idle_s >= self._lease_s or idle_s >= lease_per_token * other.booked:
-                yield other
 
     def _spare(self, memory: EndpointMemory) -> int:
         """Tokens that stay free for the growth of residents, unless a rule is a claim."""
@@ -723,6 +718,16 @@ def price(excess: float, context_tokens: float, prefill_tokens_per_s: float, wai
     if excess <= 0 or prefill_tokens_per_s <= 0 or wait_s <= 0:
         return 0.0
     return min(1.0, excess * context_tokens / (prefill_tokens_per_s * wait_s))
+
+
+def _idle_longer(tenancy: Tenancy, lease_s: float, lease_per_token: float, now: float) -> Iterator[AgentSession]:
+    """Yields a tenant's sessions that were idle for their leases, the longest idle first."""
+    for place, other in enumerate(tenancy.idle.values()):
+        idle_s = now - other.idle_s
+        if idle_s < lease_s and place >= IDLE_MAX:
+            return
+        if idle_s >= lease_s or idle_s >= lease_per_token * other.booked:
+            yield other
 
 
 def _with_turns(tenancy: Tenancy, admitted_s: float) -> Iterator[AgentSession]:
