@@ -602,6 +602,7 @@ class CheckedScheduler(Scheduler):
                 assert tenancy.idle_tokens == own
                 assert set(tenancy.idle) == {key for key, x in tenancy.residents.items() if x.idle}
                 idle += own
+                assert tenancy.booked == sum(session.booked for session in tenancy.residents.values())
                 for key, session in tenancy.residents.items():
                     assert key not in seen, f"{key} is resident twice"
                     seen.add(key)

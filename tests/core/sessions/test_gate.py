@@ -426,6 +426,26 @@ def test_a_wait_ends_by_pausing_a_session_of_the_same_tenant() -> None:
     assert bench.turn("a", 300) not in bench.at, "the longest resident one"
 
 
+@pytest.mark.parametrize("kv_tokens", [(1020,), (1020, 400)])
+def test_a_session_larger_than_all_that_its_tenant_holds_gets_in_after_w(kv_tokens: tuple[int, ...]) -> None:
+    """No share is large enough for it, and its tenant's only resident goes on for ever, as the others do."""
+    bench = Bench(*kv_tokens, wait_s=100.0)
+    mine, others = ("a", 150, "one"), [(f"z{number}", 190, "two") for number in range(4)]
+    for name, tokens, tenant in (mine, *others):
+        bench.whole(name, tokens, tenant=tenant)
+    waiting = bench.turn("large", 900, tenant="one")
+    while waiting not in bench.at and bench.now < 1000.0:
+        for name, tokens, tenant in (mine, *others):
+            bench.later(0.5)
+            if bench.home(name, tenant) is not None:
+                bench.whole(name, tokens, tenant=tenant)
+    assert 90.0 < bench.now <= 105.0
+    bench.end(waiting)
+    back = bench.turn("z0", 190, tenant="two")
+    bench.later(30.0)
+    assert back in bench.at, "who is below his share has his room back within a lease"
+
+
 def test_no_wait_is_longer_than_w_and_the_turn_under_way() -> None:
     _, waits, gate = loop(sessions={"one": 40}, weights={"one": 1.0}, seconds=600, wait_s=120.0)
     assert gate.forced > 0

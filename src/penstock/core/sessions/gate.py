@@ -16,8 +16,8 @@ tenants that hold no less per weight, sessions idle for W of all others, because
    If it turns the two levels round, which two tenants could do with each turn, the one paused was resident for a lease
    (`WORTH`) or `slice_s`. Whoever holds nothing gets his first session in, whatever its size: from sessions resident
    for `slice_s`. A tenant of a lower band counts as above all of a higher one.
-2. *W*: a session that waited for `wait_s` takes the room of idle sessions that had a turn, of its own tenant (of any,
-   if he holds nothing), the longest resident first; those of at least `slice_s` before others.
+2. *W*: a session that waited for `wait_s` takes the room of idle sessions that had a turn, of its own tenant (if all
+   that he holds would not do, of others, too), the longest resident first; those of at least `slice_s` before others.
 3. *Origin first*: a session goes back to where it was. It goes elsewhere, if no room is to be had there, once it waited
    for `worth_s`, or by rule 1 or 2.
 Of the tenants the one that holds the least per weight is first, within a tenant who waits longest. Residents that grow
@@ -475,8 +475,7 @@ class SessionGate:
             return MemoryRow(endpoint.name, None, 0, 0, 0, 0, {}, endpoint.keeps_prefixes)
         tenants: dict[str, int] = {}
         for holder, tenancy in memory.tenancies.items():
-            tokens = sum([session.booked for session in tenancy.residents.values()])
-            tenants[holder.name] = tenants.get(holder.name, 0) + tokens
+            tenants[holder.name] = tenants.get(holder.name, 0) + tenancy.booked
         most = heapq.nlargest(TENANTS_SHOWN, tenants.items(), key=lambda item: (item[1], item[0]))
         idle = sum([len(tenancy.idle) for tenancy in memory.tenancies.values()])
         return MemoryRow(
@@ -627,23 +626,29 @@ class SessionGate:
         holder, waited_s = session.holder, now - session.waits_s
         nothing = not holder.booked
         due = session.first or waited_s >= CLAIM * self.settings.wait_s
+        small = due and all(m.room + m.held(holder) < min(session.footprint, m.usable) for m in places)
         for memory in _by_origin(places, session):
             hurries = nothing or due or any(_above(other, session) for other in memory.tenancies)
             spare = 0 if hurries else self._spare(memory)
             missing = min(session.footprint + spare, memory.usable) - memory.room
-            if missing <= 0 or self._make_room(memory, missing, session, now, due=due):
+            if missing <= 0 or self._make_room(memory, missing, session, now, due=due, small=small):
                 self.forced += due
                 return memory
             if session.origin == memory.name and not hurries and waited_s < self._worth_s:
                 return None
         return None
 
-    def _make_room(self, memory: EndpointMemory, missing: int, session: AgentSession, now: float, *, due: bool) -> bool:
-        """Pause sessions in order until so many tokens are free, or none at all if they would not do."""
+    def _make_room(
+        self, memory: EndpointMemory, missing: int, session: AgentSession, now: float, *, due: bool, small: bool
+    ) -> bool:
+        """Pause sessions in order until so many tokens are free, or none at all if they would not do.
+
+        `due`: it waited W; `small`: nowhere would all that its tenant holds do.
+        """
         if memory.idle_tokens < missing:
             return False
         paused: dict[str, AgentSession] = {}
-        for other in self._givers(memory, session, now, due=due):
+        for other in self._givers(memory, session, now, due=due, small=small):
             if other.key not in paused:
                 paused[other.key] = other
                 missing -= other.booked
@@ -656,11 +661,11 @@ class SessionGate:
         return True
 
     def _givers(
-        self, memory: EndpointMemory, session: AgentSession, now: float, *, due: bool
+        self, memory: EndpointMemory, session: AgentSession, now: float, *, due: bool, small: bool
     ) -> Iterator[AgentSession]:
         """Yields the idle sessions of an endpoint whose room a session may take, in order; some twice."""
         holder = session.holder
-        nothing, rank = not holder.booked, _rank(holder)[:2]
+        rank = _rank(holder)[:2]
         lease_per_token = self._worth / self._pool[memory.name].ledger.speed.rate
         highest = sorted(memory.tenancies.values(), key=lambda tenancy: _rank(tenancy.holder), reverse=True)
         long_s = max(self._lease_s, self.settings.wait_s)
@@ -675,11 +680,13 @@ class SessionGate:
                     resident_s = min(self._slice_s, lease_per_token * other.booked)
                     if now - other.admitted_s >= resident_s or not _turns_round(other, session):
                         yield other
-        giving = [tenancy for tenancy in highest if nothing and tenancy.holder.band >= holder.band]
-        for tenancy in giving:
-            yield from [other for other in tenancy.idle.values() if now - other.admitted_s >= self._slice_s]
+        others = [x for x in highest if x.holder is not holder and x.holder.band >= holder.band]
+        if not holder.booked:
+            for tenancy in others:
+                yield from [other for other in tenancy.idle.values() if now - other.admitted_s >= self._slice_s]
         if due:
-            giving = [memory.tenancies[holder]] if holder in memory.tenancies else giving
+            own = memory.tenancies.get(holder)
+            giving = ([] if own is None else [own]) + (others if small else [])
             for least_s in (self._slice_s, 0.0):
                 for tenancy in giving:
                     yield from _with_turns(tenancy, now - least_s)

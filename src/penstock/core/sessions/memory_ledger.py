@@ -100,10 +100,11 @@ class AgentSession:
 class Tenancy:
     """The sessions of one holder at one endpoint."""
 
-    __slots__ = ("holder", "idle", "idle_tokens", "residents")
+    __slots__ = ("booked", "holder", "idle", "idle_tokens", "residents")
 
     def __init__(self, holder: Holder) -> None:
         self.holder = holder
+        self.booked = 0  #: tokens of its residents
         self.residents: dict[str, AgentSession] = {}  # the longest resident first
         self.idle: dict[str, AgentSession] = {}  # the longest idle first
         self.idle_tokens = 0
@@ -127,6 +128,11 @@ class EndpointMemory:
     def room(self) -> int:
         """Tokens free; negative if its residents grew beyond it."""
         return self.usable - self.booked
+
+    def held(self, holder: Holder) -> int:
+        """Returns the tokens that a tenant holds here."""
+        tenancy = self.tenancies.get(holder)
+        return 0 if tenancy is None else tenancy.booked
 
     @property
     def residents(self) -> int:
@@ -216,6 +222,7 @@ class MemoryLedger:
         if not tenancy.residents:
             del memory.tenancies[holder]
         memory.booked -= session.booked
+        tenancy.booked -= session.booked
         holder.booked -= session.booked
         session.booked = 0
         self.mark(session, None)
@@ -235,6 +242,7 @@ class MemoryLedger:
             memory.idle_tokens -= session.booked
         session.booked = session.footprint
         memory.booked += more
+        tenancy.booked += more
         holder.booked += more
         if not session.parts:
             tenancy.idle[session.key] = session
