@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,7 @@ def free_port() -> int:
 
     The same one comes again after all others of this process's block.
     """
-    for port in _ours():
+    for port in islice(_block(), BLOCK):  # from where it was left
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as all who listen do
             try:
@@ -52,8 +52,8 @@ def starts_of_blocks(kernels: range) -> Sequence[int]:
 
 
 @cache
-def _block() -> tuple[socket.socket, Iterator[int]]:
-    """This process's ports, for as long as it lives."""
+def _block() -> Iterator[int]:
+    """This process's ports, for as long as it lives: its end is what closes the claim."""
     for start in starts_of_blocks(kernels_own()):
         claim = socket.socket()
         try:
@@ -61,12 +61,6 @@ def _block() -> tuple[socket.socket, Iterator[int]]:
         except OSError:
             claim.close()
         else:
-            return claim, cycle(range(start + 1, start + BLOCK))
+            claim.detach()
+            return cycle(range(start + 1, start + BLOCK))
     raise AssertionError("other processes have all ports")
-
-
-def _ours() -> Iterator[int]:
-    """Each of them once, from where it was left."""
-    _, ports = _block()
-    for _ in range(BLOCK):
-        yield next(ports)

@@ -20,7 +20,9 @@ def test_none_is_the_kernels_to_choose() -> None:
 
 
 def test_processes_that_run_together_have_different_ones() -> None:
-    others = subprocess.run([sys.executable, "-c", ALL_OF_A_PROCESS], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-W", "error", "-c", ALL_OF_A_PROCESS]
+    others = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert others.stderr == "", "at its end nothing is told as left open"
     theirs = {int(port) for port in others.stdout.split()}
     ours = {free_port() for _ in range(BLOCK)}
     assert len(theirs) > BLOCK / 2
