@@ -95,7 +95,7 @@ def test_restoring_keeps_what_was_there(store: SqliteStore, tmp_path: Path) -> N
 
 def test_a_store_in_use_is_not_replaced(store: SqliteStore, tmp_path: Path) -> None:
     copies.backup(tmp_path / "data" / "batch.sqlite3", tmp_path / "copy")
-    with pytest.raises(StoreError, match="in use by another gateway"):
+    with pytest.raises(StoreError, match="in use by a running gateway; stop that first"):
         copies.restore(tmp_path / "copy", tmp_path / "data", now=NOW)
 
 

@@ -118,6 +118,7 @@ def at_a_terminal(tmp_path: Path, typed: str, completed: str) -> None:
 
 STATE = {
     "tenants": [{"tenant": "team-a"}, {"tenant": "team-b"}, {"tenant": "a b"}],
+    "configured": [{"tenant": "team-b"}, {"tenant": "team-quiet"}],
     "endpoints": [{"name": "10.0.0.7:8000"}, {"name": "gpu-1:8000"}],
     "requests": {"waiting": [{"id": "req-9"}], "running": [{"id": "$(touch /tmp/x)"}, {"id": "-rf"}], "ended": []},
 }
@@ -149,7 +150,11 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
 
 @pytest.mark.parametrize(
     ("kind", "known"),
-    [("tenants", ["team-a", "team-b"]), ("endpoints", ["10.0.0.7:8000", "gpu-1:8000"]), ("requests", ["req-9"])],
+    [
+        ("tenants", ["team-a", "team-b", "team-quiet"]),
+        ("endpoints", ["10.0.0.7:8000", "gpu-1:8000"]),
+        ("requests", ["req-9"]),
+    ],
 )
 def test_names_are_those_of_the_running_gateway_that_a_shell_takes_as_they_stand(
     kind: str, known: list[str], gateway: ThreadingHTTPServer, capsys: pytest.CaptureFixture[str]
@@ -181,7 +186,7 @@ def test_without_a_shell_it_asks_for_one(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(
     ("typed", "completed"),
     [
-        ("penstock tenant pause team-\t\t", "team-a  team-b"),
+        ("penstock tenant pause team-\t\t", "team-a      team-b      team-quiet"),
         ("penstock endpoint drain 10.0.0.7:8\t", "penstock endpoint drain 10.0.0.7:8000 "),
         ("penstock explain req\t", "penstock explain req-9 "),
         ("penstock queue bump req\t", "penstock queue bump req-9 "),

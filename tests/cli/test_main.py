@@ -15,6 +15,7 @@ from penstock.build import COSTS, kind
 from penstock.cli.commands import parser
 from penstock.cli.main import main
 from penstock.core.dispatch import pump
+from penstock.core.values.catalogue import Cause, EndpointState, Reason
 
 COMMANDS = {
     "serve": ["--config", "--endpoint", "--listen", "--slots", "--routing", "--no-queue", "--log-level"],
@@ -62,6 +63,12 @@ def test_the_help_names_docs_that_are_there(capsys: pytest.CaptureFixture[str]) 
         assert named is not None
         assert Path(named[1]).is_file()
         assert Path(named[1]).with_name(named[2]).is_file()
+
+
+@pytest.mark.parametrize("row", [*Cause, *Reason, *EndpointState])
+def test_the_commands_that_an_advice_names_are_there(row: Cause | Reason | EndpointState) -> None:
+    for command in re.findall(r"`penstock ([^`]+)`", row.advice):
+        assert parser(None).parse_args(command.split()).run
 
 
 @pytest.mark.parametrize("command", ["endpoint", "tenant", "keys", "batch", "queue"])

@@ -45,6 +45,15 @@ async def test_status_is_a_sentence_and_an_exit_code(world: World, capsys: pytes
     assert capsys.readouterr().out == "nothing was stopped; 0 wait\n"
 
 
+async def test_a_gateway_of_no_group_has_no_leader_to_show_or_replace(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await world.gateway(endpoints=[])
+    for verb in ("show", "step-down"):
+        assert await run(world, "decider", verb) == 1
+        assert capsys.readouterr().err == "penstock: this gateway shares its queue with no other (docs/scale.md)\n"
+
+
 async def test_the_queue_is_shown_and_changed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     clients = await crowded(world)
     assert await run(world, "queue") == 0

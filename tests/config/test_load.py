@@ -783,6 +783,19 @@ def test_a_wrong_value_is_reported_with_its_path(tmp_path: Path, text: str) -> N
     assert any(line.startswith(WRONG_VALUES[text]) for line in lines(tmp_path, text)), lines(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("tenants: [{name: a, weight: '0'}]", "tenants[0].weight: `0`: expected more than 0"),
+        ("tenants: [{name: a, weight: '0.0'}]", "tenants[0].weight: `0.0`: expected more than 0"),
+        ("queue: {max_requests: 5%}", "queue.max_requests: `5%` is not a whole number"),
+        ("queue: {max_requests: '12.50'}", "queue.max_requests: `12.50` is not a whole number"),
+    ],
+)
+def test_a_number_is_suggested_only_if_the_setting_may_have_it(tmp_path: Path, text: str, line: str) -> None:
+    assert lines(tmp_path, text) == [line]
+
+
 def test_each_wrong_value_is_reported_once(tmp_path: Path) -> None:
     several = {text for text in WRONG_VALUES if len(lines(tmp_path, text)) != 1}
     assert several == {"tls: {cert: /nowhere/cert.pem}"}, "its file is missing too"

@@ -77,7 +77,9 @@ def names(kind: str) -> list[str]:
 def _names(kind: str, state: dict[str, Any]) -> list[str]:
     if kind == "requests":
         return [row["id"] for which in ("waiting", "running", "ended") for row in state["requests"][which]]
-    return [row["tenant" if kind == "tenants" else "name"] for row in state[kind]]
+    if kind == "tenants":  # the quiet ones of the settings, too
+        return [row["tenant"] for which in ("tenants", "configured") for row in state[which]]
+    return [row["name"] for row in state[kind]]
 
 
 def script(shell: str) -> str:

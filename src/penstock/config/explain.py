@@ -41,7 +41,7 @@ _BOUNDS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
-_OTHER_NUMBER = re.compile(r"(\d{1,3}(?:[,_]\d{3}){1,4}|\d{1,12}(?:\.\d{1,12})?)\s?([kKmMgG%]?)", re.ASCII)
+_OTHER_NUMBER = re.compile(r"(?![\d.]+$)(\d{1,3}(?:[,_]\d{3}){1,4}|\d{1,12}(?:\.\d{1,12})?)\s?([kKmMgG%]?)", re.ASCII)
 _SUFFIXES = {"": 1.0, "%": 0.01, "k": 1e3, "m": 1e6, "g": 1e9}
 _IN_QUOTES = re.compile(r"'([^']*)'")
 _CHOICE = re.compile(r"'([^']*)'")
@@ -64,7 +64,7 @@ def _sentence(detail: ErrorDetails, location: Location, written: object) -> tupl
     kind = detail["type"]
     cause = context.get("error")
     if isinstance(cause, Refused):
-        return str(cause), cause.suggestion or _in_digits(written)
+        return str(cause), cause.suggestion or _in_digits(written, str(cause))
     if kind in _BOUNDS:
         bound, words = _BOUNDS[kind]
         return f"{found}: expected {words} {context[bound]:g}", _as_share(written, kind, context[bound])
@@ -81,10 +81,11 @@ def _sentence(detail: ErrorDetails, location: Location, written: object) -> tupl
     return f"{found} is not accepted here", None
 
 
-def _in_digits(written: object) -> str | None:
-    """Returns the number that `50%`, `1,000`, `1_000` or `10k` means."""
+def _in_digits(written: object, refusal: str) -> str | None:
+    """Returns the number that `50%`, `1,000`, `1_000` or `10k` means, if the setting may have such a number."""
     match = _OTHER_NUMBER.fullmatch(written.strip()) if isinstance(written, str) else None
-    return match and f"write `{float(re.sub('[,_]', '', match[1])) * _SUFFIXES[match[2].lower()]:.15g}`"
+    meant = 0.5 if match is None else float(re.sub("[,_]", "", match[1])) * _SUFFIXES[match[2].lower()]
+    return f"write `{meant:.15g}`" if match and (meant.is_integer() or "whole" not in refusal) else None
 
 
 def _unknown_key(location: Location) -> tuple[str, str | None]:

@@ -86,7 +86,7 @@ def restore(source: Path, folder: Path, *, now: float) -> tuple[Content, Path | 
     Raises StoreError if the backup is no good or a gateway uses the folder; then nothing has changed.
     """
     content = check(source)
-    with lock(folder):
+    with lock(folder, "a running gateway; stop that first"):
         file, part = folder / FILE, folder / f"{FILE}.part"
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
         names = (f"{FILE}.before-{stamp}{number}" for number in ("", *range(-1, -SAME_SECOND_MAX, -1)))

@@ -150,8 +150,8 @@ def unusable(folder: Path) -> str | None:
     return f"{file}: {os.strerror(errno.EACCES)}" if file.exists() and not os.access(file, os.W_OK) else None
 
 
-def lock(folder: Path) -> IO[bytes]:
-    """Lock the folder until the returned file is closed. Raises StoreError if another gateway has it."""
+def lock(folder: Path, held_by: str = "another gateway; use a PostgreSQL store to share it") -> IO[bytes]:
+    """Lock the folder until the returned file is closed. Raises StoreError if it is locked: in use by `held_by`."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = (folder / LOCK).open("ab")
@@ -164,7 +164,5 @@ def lock(folder: Path) -> IO[bytes]:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         held.close()
-        raise StoreError(
-            f"{folder.absolute()} is in use by another gateway; use a PostgreSQL store to share it"
-        ) from None
+        raise StoreError(f"{folder.absolute()} is in use by {held_by}") from None
     return held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from rich.console import Console
 
@@ -27,9 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(client: AdminClient, args: argparse.Namespace) -> int:
-    share = client.call("GET", "/admin/state").get("share")
-    if share is None:
-        raise GatewayError("this gateway shares its queue with no other (docs/scale.md)")
+    share = _share(client)
     if args.json:
         return admin_client.show(args, share)
     Console(highlight=False).print(views.group(share))
@@ -37,5 +36,14 @@ def _show(client: AdminClient, args: argparse.Namespace) -> int:
 
 
 def _step_down(client: AdminClient, args: argparse.Namespace) -> int:
+    _share(client)
     answer = client.call("POST", "/admin/decider/step-down", {})
     return admin_client.show(args, answer, "another gateway takes over within seconds")
+
+
+def _share(client: AdminClient) -> dict[str, Any]:
+    """Returns the group as the gateway sees it. Raises GatewayError if it belongs to none."""
+    share: dict[str, Any] | None = client.call("GET", "/admin/state").get("share")
+    if share is None:
+        raise GatewayError("this gateway shares its queue with no other (docs/scale.md)")
+    return share

@@ -122,7 +122,7 @@ class Cause(StrEnum):
     SESSION_MEMORY = (
         "session_memory",
         "the context of its session does not fit beside those of the sessions that have the engines' KV memory",
-        f"{_MORE}, or fewer sessions at a time: `penstock sessions` lists them. `sessions.wait` bounds the wait.",
+        f"{_MORE}, or fewer sessions at a time: `penstock sessions ls` lists them. `sessions.wait` bounds the wait.",
     )
     SESSION_PAUSED = (
         "session_paused",
