@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.gateway.identity.callers import key_hash
-from tests.gateway.conftest import World, chat
+from tests.gateway.conftest import World, chat, fault
 from tests.page.conftest import Window
 
 CI, DEV = {"authorization": "Bearer pk-ci"}, {"authorization": "Bearer pk-dev"}
@@ -75,7 +75,25 @@ async def test_the_operators_page_shows_who_used_what(
     await window.open(world)
     await window.page.wait_for_selector("#usage td")
     cells = await window.page.locator("#usage td").all_text_contents()
-    assert (cells[:4], cells[5:7], cells[9]) == (["team", "sim", "2", "0"], ["0", "12"], cost)
+    assert (cells[:4], cells[5:8], cells[10]) == (["team", "sim", "2", "0"], ["0", "12", "0"], cost)
+
+
+async def test_tokens_of_an_answer_that_broke_off_stand_beside_those_that_engines_reported(
+    world: World, window: Window, tmp_path: Path
+) -> None:
+    engine = await world.engine()
+    tenants = [{"name": "team", "keys": [key_hash("pk-ci")]}]
+    await world.gateway(tenants=tenants, batch={"data": str(tmp_path)})
+    await world.chat_with(CI, tokens=6)
+    fault(engine, "die", count=1, after_bytes=600)
+    assert b"stream_broken" in (await world.ask(body=chat(tokens=50, stream=True), headers=CI)).body
+    await window.open(world)
+    await window.page.wait_for_selector("#usage td")
+    headed = "(table) => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim()))"
+    told = [await table.evaluate(headed) for table in await window.page.locator("#usage table").all()]
+    used, months = (dict(zip(head, row, strict=True)) for head, row, *_ in told)
+    assert used["completion"] == months["completion"] == "6"
+    assert used["estimated"] == months["estimated"] != "0"
 
 
 async def test_without_a_ledger_the_page_has_no_such_table(world: World, window: Window) -> None:

@@ -262,6 +262,21 @@ def test_a_row_of_an_endpoint_that_is_away_speaks_of_that_endpoint() -> None:
     assert endpoint_why(picture.endpoints[1], picture) == "it is down"
 
 
+def test_a_row_of_an_endpoint_that_only_nobody_elses_requests_reach_says_what_is_wrong_with_it() -> None:
+    """It was empty, beside free slots and requests that waited, because the endpoint is open to some."""
+    made = scheduler(a=1, b=1)
+    made.endpoint_changed("b", key_refused=True, now=0.0)
+    assert endpoint_why(made.snapshot(now=0.0).endpoints[1], made.snapshot(now=0.0)) is None, "nothing waits"
+    full(made, 1)
+    picture = made.snapshot(now=1.0)
+    assert endpoint_why(picture.endpoints[1], picture) == "it is refusing the gateway's key"
+    assert endpoint_why(picture.endpoints[0], picture) is None, "the cause's own sentence does"
+    made.endpoint_drained("b", now=1.0)
+    made.endpoint_down("a", now=1.0)
+    picture = made.snapshot(now=1.0)
+    assert [endpoint_why(endpoint, picture) for endpoint in picture.endpoints] == ["it is down", None]
+
+
 def test_nothing_to_send_to_is_said() -> None:
     made = scheduler()
     assert said(made, 0.0) == "No endpoint is configured or discovered. Idle: nothing waits, nothing runs."

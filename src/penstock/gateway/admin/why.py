@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.core.explain.snapshot import EndpointSnapshot, ModelSnapshot, Snapshot
-from penstock.core.values.catalogue import SERVING, Cause
+from penstock.core.values.catalogue import MISSING, SERVING, Cause
 from penstock.core.values.rows import FlowSnapshot
 from penstock.gateway.admin.phrases import count, percent, tokens
 from penstock.gateway.telemetry.failures import Kind
@@ -105,8 +105,10 @@ def endpoint_why(endpoint: EndpointSnapshot, snapshot: Snapshot) -> str | None:
     """Why an endpoint takes nothing of the next requests, if there are numbers that show it."""
     if endpoint.closed is Cause.ENGINE_QUEUE and endpoint.given_up:
         return f"{count(endpoint.given_up, 'slot is', 'slots are')} still busy for clients that hung up"
-    if endpoint.closed is Cause.NO_BACKEND:
-        return f"it is {endpoint.state}"
+    if endpoint.closed is Cause.NO_BACKEND or (
+        endpoint.closed is None and endpoint.state in MISSING and snapshot.waiting
+    ):
+        return f"it is {endpoint.state.sentence}"
     if endpoint.closed is not Cause.KV_FULL:
         return None
     ceiling = percent(snapshot.kv_usage_ceiling)

@@ -70,7 +70,7 @@ export const tables = {
     { title: "KV used / ceiling", hint: "memory in use, with requests sent since the reading; the line marks the ceiling, admission.max_kv_usage", value: (e) => (e.kv_usage_believed == null ? "–" : `${Math.round(e.kv_usage_believed * 100)} / ${percent(seen.frame.kv_usage_ceiling)}`), num: true, by: (e) => e.kv_usage_believed ?? -1, part: (e) => e.kv_usage_believed ?? 0, mark: (e) => (e.kv_usage_believed == null ? null : seen.frame.kv_usage_ceiling), hot: (e) => e.kv_usage_believed >= seen.frame.kv_usage_ceiling },
     { title: "KV tokens free", hint: "below the ceiling", value: (e) => count(e.kv_tokens_free), num: true, low: true, by: (e) => e.kv_tokens_free ?? -1 },
     { title: "ms / token", value: (e) => (e.time_per_output_token_s ? (e.time_per_output_token_s * 1000).toFixed(1) : "–"), num: true, low: true },
-    { title: "why not now", value: (e) => cause(e.closed, e.why), wide: true, low: true },
+    { title: "why not now", value: (e) => cause(e.closed ?? e.why, e.why), wide: true, low: true },
     { title: "last failure", value: (e) => (e.failure ? `${e.failure}, ${seconds(e.failed_s_ago)}\u00a0ago` : ""), low: true },
     { title: "", verbs: (e) => [e.state === "draining" ? ["endpoint-resume", "Resume"] : ["endpoint-drain", "Drain"], ["endpoint-slots", "Slots"], ["endpoint-remove", "Remove"]] },
   ], { key: (e) => e.name, limit: 8, empty: "No endpoint is configured or discovered." }),

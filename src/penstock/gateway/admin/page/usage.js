@@ -16,6 +16,9 @@ about.textContent = "last 24 hours by the hour, most tokens first; more: penstoc
 section.append(heading, " ", about);
 document.querySelector("main").append(section);
 
+const estimated = {
+  title: "estimated", num: true, low: true, value: (u) => count(u.estimated_tokens), hint: "tokens that no engine reported, as those of answers that broke off",
+};
 const table = new Table(section, [
   { title: "tenant", name: true, tenant: true, value: (u) => text(u.tenant) },
   { title: "model", name: true, value: (u) => text(u.model || "none") },
@@ -23,7 +26,8 @@ const table = new Table(section, [
   { title: "not answered", num: true, low: true, value: (u) => count(u.requests - u.answered), hint: "refused, failed or hung up" },
   { title: "prompt", num: true, value: (u) => count(u.prompt_tokens), hint: "tokens, as engines reported" },
   { title: "of these cached", num: true, low: true, value: (u) => count(u.cached_tokens) },
-  { title: "completion", num: true, value: (u) => count(u.completion_tokens + u.estimated_tokens), hint: "tokens, estimated ones included" },
+  { title: "completion", num: true, value: (u) => count(u.completion_tokens), hint: "tokens, as engines reported" },
+  estimated,
   { title: "at engines", num: true, low: true, value: (u) => seconds(u.lease_s) },
   { title: "in the queue", num: true, low: true, value: (u) => seconds(u.wait_s) },
   { title: "cost", num: true, value: (u) => money(u.cost), hint: "at usage.prices" },
@@ -39,7 +43,7 @@ const months = new Table(section, [
   { title: "prompt", num: true, value: (u) => count(u.prompt_tokens), hint: "tokens, as engines reported" },
   { title: "of these cached", num: true, low: true, value: (u) => count(u.cached_tokens) },
   { title: "completion", num: true, value: (u) => count(u.completion_tokens), hint: "tokens, as engines reported" },
-  { title: "cut off", num: true, low: true, value: (u) => count(u.interrupted_tokens), hint: "tokens of interrupted answers, by estimate" },
+  estimated,
   { title: "cost", num: true, value: (u) => money(u.cost), hint: "at usage.prices" },
 ], { key: (u) => `${u.month}\n${u.tenant}`, limit: 12, empty: "Nothing was used." });
 
