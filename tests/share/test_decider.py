@@ -115,6 +115,31 @@ def test_an_answer_that_is_complete_ends_the_request_though_its_lease_was_taken_
     assert not beside.world.journeys
 
 
+@pytest.mark.parametrize("since", ["queued again", "sent to another engine"])
+@pytest.mark.parametrize("usage", [Usage(100, 900), None], ids=["told", "not told"])
+def test_an_answer_whose_lease_was_taken_back_is_charged_as_it_is_billed(since: str, usage: Usage | None) -> None:
+    engines = {"e": 1} if since == "queued again" else {"e": 1, "f": 1}
+    beside = Beside(engines, tenants={"t": Limits(tokens_per_minute=10_000)})
+    scheduler = beside.world.scheduler
+    request = _request(tenant="t", flow=("t",), weights=(1.0,), body_bytes=400)
+    lease = _lease(beside.says("a", Arrived(1, request)))
+    beside.world.tell(scheduler.failed(lease, Failure.BUSY, now=0.0))
+    assert (scheduler.snapshot(now=0.0).waiting == 1) is (since == "queued again")
+    told = scheduler.explain("r", now=0.0)
+    assert told is not None
+    tokens = 1_000 if usage is not None else told.prompt_tokens + told.output_tokens
+    beside.says("a", Finished(1, lease, None if usage is None else usage.row()))
+    told = scheduler.explain("r", now=0.0)
+    assert told is not None
+    assert (told.state, told.reason) == (State.COMPLETED, None)
+    left = scheduler.allowance(("t",), now=0.0)
+    assert left is not None
+    assert left.tokens is not None
+    assert left.tokens.remaining == 10_000 - tokens
+    assert [flow.share for flow in scheduler.snapshot(now=0.0).flows] == [1.0]
+    assert all((row.leases, row.given_up) == (0, 0) for row in scheduler.snapshot(now=0.0).endpoints)
+
+
 @pytest.mark.parametrize("fact", [FirstToken(1, 99), Failed(1, 99, Failure.RESET)], ids=lambda f: type(f).__name__)
 def test_a_fact_about_another_lease_changes_nothing(fact: Fact) -> None:
     beside = Beside()

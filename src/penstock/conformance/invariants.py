@@ -221,6 +221,14 @@ class CheckedScheduler(Scheduler):
         self.books.ended(self.books.released(lease), Outcome.COMPLETED)
         return self._checked(super().finished(lease, usage, refused=refused, now=now), now)
 
+    def answered(
+        self, request_id: str, usage: Usage | None = None, *, refused: bool = False, now: float
+    ) -> list[Action]:
+        if request_id not in self.books.waiting:
+            self.books.released(self.books.lease_of[request_id])
+        self.books.ended(request_id, Outcome.COMPLETED)
+        return self._checked(super().answered(request_id, usage, refused=refused, now=now), now)
+
     def failed(
         self,
         lease: int,

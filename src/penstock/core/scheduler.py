@@ -197,6 +197,31 @@ class Scheduler(Questions):
         returning.well(state, endpoint, now, refused=refused)
         return pumping.pumped(state, now)
 
+    def answered(
+        self, request_id: str, usage: Usage | None = None, *, refused: bool = False, now: float
+    ) -> list[Action]:
+        """An answer was read to its end although its lease had been taken back: it is charged as any other.
+
+        The request leaves the queue; a later dispatch of it is not carried out. Unknown: nothing happens.
+        """
+        state = self._state
+        entry = state.entries.get(request_id)
+        if entry is None:
+            return []
+        endpoint = None
+        if entry.state is State.WAITING:
+            waiting.unqueue(state, entry, Event.FINISHED, now)
+            state.forecast.left(entry, now)
+        else:
+            endpoint = sending.release(state, entry, now)
+            entry.move(Event.FINISHED)
+        if usage is None:
+            usage = entry.presumed_usage()
+        elif not usage.prompt_tokens and not refused:
+            usage = Usage(entry.prompt_tokens, usage.completion_tokens)
+        waiting.end(state, entry, usage, now)
+        return pumping.touched(state, endpoint, now) if endpoint is not None else pumping.pumped(state, now)
+
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         """The prompt of a divided request is computed: its prefill lease ends and its decode lease begins.
 

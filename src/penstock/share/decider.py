@@ -5,8 +5,8 @@ its edge as messages, and leaves. So one scheduler, one driver and one timer ser
 edges alike, and no decision depends on where a request came from.
 
 Facts cross with actions on their way. A fact about a lease that was taken back meanwhile is dropped, except two that
-end the request in any case: a complete answer and a client that is gone. Facts are validated before the scheduler sees
-them: a repeated number or an unknown band ends the link, not the gateway.
+end the request in any case: a complete answer, which is charged as it is billed, and a client that is gone. Facts are
+validated before the scheduler sees them: a repeated number or an unknown band ends the link, not the gateway.
 
 There is one decider at a time; the *epoch* numbers their terms. A new leader first gathers what all edges hold
 (`gathering.py`), for half a second at most, and then dispatches; later announcements are merged. A leader that can't
@@ -533,7 +533,7 @@ class Decider:
         if not isinstance(fact, Finished):
             return []
         self.forget(remote)  # its client has the answer, so its return to the queue or its next dispatch ends
-        return self._scheduler.cancelled(remote.request.id, now=now)
+        return self._scheduler.answered(remote.request.id, usage_of(fact.usage), refused=fact.refused, now=now)
 
     def _valid(self, peer: Peer, fact: Arrived) -> Arrived:
         if fact.number <= peer.last_number:

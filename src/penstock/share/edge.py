@@ -223,10 +223,11 @@ class Edge(View):
 
     def _too_late(self, held: HeldRequest) -> Action | None:
         """The lease is gone, and the client reads: let it read on, and report that no decision is needed."""
-        self._send(Cancelled(held.number))
         if held.lease is not None:
+            self._send(Finished(held.number, held.lease))  # its cost is not known yet: the estimate is charged
             held.loose = True
             return None
+        self._send(Cancelled(held.number))
         self._forget(held)  # the answer broke off meanwhile
         return _broken(held)
 

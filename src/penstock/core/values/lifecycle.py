@@ -63,6 +63,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.WAITING, Event.DISPATCHED): State.RUNNING,
     (State.WAITING, Event.EVICTED): State.EVICTED,
     (State.WAITING, Event.CANCELLED): State.EVICTED,
+    (State.WAITING, Event.FINISHED): State.COMPLETED,  # its lease was taken back while the end of its answer came
     (State.RUNNING, Event.FIRST_TOKEN): State.STREAMING,
     (State.RUNNING, Event.REQUEUED): State.WAITING,
     (State.RUNNING, Event.FINISHED): State.COMPLETED,
