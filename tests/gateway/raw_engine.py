@@ -135,7 +135,7 @@ class RawEngine:
         if kind is None and self._tasks:
             _, hanging = await asyncio.wait(self._tasks, timeout=WAIT_S)
             assert not hanging, "a connection was left open"
-            assert self.failures == []
+            assert self.failures == [], self.failures
         for task in self._tasks:
             task.cancel()
 

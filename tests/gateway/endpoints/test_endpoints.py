@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import time
 from typing import Any
 
 import pytest
@@ -123,6 +124,21 @@ async def test_a_forced_removal_sends_what_had_no_byte_elsewhere(world: World) -
     await admin(world, "POST", "/second/resume")
     assert (await admin(world, "DELETE", "/first?force=true")).json()["state"] == "removed"
     assert (await caught).header("x-penstock-endpoint") == "second"
+
+
+async def test_what_is_due_about_an_endpoint_while_it_is_removed_asks_nothing(world: World) -> None:
+    """Its observer ends in the loop's next turn; a loop that is late runs its timers before."""
+    for _ in range(8):  # some of them are in the first half of their pause
+        await world.engine()
+    await world.gateway()
+    observers = [member.observer for member in world.gate.endpoints._members.values()]
+    await world.until(lambda: all(observer._idle for observer in observers))
+    for name in names(world):
+        world.gate.endpoints.remove(name, at_once=True)
+    for observer in observers:
+        observer._unanswered(0.0, world.gate.driver.now())  # as a probe's timer
+    time.sleep(0.1)  # as the others' timers, in the next turn
+    await world.until(lambda: names(world) == [])
 
 
 async def test_slots_are_set_by_hand_and_given_back(world: World) -> None:

@@ -138,8 +138,9 @@ class Questions:
         )
 
     def uses(self, name: str) -> bool:
-        """True if requests of ours are at an endpoint, or wait in the queue."""
-        return self._state.queues.waiting > 0 or bool(self._state.pool[name].ledger.leases)
+        """True if requests of ours are at an endpoint, or wait in the queue; False if it is gone."""
+        endpoint = self._state.pool.get(name)
+        return endpoint is not None and (self._state.queues.waiting > 0 or bool(endpoint.ledger.leases))
 
     def proven(self, name: str) -> bool:
         """True if an endpoint is known to be an engine; False if it is gone."""
@@ -152,8 +153,9 @@ class Questions:
         return endpoint is not None and endpoint.proof.key_refused
 
     def moved_s(self, name: str) -> float:
-        """Returns when an endpoint last made progress; minus infinity: never yet."""
-        return self._state.pool[name].ledger.moved_s
+        """Returns when an endpoint last made progress; minus infinity: never yet; infinity: it is gone."""
+        endpoint = self._state.pool.get(name)
+        return math.inf if endpoint is None else endpoint.ledger.moved_s
 
     def knows(self, model: str, *, now: float) -> bool | None:
         """True if an endpoint serves the model; None: one may, which has not reported yet or is being replaced."""
