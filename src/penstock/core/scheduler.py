@@ -369,7 +369,7 @@ class Scheduler(Questions):
         endpoint = state.pool[name]
         if up and not endpoint.health.up:
             if endpoint.ledger.page.base is None:  # nothing shows that it is the same process
-                state.gate.restarted(name)
+                state.gate.restarted(name, now)
             endpoint.replaced()
             endpoint.proof.returned()
         elif up and not endpoint.proof.chance(now) and not state.queues.waiting:
@@ -515,7 +515,7 @@ class Scheduler(Questions):
             endpoint.adapters.read(reading.adapters_held, reading.adapters_running)
             if state.gate.on:
                 if endpoint.ledger.epoch != epoch:
-                    state.gate.restarted(name)
+                    state.gate.restarted(name, now)
                 gating.memory_told(state, endpoint)
         else:
             endpoint.ledger.missed(answered=answered)
@@ -559,7 +559,7 @@ class Scheduler(Questions):
         if (known := state.pool.get(endpoint)) is None:
             return []
         state.router.cleared(known)
-        state.gate.restarted(endpoint)
+        state.gate.restarted(endpoint, now)
         return pumping.pumped(state, now)
 
     def kv_lost(self, endpoint: str, *, now: float) -> list[Action]:  # noqa: ARG002

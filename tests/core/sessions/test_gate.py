@@ -15,7 +15,7 @@ from penstock.core.explain.endpoints_wanted import EndpointsWanted, ScalingTarge
 from penstock.core.scheduler import Scheduler
 from penstock.core.sessions.gate import SessionGate, price
 from penstock.core.values.actions import Action, Dispatch
-from penstock.core.values.catalogue import Cause
+from penstock.core.values.catalogue import Cause, Failure, Reason
 from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.request import Contents, Request, Turn, Usage
@@ -499,6 +499,59 @@ def test_a_session_whose_first_turn_its_engine_refuses_holds_nothing() -> None:
     assert bench.held("t") == 0
     bench.whole("b", 600)
     assert [(row.session, row.turns) for row in bench.scheduler.sessions(now=bench.now)] == [("b", 1), ("a", 0)]
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_while_no_endpoint_works_nobody_comes_in(*, drained: bool) -> None:
+    """A restarted engine would get all of them at once. Turns of residents wait in the queue, and keep their places."""
+    bench = Bench(1000)
+    running = [bench.turn(f"r{number}", 180) for number in range(4)]
+    bench.whole("idle", 150)
+    for number in range(30):
+        bench.turn(f"w{number}", 200)
+    assert (len(bench.at), bench.gate.waiting) == (4, 30)
+    leaves = bench.scheduler.endpoint_drained if drained else bench.scheduler.endpoint_down
+    bench.do(leaves("e0", now=bench.now))
+    for turn in running:
+        del bench.at[turn]
+        bench.do(bench.scheduler.failed(bench.leases.pop(turn), Failure.RESET, now=bench.now))
+    later = [bench.turn("idle", 160), bench.turn("new", 160)]
+    bench.later(20.0)
+    assert (bench.at, bench.gate.waiting) == ({}, 31)
+    told = [bench.scheduler.explain(turn, now=bench.now) for turn in later]
+    cause = Cause.PAUSED if drained else Cause.NO_BACKEND
+    assert [one and (one.waits_for, one.session) for one in told] == [(cause, None)] * 2
+    returns = bench.scheduler.endpoint_resumed if drained else bench.scheduler.endpoint_up
+    bench.do(returns("e0", now=bench.now))
+    bench.later(20.0)
+    assert set(bench.at) >= {*running, later[0]}
+    assert sum(bench.tokens[turn] for turn in bench.at) <= bench.held("t") <= 1000
+
+
+def test_a_session_comes_in_at_the_last_endpoint_though_that_is_ejected() -> None:
+    bench = Bench(1000)
+    turn = bench.turn("a", 400)
+    waiting = [bench.turn(f"w{number}", 600) for number in range(9)]
+    endpoint = bench.scheduler.inspect().pool["e0"]
+    while not endpoint.health.ejected(bench.now):
+        del bench.at[turn]
+        bench.do(bench.scheduler.failed(bench.leases.pop(turn), Failure.BROKEN, now=bench.now))
+        turn = bench.turn("a", 400)
+    assert not any(one in bench.at for one in waiting)
+    bench.give_up(turn)
+    bench.end(bench.turn("a", 400, last=True))
+    assert [one in bench.at for one in waiting] == [True] + [False] * 8
+
+
+def test_a_held_request_waits_for_an_endpoint_no_longer_than_others_do() -> None:
+    bench = Bench(1000, empty_wait_s_max=10.0)
+    bench.turn("a", 900)
+    bench.do(bench.scheduler.endpoint_down("e0", now=bench.now))
+    waiting = bench.turn("b", 900)
+    bench.later(9.0)
+    assert waiting not in bench.refused
+    bench.later(1.0)
+    assert bench.refused[waiting] == Reason.NO_ENDPOINT
 
 
 def test_an_endpoint_that_leaves_takes_its_residents_along() -> None:

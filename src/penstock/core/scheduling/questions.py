@@ -226,7 +226,8 @@ class Questions:
             return None
         wait_s = state.estimated_wait_s(entry, now) if entry.state is State.WAITING else None
         told = explained(entry, state.recorder, state.wait_causes, estimated_wait_s=wait_s, now=now)
-        if entry.held and entry.state is State.WAITING and (session := state.gate.session_of(request_id)) is not None:
+        session = state.gate.session_of(request_id)
+        if session is not None and told.waits_for in (Cause.SESSION_MEMORY, Cause.SESSION_PAUSED):
             told.session = waits_for_memory(session, state.gate)
         return told
 

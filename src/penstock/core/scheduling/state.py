@@ -211,7 +211,8 @@ class SchedulerState:
 
     def allow_held(self, entry: Entry) -> None:
         """Let a request that the gate holds wait until that lets it in, unless its band's own setting is shorter."""
-        if self.queues.bands[entry.band].settings.wait_s_max is None and entry.wait_s_max > 0.0:
+        own_s = self.queues.bands[entry.band].settings.wait_s_max
+        if own_s is None and entry.wait_s_max > 0.0 and not entry.pool_empty:
             entry.wait_s_max = max(entry.wait_s_max, self.settings.sessions.wait_s_max)
 
     def works(self, model: str, now: float) -> bool:
@@ -251,6 +252,8 @@ class SchedulerState:
                     entry.pool_empty = is_empty
                     more_s = empty_s if is_empty else usual_s
                     entry.wait_s_max = min(now - entry.waits_since_s + more_s, empty_s + usual_s)
+                    if entry.held:
+                        self.allow_held(entry)
                     self.timers.set_earlier(entry.seq, entry.waits_since_s + entry.wait_s_max)
 
     def estimated_wait_s(

@@ -41,6 +41,8 @@ and 60 s that is 40 %, with 300 s 8 %.
 for `RETURN_S` nobody else is let in, and for a lease a turn whose prompt was sent to an endpoint before is resident
 there. Lost are operators' pauses, counts of turns, and the order of who waited by W in the other's line: age is kept.
 
+While all endpoints of a model are away nobody comes in, and residents wait in the queue for theirs.
+
 It does nothing for a model of which an endpoint in service tells no memory, or keeps no blocks of ended requests, and
 none where endpoints have roles.
 """
@@ -59,6 +61,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.sessions.memory_ledger import FOUND, AgentSession, EndpointMemory, Holder, MemoryLedger, Tenancy
 from penstock.core.sessions.recognition import SessionNames
 from penstock.core.util.decaying import DecayingRate
+from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.rows import MemoryRow, SessionsSnapshot
 from penstock.core.values.settings import SHORT_WAIT_S, SessionSettings
@@ -156,8 +159,8 @@ class SessionGate:
         session, part = found
         turn = self.turns[entry.id] = Turned(session, part, entry)
         session.model = entry.model
-        if session.home is not None and self._usable(session.home, entry, now) is None:
-            self.ledger.give_up(session)  # its home is away
+        if session.home is not None and self._is_away(session.home, entry, now):
+            self.ledger.give_up(session)
         if session.home is not None:
             self._begin(turn)
             self._hold_to_limit(self.ledger.memories[session.home])
@@ -168,7 +171,8 @@ class SessionGate:
             if _may_be_single(session, entry):
                 self._begin(turn)
                 return True
-            places = _by_origin(self._places(entry, now), session)
+            places, some_work = self._places(entry, now)
+            places = _by_origin(places, session)
             if now < self._returns_until_s and (back := _was_at(entry, places, self._pool)) is not None:
                 self._begin(turn)
                 self.ledger.take(session, back.name, now)
@@ -177,8 +181,8 @@ class SessionGate:
             if not places or footprint < SMALL * min([memory.capacity for memory in places]):
                 self._begin(turn)
                 return True
-            waits_on = waited_s > 0.0 and now < self._closed_until_s
-            if not self.waiting and not waits_on and all(m.room >= footprint + self._spare(m) for m in places):
+            waits_on = not some_work or self.waiting or (waited_s > 0.0 and now < self._closed_until_s)
+            if not waits_on and all(m.room >= footprint + self._spare(m) for m in places):
                 self._begin(turn)
                 self.ledger.take(session, places[0].name, now)
                 return True
@@ -307,9 +311,13 @@ class SessionGate:
             self._released_from(self.ledger.removed(endpoint))
         self.stirred = self.waiting > 0
 
-    def restarted(self, endpoint: str) -> None:
-        """Another process answers at an `endpoint`: nothing is resident there."""
-        self._released_from(self.ledger.emptied(endpoint))
+    def restarted(self, endpoint: str, now: float) -> None:
+        """Another process answers at an `endpoint`: only sessions whose turns are queued have a place there."""
+        gone = self.ledger.emptied(endpoint)
+        self._released_from(gone)
+        for session in gone:
+            if any(self.turns[request_id].entry.state is State.WAITING for request_id in session.parts):
+                self.ledger.take(session, endpoint, now)
         self.stirred = self.waiting > 0
 
     def unheld(self, endpoint: str, keys: Iterable[int], now: float) -> bool:
@@ -568,20 +576,28 @@ class SessionGate:
         only = entry.request.only
         return None if only and name not in only else endpoint
 
-    def _places(self, entry: Entry, now: float) -> list[EndpointMemory]:
-        """Returns where a request's session may be resident, those with the most room first.
+    def _is_away(self, home: str, entry: Entry, now: float) -> bool:
+        """True if a request can't go to its session's home, but elsewhere. If all are away, it waits for that one."""
+        usable = self._usable(home, entry, now)
+        return usable is None and any(self._usable(endpoint.name, entry, now) is not None for endpoint in self._pool)
 
-        Empty: the gate does nothing for it, because none is there or one tells no memory.
+    def _places(self, entry: Entry, now: float) -> tuple[list[EndpointMemory], bool]:
+        """Returns where a request's session may be resident, those with the most room first, and if any of them works.
+
+        If none works, these are all: those that are ejected or, with False, away. Empty: the gate does nothing for it,
+        because none is there or one tells no memory.
         """
+        only = entry.request.only
+        serving = [e for e in self._pool if e.serves(entry.model) and not (only and e.name not in only)]
+        some = [e for e in serving if e.works(now)] or [e for e in serving if e.in_service]
         memories: list[EndpointMemory] = []
-        for endpoint in self._pool:
-            if self._usable(endpoint.name, entry, now) is not None:
-                memory = self.ledger.memories.get(endpoint.name)
-                if memory is None:
-                    return []
-                memories.append(memory)
+        for endpoint in some or serving:
+            memory = self.ledger.memories.get(endpoint.name)
+            if memory is None:
+                return [], False
+            memories.append(memory)
         memories.sort(key=lambda memory: (-memory.room, memory.name))
-        return memories
+        return memories, bool(some)
 
     def _order(self, now: float) -> list[Holder]:
         """Returns the tenants to look at: the least level first, then those with sessions that waited W."""
@@ -595,14 +611,16 @@ class SessionGate:
 
     def _admit_one(self, now: float) -> AgentSession | None:
         """Make one waiting session resident, if any can be."""
-        known: dict[tuple[str, tuple[str, ...]], list[EndpointMemory]] = {}  # the places of this moment
+        known: dict[tuple[str, tuple[str, ...]], tuple[list[EndpointMemory], bool]] = {}  # the places of this moment
         for holder in self._order(now):
             for place, session in enumerate(islice(holder.line.values(), LOOK_MAX)):
                 entry = next(iter(session.waiting.values()))
                 key = entry.model, entry.request.only
                 if key not in known:
                     known[key] = self._places(entry, now)
-                places = known[key]
+                places, some_work = known[key]
+                if places and not some_work:
+                    continue
                 found = self._place(session, places, now) if place == 0 else self._free(session, places)
                 if found is not None or not places:
                     self._leave(session)
