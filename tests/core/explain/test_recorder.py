@@ -325,6 +325,25 @@ def test_service_of_a_minute_ago_counts_a_third() -> None:
     assert shares == {"a": pytest.approx(0.27, abs=0.01), "b": pytest.approx(0.73, abs=0.01)}
 
 
+def test_where_nothing_ran_for_a_minute_nobody_got_anything() -> None:
+    """An idle gateway told for hours who had got how much of "the last minute"."""
+    made = scheduler(TWO_BANDS, a=2)
+    made.finished(the_lease(made.arrived(request("a", band=0, tenant="a"), now=0.0)), Usage(50, 50), now=0.0)
+    long = the_lease(made.arrived(request("b", band=1, tenant="b"), now=0.0))
+
+    def told(now: float) -> tuple[dict[str, float], list[float]]:
+        picture = made.snapshot(now=now)
+        shares = {flow.tenant: flow.share_of_all for flow in picture.flows}
+        assert sum(shares.values()) == pytest.approx(sum(band.share for band in picture.bands))
+        return shares, [band.share for band in picture.bands]
+
+    assert told(59.0)[0].keys() == {"a", "b"}
+    assert told(61.0) == ({"b": 1.0}, [0.0, 1.0]), "an answer of a minute is still use"
+    made.finished(long, Usage(50, 50), now=100.0)
+    assert told(159.0) == ({"b": 1.0}, [0.0, 1.0])
+    assert told(161.0) == ({}, [0.0, 0.0])
+
+
 def test_shares_survive_a_long_life() -> None:
     made = scheduler(a=1)
     for day in range(40):

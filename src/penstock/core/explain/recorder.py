@@ -259,13 +259,16 @@ class Recorder:
         if model is None or state is State.EVICTED or state is State.REJECTED:
             self._shares.model(entry.model).refused += 1
         else:
+            meter, sent_s = trail.meter, trail.sent_s
             model.ended += 1
-            model.served_s += now - trail.sent_s if trail.sent_s is not None else 0.0
             if usage is not None:
                 model.prompt_tokens += usage.prompt_tokens
                 model.output_tokens += usage.completion_tokens
-            if entry.cost and entry.charged != trail.counted and trail.meter is not None and trail.sent_s is not None:
-                self._shares.correct(trail.meter, entry.charged - trail.counted, trail.sent_s)
+            if meter is not None and sent_s is not None:
+                model.served_s += now - sent_s
+                self._shares.served_s[meter.band] = now
+                if entry.cost and entry.charged != trail.counted:
+                    self._shares.correct(meter, entry.charged - trail.counted, sent_s)
         if entry.prefix or entry.blocks is not None or entry.looked_up is not None:
             _strip(entry)
         self._ended.append(entry)

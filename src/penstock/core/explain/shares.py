@@ -2,7 +2,7 @@
 
 A meter counts waiting and running requests and sums the charged service, forgetting over a minute: later service
 counts for more by a growing factor, the same for all meters, so they compare as they stand; now and then all are
-scaled.
+scaled. In a band of which nothing ran for a minute, nobody has got anything.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Shares:
         self._models: dict[str, ModelMeter] = {}
         self.waiting: list[dict[Meter, None]] = [{} for _ in queues.bands]  #: by band, those with requests that wait
         self._got = [0.0] * len(queues.bands)
+        self.served_s = [-math.inf] * len(queues.bands)  #: by band, when an answer last ended
         self._epoch_s = self._scaled_s = -math.inf
         self._scale = 1.0
 
@@ -154,12 +155,22 @@ class Shares:
             meter.band = rank[meter.band]
         self._meters = {(meter.band, meter.tenant): meter for meter in meters}
         self._got = [0.0 if old is None else self._got[old] for old in heirs]
+        self.served_s = [-math.inf if old is None else self.served_s[old] for old in heirs]
         self.waiting = [{} for _ in heirs]
 
-    def share_of_band(self, band: int) -> float:
-        """Returns the part of all service over the last minute that went to a band (by rank)."""
-        total = sum(max(got, 0.0) for got in self._got)
-        return max(self._got[band], 0.0) / total if total > 0 else 0.0
+    def shares_of_bands(self, now: float) -> list[float]:
+        """Returns the parts of all service over the last minute that went to each band."""
+        lately = self._lately(now)
+        total = sum(lately)
+        return [got / total if total > 0 else 0.0 for got in lately]
+
+    def _lately(self, now: float) -> list[float]:
+        """Returns the service of each band over the last minute, in the scale of the moment."""
+        ran = [
+            band.tree.root.in_flight > 0 or now - served_s <= SHARE_WINDOW_S
+            for band, served_s in zip(self._queues.bands, self.served_s, strict=True)
+        ]
+        return [max(got, 0.0) if it_ran else 0.0 for got, it_ran in zip(self._got, ran, strict=True)]
 
     def flows(self, names: list[str], now: float) -> tuple[list[FlowSnapshot], int]:
         """Returns the tenants with the most waiting, then those that got most; and how many more are active."""
@@ -169,26 +180,25 @@ class Shares:
             longest = heapq.nlargest(SHOWN_MAX, [len(meter.entries) for meter in waiting])[-1]
             shown = [meter for meter in waiting if len(meter.entries) >= longest]
         shown = sorted(shown, key=_backlog, reverse=True)[:SHOWN_MAX]
-        active = len(waiting)
+        active, lately = len(waiting), self._lately(now)
         others: list[Meter] = []
         if active < SHOWN_MAX:
-            least = [got * 1e-3 / SHOWN_MAX for got in self._got]
+            least = [got * 1e-3 / SHOWN_MAX for got in lately]
             others = [m for m in self._meters.values() if not m.entries and (m.running or m.got > least[m.band] > 0)]
             active += len(others)
             shown += heapq.nlargest(SHOWN_MAX - len(shown), others, key=_got)
-        fair = self._fair_units(others)
+        fair = self._fair_units(others, lately)
         sharing = Counter([(meter.band, meter.part) for meter in waiting if meter.part])
-        all_got = sum(max(got, 0.0) for got in self._got)
         rows = []
         for meter in shown:
             fair_unit = fair[meter.band] / max(1, sharing[meter.band, meter.part])
-            rows.append(self._flow(meter, names[meter.band], fair_unit, all_got, now))
+            rows.append(self._flow(meter, names[meter.band], fair_unit, lately, now))
         return rows, active - len(shown)
 
-    def _flow(self, meter: Meter, band: str, fair_unit: float, all_got: float, now: float) -> FlowSnapshot:
+    def _flow(self, meter: Meter, band: str, fair_unit: float, lately: list[float], now: float) -> FlowSnapshot:
         oldest = next(iter(meter.entries.values()), None)
         weight = self._queues.bands[meter.band].tree.weight(meter.path)
-        total = self._got[meter.band]
+        total, all_got = lately[meter.band], sum(lately)
         others_wait = len(self.waiting[meter.band]) > bool(meter.entries)
         models = Counter([entry.model for entry in meter.entries.values()])
         return FlowSnapshot(
@@ -199,14 +209,14 @@ class Shares:
             running=meter.running,
             oldest_wait_s=now - oldest.waits_since_s if oldest is not None else 0.0,
             share=min(max(meter.got / total, 0.0), 1.0) if total > 0 else 0.0,
-            share_of_all=min(max(meter.got / all_got, 0.0), 1.0) if all_got > 0 else 0.0,
+            share_of_all=min(max(meter.got / all_got, 0.0), 1.0) if total > 0 else 0.0,
             is_alone=not others_wait and (total <= 0 or meter.got >= ALONE_SHARE * total),
             fair_share=min(fair_unit * weight, 1.0) if meter.entries else None,
             models=models,
             asks_for_more=oldest is not None and self._under_share.asks_for_more(top(oldest.node), models, now),
         )
 
-    def _fair_units(self, others: list[Meter]) -> list[float]:
+    def _fair_units(self, others: list[Meter], lately: list[float]) -> list[float]:
         """Per band, the fair share of a weight of 1: service left by modest tenants, by weight among the rest."""
         units = []
         for band, waiting in enumerate(self.waiting):
@@ -215,7 +225,7 @@ class Shares:
             weight = _weight(tree, waiting, parts)
             running = [meter for meter in others if meter.band == band and meter.running]
             all_weight = weight + _weight(tree, running, parts)
-            got, total = sum([meter.got for meter in waiting]), self._got[band]
+            got, total = sum([meter.got for meter in waiting]), lately[band]
             share = got / total / weight if total > 0 and weight > 0 else 0.0
             units.append(max(share, 1.0 / all_weight) if weight > 0 else 0.0)
         return units

@@ -257,6 +257,7 @@ class Questions:
         causes.look(now, at_once=True)  # the causes are of the same moment as the numbers beside them
         away = kept_away(busy, causes, now)
         flows, flows_more = state.shares.flows(names, now)
+        shares = state.shares.shares_of_bands(now)
         limits = state.settings.admission
         states = {endpoint: state_now(endpoint, now) for endpoint in state.pool}
         models, models_more = models_now(
@@ -273,7 +274,7 @@ class Questions:
             running=len(state.leases),
             kv_usage_ceiling=limits.kv_usage_max,
             endpoints=[endpoint_now(it, its_state, away.get(it), limits, now) for it, its_state in states.items()],
-            bands=[band_now(band, state.shares.share_of_band(band.rank), now) for band in queues.bands],
+            bands=[band_now(band, shares[band.rank], now) for band in queues.bands],
             queues=queues_of(queues.bands),
             tenants=tenants,
             tenants_more=len(state.quotas) - len(tenants),
