@@ -78,6 +78,8 @@ class Peer:
     async def send(self, *pieces: bytes) -> None:
         """Write pieces, each in its own segment as far as the kernel allows."""
         for piece in pieces:
+            if self.writer.is_closing():  # to uvloop a write is a mistake of its caller then
+                raise ConnectionResetError("whoever asked is gone")
             self.writer.write(piece)
             await self.writer.drain()
             if len(pieces) > 1:
@@ -268,5 +270,19 @@ def answering_once(*pieces: bytes) -> Script:
     async def script(peer: Peer) -> None:
         await peer.request()
         await peer.send(*pieces)
+
+    return script
+
+
+def answering_when(is_so: Callable[[], Awaitable[object]], answer: bytes) -> Script:
+    """Answer every POST with the same bytes once `is_so` has returned; nothing else is there."""
+
+    async def script(peer: Peer) -> None:
+        while True:
+            if (await peer.request()).startswith(b"POST "):
+                await is_so()
+                await peer.send(answer)
+            else:
+                await peer.send(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 
     return script

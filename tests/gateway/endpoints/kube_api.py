@@ -139,7 +139,8 @@ class KubeApi:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                self._answer(head, writer)
+                if not writer.is_closing():
+                    self._answer(head, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             self._open.pop(writer, None)
         finally:

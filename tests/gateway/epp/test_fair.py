@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from tests.gateway.conftest import NOT_FOUND, World
+from tests.gateway.conftest import World
 from tests.gateway.epp.conftest import Envoy, behind
-from tests.gateway.raw_engine import Peer, RawEngine
+from tests.gateway.raw_engine import RawEngine, answering_when
 
 SENT = {"a": 8, "b": 12, "c": 16, "d": 24, "e": 32}  # requests of each that are always under way
 SERVED = 200
@@ -27,14 +27,7 @@ async def test_equal_tenants_get_equal_service_through_envoy(world: World, envoy
     def all_asked() -> bool:
         return over.is_set() or world.picture().waiting + world.picture().running == sum(SENT.values())
 
-    async def answers(peer: Peer) -> None:
-        while True:
-            asked = await peer.request()
-            if not asked.startswith(b"GET "):
-                await world.until(all_asked)
-            await peer.send(NOT_FOUND if asked.startswith(b"GET ") else ANSWER)
-
-    raw = await world.beside(RawEngine(answers))
+    raw = await world.beside(RawEngine(answering_when(lambda: world.until(all_asked), ANSWER)))
     engine = {"url": raw.url, "engine": "openai", "models": ["sim"], "slots": SLOTS}
     await behind(world, envoy, endpoints=[engine], tenants=[{"name": name} for name in SENT])
     served: Counter[str] = Counter()

@@ -108,6 +108,8 @@ class Issuer:
                 "/realm/keys?all": {"keys": self.keys},
             }
             status, body = (b"200 OK", json.dumps(found[path]).encode()) if path in found else (b"404 Not Found", b"")
+            if writer.is_closing():
+                return
             writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(body)) + body)
             await writer.drain()
         writer.close()

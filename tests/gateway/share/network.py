@@ -81,6 +81,8 @@ class Way:
             while data := await source.read(1 << 16):
                 while self._is_cut(ends):
                     await asyncio.sleep(0.01)
+                if target.is_closing():
+                    break
                 target.write(data)
             while self._is_cut(ends):  # nor is anybody told that the other end has hung up
                 await asyncio.sleep(0.01)
