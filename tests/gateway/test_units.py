@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.core.values.catalogue import Reason
 from penstock.gateway.openai import errors
-from penstock.gateway.openai.answers.stream_end import cut_off, ended_well, tells_error
+from penstock.gateway.openai.answers.stream_end import cut_off, ended_well, json_cut_off, tells_error
 from penstock.gateway.openai.body import BadBody, Read, peek, read_large
 from penstock.gateway.openai.errors import Api
 from penstock.gateway.openai.forms import read_form
@@ -380,6 +380,13 @@ def test_the_tail_has_room_for_many_choices() -> None:
 )
 def test_a_last_event_without_an_end_is_cut_off(tail: bytes, is_cut: bool) -> None:
     assert cut_off(tail) is is_cut
+
+
+def test_json_is_cut_off_at_each_byte_but_its_last() -> None:
+    text = b' {"a": [1, 2.5, {"b": "c\\u00e9", "n": null}], "x": "\xc3\xb6"}'
+    assert all(json_cut_off(text[:end]) for end in range(2, len(text)))
+    assert not json_cut_off(text)
+    assert not json_cut_off(text + b"\r\n")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ import resource
 import socket
 import sys
 from collections.abc import Iterator
+from typing import Any
+
+import pytest
 
 from penstock.gateway.openai.answers.stream_end import cut_off
 from tests.gateway.conftest import CHAT, NOT_FOUND, World, chat, request
@@ -189,3 +192,63 @@ async def test_a_stream_that_closes_in_the_middle_of_an_event_is_broken(world: W
     answer = await world.ask(body=chat(stream=True))
     assert answer.status == 200
     assert b"stream_broken" in answer.body
+
+
+async def closing(world: World, kind: str, *answers: tuple[bytes, ...]) -> dict[str, Any]:
+    """An engine whose answers end with their connection, one after the other: its settings."""
+    head = b"HTTP/1.0 200 OK\r\ncontent-type: %b\r\n\r\n" % kind.encode()
+    given = iter(answers)
+
+    async def script(peer: Peer) -> None:
+        data = await peer.request()
+        await peer.send(*((NOT_FOUND,) if data.startswith(b"GET ") else (head, *next(given))))
+
+    raw = await world.beside(RawEngine(script))
+    return {"url": raw.url, "engine": "openai", "models": ["sim"], "slots": 4}
+
+
+async def test_a_stream_that_closes_in_the_middle_of_a_long_event_is_broken(world: World) -> None:
+    """Events of more than 64 KiB (sounds, pictures) pass in pieces; their rest may be of any size."""
+    event = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'
+    sound = b'data: {"choices": [{"index": 0, "delta": {"audio": {"data": "' + b"x" * 300_000
+    endpoint = await closing(
+        world, "text/event-stream", (event, sound), (event, sound, b"yy"), (sound,), (event, sound, b'"}}}]}\n\n')
+    )
+    await world.gateway(endpoints=[endpoint])
+    broken = [b"stream_broken" in (await world.ask(body=chat(stream=True))).body for _ in range(4)]
+    assert broken == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cut"),
+    [
+        ("text/event-stream", b'data: {"choices": [{"ind'),
+        ("text/event-stream", b'data: {"choices": [{"delta": {"audio": "' + b"x" * 100_000),
+        ("application/json", b'{"choices": [{"message": {"cont'),
+        ("application/json", b'{"choices": [{"message": {"content": "a"}}]'),
+    ],
+    ids=["first event", "long first event", "in a text", "behind a list"],
+)
+async def test_an_answer_that_closes_before_its_end_is_asked_for_elsewhere(world: World, kind: str, cut: bytes) -> None:
+    """Without a length, only the text shows that it is not whole."""
+    endpoint, good = await closing(world, kind, (cut,)), await world.engine()
+    await world.gateway(endpoints=[endpoint, {"url": good.url, "slots": 1}], routing={"policy": "round_robin"})
+    answer = await world.chat(stream=kind != "application/json")
+    assert (answer.status, good.url.endswith(answer.header("x-penstock-endpoint") or "")) == (200, True)
+    assert answer.header("x-penstock-attempts") == "2"
+
+
+async def test_large_json_that_closes_before_its_end_is_not_taken_for_whole(world: World) -> None:
+    text = b'{"choices": [{"message": {"content": "%b"}}]}\n' % (b"a" * 100_000)
+    await world.gateway(endpoints=[await closing(world, "application/json", (text[:90_000],), (text,))])
+    client = await world.client(request(path=CHAT, body=chat()))
+    await client.head()
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+        await client.whole()
+    assert (await world.ask(body=chat())).body == text
+
+
+async def test_an_answer_that_only_calls_itself_json_passes_as_it_is(world: World) -> None:
+    texts = [b"pong", b"12", b'"a"', b"null", b'{"a": NaN}', b"[1]\n", b'{"a": 1}\r\n{"b": 2}']
+    await world.gateway(endpoints=[await closing(world, "application/json", *[(text,) for text in texts])])
+    assert [(await world.ask(body=chat())).body for _ in texts] == texts

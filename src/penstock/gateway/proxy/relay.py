@@ -27,6 +27,7 @@ from penstock.gateway.openai.answers.stream_end import (
     aborted,
     ends_itself,
     is_api_error,
+    json_cut_off,
     of_caller,
     tells_error,
     whole_error,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 KEY_REFUSED: Final = frozenset({401, 403})
 ERROR_BODY_BYTES_MAX: Final = 65536  # of an engine's error, kept in case the request can't go elsewhere
 WHOLE_BYTES_MAX: Final = 65536  # a whole answer up to this size is held until complete, so that it can be retried
+CUT_JSON: Final = "a JSON text that stops before its end"
 NEVER: Final = 1 << 62  # tokens
 _LINES: Final = (b"application/x-ndjson", b"application/ndjson", b"application/jsonl", b"application/x-jsonlines")
 #: Names of an answer's headers that are read here, or do not pass.
@@ -422,6 +424,9 @@ class Relay:
         status = self._head[0]
         self._call = None
         if self._whole is not None:  # JSON of unknown length
+            if json_cut_off(self._plain(bytes(self._whole))):
+                self.on_error(UpstreamError(UpstreamErrorKind.BROKEN, CUT_JSON))
+                return
             self._length = len(self._whole)
             self._came_whole(bytes(self._whole))
         if self._error_body is not None and self._suspect and self._is_honest(status, self._error_body):
@@ -434,6 +439,9 @@ class Relay:
         if not self._committed and not self._begins_at_end(status):
             return
         if not (self._sse or self._lines):  # it came whole, by its framing
+            if self._length is None and self._json and self._answer.cut_off():
+                self.failed(Failure.BROKEN, CUT_JSON)
+                return
             self.exchange.end()
             self.succeeded(status)
             return

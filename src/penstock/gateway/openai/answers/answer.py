@@ -36,6 +36,7 @@ from penstock.gateway.openai.answers.stream_end import (
     TAIL_BYTES,
     cut_off,
     ended_well,
+    ends_open,
     line_tells_error,
     lines_ended_well,
     tells_abort,
@@ -210,10 +211,11 @@ class AnswerReader:
         return not lines_ended_well(self.tail) if self._lines else tells_abort(self.tail)
 
     def cut_off(self) -> bool:
-        """True if the answer is a stream that stops inside an event."""
-        if not self._events or (not self._held and self._tail.endswith(b"\n\n")):
-            return False
-        return cut_off(self._held or self.tail)
+        """True if the answer is a stream that stops inside an event, or a JSON text that stops before its end."""
+        if not self._events:
+            return not self._lines and ends_open(self.head, self.tail)
+        within = self.mid_event()  # one that is too long to be held
+        return (within or self._held != b"") and cut_off(self._held or self.tail, within=within)
 
     def tells_error(self) -> bool:
         """True if the engine reported that the answer failed."""

@@ -19,7 +19,7 @@ from penstock.gateway.openai.answers.events import (
     says_at_once,
     split,
 )
-from penstock.gateway.openai.answers.stream_end import line_tells_error, stillborn
+from penstock.gateway.openai.answers.stream_end import cut_off, line_tells_error, stillborn
 
 HELD_BYTES_MAX: Final = 256 * 1024  # before the first token `/v1/responses` repeats its instructions and tools, twice
 
@@ -67,9 +67,9 @@ class Opening:
         return asides, None
 
     def end(self) -> bytes | None:
-        """Returns the answer of an ended stream, if any."""
+        """Returns the answer of an ended stream; None: there is none, or it stops inside its first event."""
         rest = self._partial
-        if not rest:
+        if not rest or (not self._lines and cut_off(rest)):
             return None
         what = meaning_of_line(rest) if self._lines else meaning(rest)
         return self._held + rest if what is Meaning.TOKEN or what is Meaning.END else None

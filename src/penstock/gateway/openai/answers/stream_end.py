@@ -34,6 +34,7 @@ _OF_CALLER: Final = re.compile(
 _LINE_ERROR: Final = re.compile(rb'^\{"error"', re.MULTILINE)
 _LINE_DONE: Final = re.compile(rb'"done": ?true|"total_duration":')  # the last line may be longer than the kept part
 _decode_answer: Final = msgspec.json.Decoder(AnswerFields).decode
+_skip: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _WITH_FINISH_REASON: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
@@ -93,10 +94,30 @@ def tells_error(tail: bytes | bytearray) -> bool:
     return (b"error" in tail or b"failed" in tail) and _ERROR.search(tail) is not None
 
 
-def cut_off(tail: bytes) -> bool:
-    """True if the last event has no end. It is the only sign for an answer that ends with its connection."""
+def cut_off(tail: bytes, *, within: bool = False) -> bool:
+    """True if the last event has no end. It is the only sign for an answer that ends with its connection.
+
+    `within`: the event began before `tail`.
+    """
     line = tail[tail.rfind(b"\n") + 1 :]
-    return line.startswith(b"data:") and line != b"data:" and not line.endswith((b"]", b"}", b"\r"))
+    begun = within or (line.startswith(b"data:") and line != b"data:")
+    return begun and not line.endswith((b"]", b"}", b"\r"))
+
+
+def json_cut_off(text: bytes) -> bool:
+    """True if an object or a list of JSON has no end."""
+    if ends_open(text, text):
+        return True
+    try:
+        _skip(text)
+    except msgspec.DecodeError as error:
+        return "truncated" in str(error)
+    return False
+
+
+def ends_open(head: bytes, tail: bytes) -> bool:
+    """The same by the first and the last bytes of a text, as far as they show it."""
+    return head.lstrip()[:1] in (b"{", b"[") and tail.rstrip()[-1:] not in (b"}", b"]")
 
 
 def tells_abort(tail: bytes) -> bool:
