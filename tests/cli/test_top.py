@@ -280,6 +280,15 @@ def test_operators_stops_have_their_own_mark() -> None:
     assert [views._state(name, "both").plain for name in ("up", "down", "drained")] == ["● up", "■ down", "◆ drained"]
 
 
+def test_names_that_differ_at_their_end_alone_stay_different() -> None:
+    """All callers of one address looked the same in 80 columns."""
+    callers = ["client:127.0.0.1+key:456f1612bd25", "client:127.0.0.1+key:5e3127854550"]
+    assert [views.short(name, 20) for name in callers] == ["client:12…6f1612bd25", "client:12…3127854550"]
+    assert [views.short(name, 14) for name in callers] == ["client…612bd25", "client…7854550"]
+    assert views.short("a name of 20 letters", 20) == "a name of 20 letters"
+    assert views.short("two\nlines", 20) == "two·lines"
+
+
 async def test_figures_of_ten_seconds_and_of_a_minute_are_distinguished(world: World) -> None:
     """First tokens of ten seconds stood behind "last minute"."""
     await world.engine()

@@ -95,7 +95,7 @@ def picture(
 def _foot(state: State, wishes: Wishes) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(state["at"]))
     still = f"STILL since {at}, p go on" if wishes.is_still else "p stop"
-    tenant, endpoint = (views.plain(name or "all", NAME_CHARS_MAX) for name in (wishes.tenant, wishes.endpoint))
+    tenant, endpoint = (views.short(name or "all", NAME_CHARS_MAX) for name in (wishes.tenant, wishes.endpoint))
     return f"q leave · ? keys · {still} · s sort: {wishes.order} · t tenant: {tenant} · e endpoint: {endpoint}"
 
 

@@ -31,6 +31,12 @@ def plain(value: object, chars_max: int = 120) -> str:
     return printable(str(value), chars_max)
 
 
+def short(name: object, width: int) -> str:
+    """Returns a name; one that is too long loses its middle, because often only its end tells it from another."""
+    whole, end = plain(name, 256), width // 2
+    return whole if len(whole) <= width else f"{whole[: width - end - 1]}…{whole[-end:]}"
+
+
 def headline(state: State) -> Text:
     mark, style = STOPPED if state.get("by_operators") else MARKS.get(state["tone"], MARKS["bad"])
     words, lead = plain(state["headline"], 900), len(state["lead"])
@@ -332,7 +338,7 @@ def _more(table: Table, rows: list[Any], most: int, beyond: int) -> Table:
 
 
 def _name(value: object, width: int) -> Text:
-    return Text(plain(value, width), no_wrap=True, overflow="ellipsis")
+    return Text(short(value, width), no_wrap=True, overflow="ellipsis")
 
 
 def _state(state: str, role: str) -> Text:
