@@ -27,6 +27,7 @@ from penstock.share.messages import (
     Stop,
     Told,
     Up,
+    WaitsHere,
     WherePlaced,
     WireRequest,
 )
@@ -245,6 +246,21 @@ def test_a_retry_after_travels_with_the_failure() -> None:
     number = desk.sent(lease=5)
     desk.edge.failed(5, Failure.BUSY, retry_after_s=4.0, now=0.0)
     assert desk.said == [Failed(number, 5, Failure.BUSY, retry_after_s=4.0)]
+
+
+def test_a_request_that_no_decider_has_had_yet_is_announced_as_that() -> None:
+    desk = Desk()
+    desk.edge.arrived(Request("before", "m", 0), now=0.0)
+    desk.edge.unlinked(now=1.0)
+    desk.edge.arrived(Request("meanwhile", "m", 0), now=2.0)
+
+    def announced() -> dict[str, bool]:
+        said: list[Up] = []
+        desk.edge.linked(said.append, 2, now=3.0)
+        return {row.request.id: row.decided for row in said if isinstance(row, WaitsHere)}
+
+    assert announced() == {"before": True, "meanwhile": False}
+    assert announced() == {"before": True, "meanwhile": True}
 
 
 def test_a_proxys_detour_goes_up_and_is_announced_to_the_next_decider() -> None:

@@ -285,13 +285,16 @@ class CheckedScheduler(Scheduler):
         came_s: float,
         waited_s: float,
         underway: Underway | None = None,
+        decided: bool = True,
         now: float,
     ) -> list[Action]:
         """It dispatches nothing; a tenant may run more than its limit, and the queue may exceed its bounds."""
         self.books.adopted(request, underway)
         self._ran = self._runs()
         self._waited.add(request.id)
-        actions = super().adopted(request, came_s=came_s, waited_s=waited_s, underway=underway, now=now)
+        actions = super().adopted(
+            request, came_s=came_s, waited_s=waited_s, underway=underway, decided=decided, now=now
+        )
         self._checked(actions, now)
         assert not actions
         return actions

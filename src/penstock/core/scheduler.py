@@ -738,17 +738,25 @@ class Scheduler(Questions):
         return actions
 
     def adopted(
-        self, request: Request, *, came_s: float, waited_s: float, underway: Underway | None = None, now: float
+        self,
+        request: Request,
+        *,
+        came_s: float,
+        waited_s: float,
+        underway: Underway | None = None,
+        decided: bool = True,
+        now: float,
     ) -> list[Action]:
         """While halted, take in a request that another scheduler admitted; bounds and rates do not refuse it.
 
         It arrived `came_s` ago and was queued for `waited_s`. `underway`: its lease, numbered uniquely; None: it
-        is queued.
+        is queued. `decided`: another scheduler let it wait; False: it came while there was none.
         """
         from penstock.core.scheduling import taking_over  # noqa: PLC0415 - most gateways never do
 
         assert self._state.pauses.halted, "a scheduler that sends takes nothing over"
-        taking_over.adopt(self._state, request, came_s=came_s, waited_s=waited_s, underway=underway, now=now)
+        state = self._state
+        taking_over.adopt(state, request, came_s=came_s, waited_s=waited_s, underway=underway, decided=decided, now=now)
         return []
 
     def forgotten(self, request_ids: Iterable[str], *, now: float) -> list[Action]:

@@ -106,7 +106,8 @@ def announce(edge: Edge, send: Callable[[Announcement], None], *, now: float) ->
             request = msgspec.structs.replace(request, deadline_s=left_s, locate_s=0.0)
         came_s = now - held.since_s
         if held.lease is None:
-            send(WaitsHere(held.number, request, came_s, held.waited_s + now - held.waits_s))
+            send(WaitsHere(held.number, request, came_s, held.waited_s + now - held.waits_s, held.decided))
+            held.decided = True
             continue
         decode, decode_lease = held.decode or (None, None)
         underway = Underway(

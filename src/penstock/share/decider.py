@@ -418,7 +418,9 @@ class Decider:
                 self._later.append((peer, Arrived(wait.number, wait.request), now))
                 continue
             remote = self._joins(peer, wait.number, wait.request, now)
-            self._scheduler.adopted(remote.request, came_s=wait.came_s, waited_s=wait.waited_s, now=now)
+            self._scheduler.adopted(
+                remote.request, came_s=wait.came_s, waited_s=wait.waited_s, decided=wait.decided, now=now
+            )
         self._tell_members()
 
     def _replaced(self, before: Peer, peer: Peer) -> None:

@@ -68,6 +68,7 @@ class HeldRequest:
 
     __slots__ = (
         "begun",
+        "decided",
         "decode",
         "endpoint",
         "handed_over",
@@ -84,7 +85,7 @@ class HeldRequest:
         "waits_s",
     )
 
-    def __init__(self, number: int, request: Request, now: float) -> None:
+    def __init__(self, number: int, request: Request, now: float, *, decided: bool) -> None:
         self.number = number
         self.request = request
         self.since_s = now
@@ -93,6 +94,7 @@ class HeldRequest:
         self.decode: tuple[str, int] | None = None  #: of a divided request: the endpoint of the answer, and its lease
         self.output_tokens = self.told_tokens = 0  #: received of its answer, and reported
         self.begun = False  #: its client has part of the answer
+        self.decided = decided  #: a decider knows it
         self.loose = False  #: its lease was taken back too late: the answer goes on without
         self.undecided: Failure | None = None  #: how its lease ended, until the decider reacts
         self.handed_over = False  #: its prompt was computed elsewhere
@@ -240,7 +242,7 @@ class Edge(View):
         if not self.is_linked and len(self.requests) - len(self._leases) >= self.waiting_max:
             return [Reject(request.id, Reason.QUEUE_FULL, RETRY_AFTER_S)]
         self._last_number += 1
-        held = HeldRequest(self._last_number, request, now)
+        held = HeldRequest(self._last_number, request, now, decided=self.is_linked)
         self.requests[held.number] = self._by_id[request.id] = held
         row = WireRequest.of(request)
         if request.deadline_s is not None:

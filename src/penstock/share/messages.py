@@ -159,6 +159,7 @@ class WaitsHere(Piece, frozen=True):
     request: WireRequest
     came_s: float  #: ago
     waited_s: float  #: in queues, all visits
+    decided: bool = True  #: a decider let it wait; False: it came while there was none
 
 
 class RunsHere(Piece, frozen=True):

@@ -23,6 +23,7 @@ from penstock.core.values.settings import (
     AdmissionSettings,
     BandSettings,
     EndpointSpec,
+    Limits,
     QueueBounds,
     SchedulerSettings,
     SessionSettings,
@@ -955,9 +956,9 @@ def test_a_context_that_is_computed_in_a_moment_keeps_its_place_for_a_moment() -
 # --- a change of leader -------------------------------------------------------------------------------------
 
 
-def followed(bench: Bench, *, sent: dict[str, str]) -> Bench:
+def followed(bench: Bench, *, sent: dict[str, str], new: tuple[str, ...] = ()) -> Bench:
     """Another scheduler after the one of `bench`, whose requests are as their edges know them; `sent`: idle sessions'
-    prompts, and where."""
+    prompts, and where. `new`: turns that came while there was no scheduler."""
     other = Bench(*[x.capacity for x in bench.gate.ledger.memories.values()], routing="predicted_ttft")
     other.now, other.tokens, other.count = bench.now, dict(bench.tokens), bench.count
     other.scheduler.halted(afresh=True, now=bench.now)
@@ -969,7 +970,8 @@ def followed(bench: Bench, *, sent: dict[str, str]) -> Bench:
             underway = Underway(-bench.leases[entry.id], bench.at[entry.id], 1.0, begun=True)
             other.at[entry.id], other.leases[entry.id] = underway.endpoint, underway.lease
         waited_s = bench.now - entry.waits_since_s if underway is None else entry.waited_s
-        other.scheduler.adopted(entry.request, came_s=waited_s, waited_s=waited_s, underway=underway, now=bench.now)
+        age: dict[str, Any] = {"came_s": waited_s, "waited_s": waited_s, "decided": entry.id not in new}
+        other.scheduler.adopted(entry.request, **age, underway=underway, now=bench.now)
     other.do(other.scheduler.begun(afresh=True, now=bench.now))
     return other
 
@@ -992,6 +994,47 @@ def test_after_a_change_of_leader_sessions_keep_their_places() -> None:
     assert row is not None
     assert row.waits_s == pytest.approx(25.0)
     other.end(running)
+
+
+def test_paused_sessions_that_waited_are_not_all_resident_because_the_leader_changed() -> None:
+    bench = Bench(1000, lease_s=1e9, routing="predicted_ttft")
+    running = [bench.turn(name, 300) for name in "abc"]
+    bench.later(1.0)
+    waiting = [bench.turn(name, 300, tenant="u") for name in "defg"]
+    bench.later(5.0)
+    other = followed(bench, sent=dict.fromkeys("defg", "e0"))  # each had a turn there before it was paused
+    assert [turn for turn in waiting if turn in other.at] == []
+    assert other.held("t") == 900
+    for turn in running:
+        other.end(turn)
+    other.later(11.0)
+    assert [turn for turn in waiting if turn in other.at] == waiting[:1], "who waited longest, by the ordinary rules"
+    assert other.gate.ledger.memories["e0"].booked <= 1000
+
+
+def test_a_residents_turn_that_came_while_nobody_led_finds_its_session_resident() -> None:
+    bench = Bench(1000, lease_s=1e9, routing="predicted_ttft")
+    bench.turn("a", 700)
+    bench.later(1.0)
+    paused, back = bench.turn("b", 400), bench.turn("c", 400)  # what the edges hold: `c` was idle, and came in the gap
+    bench.later(1.0)
+    other = followed(bench, sent={"b": "e0", "c": "e0"}, new=(back,))
+    assert paused not in other.at
+    assert back in other.at
+
+
+def test_a_turn_that_waited_for_a_slot_goes_on_after_a_change_of_leader_where_its_session_fits() -> None:
+    bench = Bench(1000, lease_s=1e9, routing="predicted_ttft")
+    running = bench.turn("a", 300)
+    bench.later(1.0)
+    bench.do(bench.scheduler.tenants_limited({"t": Limits(running=1)}, now=bench.now))
+    waiting = bench.turn("b", 300)
+    bench.later(2.0)
+    assert waiting not in bench.at
+    other = followed(bench, sent={"b": "e0"})
+    assert running in other.at
+    assert waiting in other.at
+    assert other.held("t") == 600
 
 
 def test_a_session_that_does_not_come_back_loses_its_place_to_who_waits() -> None:

@@ -19,7 +19,14 @@ from penstock.core.values.takeover import ServiceGot, Underway
 
 
 def adopt(
-    state: SchedulerState, request: Request, *, came_s: float, waited_s: float, underway: Underway | None, now: float
+    state: SchedulerState,
+    request: Request,
+    *,
+    came_s: float,
+    waited_s: float,
+    underway: Underway | None,
+    decided: bool,
+    now: float,
 ) -> None:
     """Take in a request: `Scheduler.adopted`."""
     assert request.id not in state.entries, "request ids are unique among those that have not ended"
@@ -40,7 +47,8 @@ def adopt(
             returning.well(state, endpoint, now)
         return
     state.recorder.came(entry, now - came_s)
-    if request.turn is not None and state.gate.on and not state.gate.arrived(entry, now, waited_s=waited_s):
+    gate = state.gate
+    if request.turn is not None and gate.on and not gate.arrived(entry, now, waited_s=waited_s, decided=decided):
         gating.held(state, entry, now)
         waiting.arm(state, entry, now)
         state.recorder.waits(entry, now)

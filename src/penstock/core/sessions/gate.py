@@ -39,7 +39,8 @@ and 60 s that is 40 %, with 300 s 8 %.
 
 **After a change of leader** residents are known by their leases under way. An idle one is known again by its next turn:
 for `RETURN_S` nobody else is let in, and for a lease a turn whose prompt was sent to an endpoint before is resident
-there. Lost are operators' pauses, counts of turns, and the order of who waited by W in the other's line: age is kept.
+there; one that waited already, maybe for memory, only if it fits. Lost are operators' pauses, counts of turns, and the
+order of who waited by W in the other's line: age is kept.
 
 While all endpoints of a model are away nobody comes in, and residents wait in the queue for theirs.
 
@@ -151,8 +152,11 @@ class SessionGate:
         self.waiting, self.stirred = 0, False
         return going
 
-    def arrived(self, entry: Entry, now: float, *, waited_s: float = 0.0) -> bool:
-        """A request with a turn arrived. Returns True if it passes; otherwise it waits for `released`."""
+    def arrived(self, entry: Entry, now: float, *, waited_s: float = 0.0, decided: bool = False) -> bool:
+        """A request with a turn arrived. Returns True if it passes; otherwise it waits for `released`.
+
+        `decided`: another scheduler let it wait, perhaps for memory: then its session may be no resident.
+        """
         found = self._found(entry, now)
         if found is None:
             return True
@@ -173,7 +177,8 @@ class SessionGate:
                 return True
             places, some_work = self._places(entry, now)
             places = _by_origin(places, session)
-            if now < self._returns_until_s and (back := _was_at(entry, places, self._pool)) is not None:
+            back = _was_at(entry, places, self._pool) if now < self._returns_until_s else None
+            if back is not None and not (decided and back.room < footprint):
                 self._begin(turn)
                 self.ledger.take(session, back.name, now)
                 self._hold_to_limit(back)
