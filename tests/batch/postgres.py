@@ -79,7 +79,10 @@ def own_server() -> Iterator[Server]:
     running = Server(folder, options)
     try:
         subprocess.run(  # type: ignore[call-overload]
-            [initdb, "-D", folder / "data", "-U", "penstock", "-A", "trust", "--no-sync", "--no-instructions"],
+            [
+                *(initdb, "-D", folder / "data", "-U", "penstock", "-A", "trust", "--no-sync", "--no-instructions"),
+                *("--locale=C", "--encoding=UTF8"),  # and not as whoever runs the tests has it
+            ],
             check=True,
             **options,
         )
@@ -120,3 +123,13 @@ def fresh(url: str) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
+
+
+def without_encoding(url: str) -> str:
+    """Returns the URL of an empty database as `initdb` makes it where no locale is set (`LANG=C`): SQL_ASCII."""
+    import psycopg  # noqa: PLC0415
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS plain")
+        connection.execute("CREATE DATABASE plain ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    return f"{url}&dbname=plain"

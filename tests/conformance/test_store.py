@@ -502,6 +502,18 @@ def test_several_gateways_see_each_others_keys(opening: Opening, kind: str) -> N
     other.close()
 
 
+def test_a_database_without_an_encoding_is_read_as_text(postgres_url: str) -> None:
+    from penstock.batch.store.postgres import PostgresStore  # noqa: PLC0415 - an extra, which may be missing
+
+    store = PostgresStore(postgres.without_encoding(postgres_url))
+    store.add_key(a_key("Schlüssel"))
+    assert all_keys(store)[1] == [a_key("Schlüssel")]
+    upload(store)
+    assert running(store).status == "in_progress"
+    assert store.erase_key("Schlüssel")
+    store.close()
+
+
 # --- its end ------------------------------------------------------------------------------------------------------
 
 

@@ -417,6 +417,13 @@ async def test_the_table_is_made_by_all_at_once(postgres_server: postgres.Server
         assert set(await asyncio.gather(one.read(), two.read(), three.read())) == {Record()}
 
 
+async def test_a_database_without_an_encoding_is_read_as_text(postgres_server: postgres.Server) -> None:
+    async with store_of({"postgres": {"url": postgres.without_encoding(postgres_server.url)}}) as store:
+        first = await store.write(await store.read(), ONE)
+        assert await store.read() == first
+        assert await store.write(await store.read(), ONE) is not None
+
+
 async def test_groups_of_gateways_in_one_database(postgres_server: postgres.Server) -> None:
     url = postgres_server.url
     postgres.fresh(url)

@@ -66,5 +66,8 @@ class _Postgres(Database):
 
     def _connected(self) -> psycopg.Connection[Any]:
         if self._connection is None or self._connection.closed:
-            self._connection = psycopg.connect(self._url, autocommit=True, connect_timeout=CONNECT_S)
+            # A database without an encoding (SQL_ASCII) would answer with bytes.
+            self._connection = psycopg.connect(
+                self._url, autocommit=True, connect_timeout=CONNECT_S, client_encoding="utf8"
+            )
         return self._connection

@@ -100,9 +100,10 @@ class PostgresRow:
     async def _execute(self, statement: str, values: dict[str, object]) -> list[Any]:
         connection = self._connection
         if connection is None or connection.closed:
-            # Prepared statements would stay with a server that a pooler may exchange.
+            # Prepared statements would stay with a server that a pooler may exchange. A database without an encoding
+            # (SQL_ASCII) would answer with bytes.
             connection = await psycopg.AsyncConnection.connect(
-                self._url, autocommit=True, prepare_threshold=None, connect_timeout=CONNECT_S
+                self._url, autocommit=True, prepare_threshold=None, connect_timeout=CONNECT_S, client_encoding="utf8"
             )
             self._connection = connection
         try:
