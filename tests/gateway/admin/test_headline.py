@@ -12,11 +12,14 @@ from penstock.core.values.lifecycle import State
 from penstock.core.values.observation import Observation
 from penstock.core.values.rows import FlowSnapshot
 from penstock.core.values.settings import AdmissionSettings, BandSettings, QueueBounds
+from penstock.gateway.admin.failing.advice import advice
+from penstock.gateway.admin.failing.lately import FailureWindow
 from penstock.gateway.admin.headline import Around, headline, is_by_operators, sentences, tone
 from penstock.gateway.admin.requests import DRAIN, PAUSE, StoppedBy
 from penstock.gateway.admin.why import endpoint_why, model_why, within
-from penstock.gateway.telemetry.failures import Kind
+from penstock.gateway.telemetry.failures import Failures, Kind
 from tests.core.drive import request, scheduler, the_lease
+from tests.core.endpoints.test_liveness import Shop, streams
 
 KV = SchedulerSettings(admission=AdmissionSettings(kv_usage_max=0.9))
 
@@ -275,6 +278,42 @@ def test_a_row_of_an_endpoint_that_only_nobody_elses_requests_reach_says_what_is
     made.endpoint_down("a", now=1.0)
     picture = made.snapshot(now=1.0)
     assert [endpoint_why(endpoint, picture) for endpoint in picture.endpoints] == ["it is down", None]
+
+
+def test_beside_a_stuck_engine_full_slots_are_the_cause_as_beside_any_other_that_is_gone() -> None:
+    """It said that the engine makes no progress, "1 of 2 engines", and that the others carry its load."""
+    shop = Shop(slots=2)
+    streams(shop)
+    streams(shop, "b")
+    shop.go_on(5.0, "a", "b")
+    shop.go_on(2.0, "b")
+    waiting = [shop.ask() for _ in range(3)][1:]
+    picture = shop.made.snapshot(now=shop.now)
+    assert [endpoint.state for endpoint in picture.endpoints] == ["stuck", "up"]
+    assert picture.waiting == len(waiting)
+    assert headline(picture).startswith(
+        "a is stuck. Holding 2 for m: all slots are taken, 2 of 2 on 1 engine (1 of 2 out of service)."
+    )
+    assert advice(picture, FailureWindow(Failures()).now(shop.now)).endswith(
+        "The others are not enough: requests wait."
+    )
+
+
+def test_more_slots_are_no_advice_while_an_engine_refuses_requests_as_too_many() -> None:
+    made = scheduler(a=2, b=2)
+    made.endpoint_drained("b", now=0.0)
+    leases = [the_lease(made.arrived(request(f"r{at}"), now=0.0)) for at in range(2)]
+    made.endpoint_resumed("b", now=0.0)
+    for at in range(2):
+        the_lease(made.arrived(request(f"s{at}"), now=0.0))
+    made.arrived(request("w"), now=0.0)
+    quiet = FailureWindow(Failures()).now(1.0)
+    assert advice(made.snapshot(now=0.0), quiet) == "More engines help, or more `slots` if engines have room."
+    for lease in leases:
+        made.failed(lease, Failure.BUSY, now=0.1)
+    picture = made.snapshot(now=0.15)
+    assert picture.models[0].closed == {Cause.HELD: 1, Cause.SLOTS_FULL: 1}
+    assert advice(picture, quiet) == "Give the endpoints fewer `slots`."
 
 
 def test_nothing_to_send_to_is_said() -> None:

@@ -298,4 +298,4 @@ def dominant(closed: Counter[Cause]) -> Cause:
 
 
 _ORDER = {cause: rank for rank, cause in enumerate(Cause)}
-_OUT = frozenset({Cause.NO_BACKEND, Cause.UNPROVEN, Cause.EJECTED, Cause.PAUSED, Cause.HELD})
+_OUT = frozenset({Cause.NO_BACKEND, Cause.UNPROVEN, Cause.EJECTED, Cause.STUCK, Cause.PAUSED, Cause.HELD})

@@ -329,7 +329,7 @@ class EndpointState(StrEnum):
     )
     STUCK = "stuck", "bad", "stuck", "Restart {}: it runs requests and makes no progress; its log says why"
     SILENT = "silent", "bad", "silent", "See whether {} runs: it has not answered a probe for seconds"
-    EJECTED = "ejected", "bad", "ejected after failures", "The log of {} says why it fails; it is retried by itself"
+    EJECTED = "ejected", "bad", "ejected after failures", "It is retried by itself; the log of {} says why it fails"
     HELD = "held", "busy", "held"
 
 

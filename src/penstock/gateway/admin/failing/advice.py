@@ -24,6 +24,7 @@ _SHOWN = {
     EndpointState.DOWN: frozenset({Failure.CONNECT, Failure.STALE, Failure.RESET}),
     EndpointState.EJECTED: frozenset(Failure),
 }
+_TOO_MANY = (Cause.HELD, Cause.ENGINE_QUEUE)
 _TOO_MUCH = (Reason.QUEUE_FULL, Reason.OVERLOAD, Reason.QUEUE_TIMEOUT)
 
 
@@ -60,7 +61,9 @@ def advice(
             return f"`penstock endpoint resume {short_name(drained[0].name)}` gives its slots back."
     if cause is Cause.TENANT_PAUSED and snapshot.paused_tenants:
         return f"`penstock tenant resume {shlex.quote(short_name(snapshot.paused_tenants[0]))}` ends the pause."
-    return cause.advice
+    # More slots, as full ones want, are too many already where an engine is kept from more.
+    too_many = (other for other in _TOO_MANY if cause is Cause.SLOTS_FULL and other in model.closed)
+    return next(too_many, cause).advice
 
 
 def _missing(missing: list[EndpointSnapshot], snapshot: Snapshot, since: Lately) -> str:
