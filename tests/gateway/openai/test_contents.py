@@ -253,6 +253,25 @@ def test_each_of_several_conversations_is_an_input_with_an_answer(separators: tu
     assert both({"model": "m", "messages": talk, "stop": ["x", "y"]}, separators=separators).answers == 1
 
 
+@pytest.mark.parametrize(
+    "field", ["metadata", "session_id", "conversation", "prompt_cache_key", "safety_identifier", "cache_salt"]
+)
+@pytest.mark.parametrize("size", [8_000, 1_000_000])
+def test_fields_that_no_model_reads_are_no_text(field: str, size: int) -> None:
+    talk = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": []}
+    value: object = {"user_id": "x" * size} if field == "metadata" else "x" * size
+    assert both({**talk, field: value}).text_bytes < 200
+    assert both({"model": "m", "messages": talk["messages"], field: value}).text_bytes < 200
+    assert both({"model": "m", "prompt": [1, 2, 3], field: value}).text_bytes < 200
+    pictures = both({**user(TEXT, HTTP_PICTURE), field: value})
+    assert (pictures.text_bytes < 400, pictures.pictures) == (True, 1)
+
+
+def test_what_looks_like_a_picture_beside_the_prompt_takes_nothing_from_its_text() -> None:
+    found = both({**user({"type": "text", "text": "a b " * 5000}), "metadata": {"a": url("image/png", PNG)}})
+    assert found.text_bytes > 20_000
+
+
 def test_pooling_requests_have_no_answers() -> None:
     found = both({"model": "m", "input": ["a", "b"]}, pooled=True)
     assert (found.inputs, found.answers) == (2, 0)

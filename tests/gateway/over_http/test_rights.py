@@ -163,6 +163,14 @@ async def test_a_prompt_that_is_longer_than_its_key_may_send_is_refused(world: W
     assert await world.metric("penstock_rejections_total", reason="context_length_exceeded") == 2
 
 
+async def test_fields_that_no_model_reads_are_no_part_of_a_prompt(world: World) -> None:
+    await world.engine()
+    await world.gateway(**narrow(max_prompt_tokens=100))
+    for size in (8_000, 1_000_000):
+        body = {**chat("x"), "metadata": {"trace": "x" * size}, "session_id": "x" * size}
+        assert (await world.ask(body=body, headers=BEARER)).status == 200
+
+
 TOKEN_IDS: dict[str, tuple[str, dict[str, Any]]] = {
     "embeddings": ("/v1/embeddings", {"input": [123456] * 100, "encoding_format": "float", "dimensions": 256}),
     "several embeddings": ("/v1/embeddings", {"input": [[123456] * 50, [7] * 50]}),

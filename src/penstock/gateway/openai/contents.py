@@ -3,7 +3,8 @@
 They are found by patterns, without decoding the body. A piece is recognised by its part's type (`"type":"image_url"`,
 `"input_audio"`, `"document"`, …), because text cannot contain unescaped quotes. Its data, base64 of kilobytes, is found
 by looking at 64 bytes in each 4,096: text is seldom so even, and data has a data URL's head, a field's name or a file's
-first bytes before it. The rest counts as text. No answer depends on it: a piece that is missed is a worse estimate.
+first bytes before it. The rest counts as text. Fields that no model reads (`UNREAD`) do not count, unless data was
+found, which may be theirs. No answer depends on it: a piece that is missed is a worse estimate.
 
 A list may hold texts, token ids, lists of ids, or ids and texts mixed. Without its strings only its separators are
 left, and these are counted: a list with a number is one prompt, any other has as many prompts as elements.
@@ -22,7 +23,7 @@ from typing import Final
 import msgspec
 
 from penstock.core.values.request import Contents
-from penstock.gateway.openai.fields import NOTHING, OF_CHATS, SEVERAL, Text
+from penstock.gateway.openai.fields import NOTHING, OF_CHATS, SEVERAL, UNREAD, Named, Text
 from penstock.gateway.openai.scan import STRING, Span, at_once, string_end
 
 PIECES_MAX: Final = 10_000  # counted in one go; engines take some hundreds
@@ -82,11 +83,14 @@ Inputs = tuple[int, int, int]
 _NO_PIECES: Pieces = (0, 0, 0, 0)
 
 
-def contents(body: bytes, text: Text, answers: int) -> Contents:
+def contents(body: bytes, text: Named, answers: int) -> Contents:
     """Returns the contents of a small body; `answers` are wanted of each input."""
     chat = text.messages is not NOTHING  # then no field of text is a list of inputs
+    size = len(body)
+    if size > STRIDE_BYTES:
+        size -= _unread_bytes(text)
     if chat and body.find(b"[", body.find(b"[") + 1) < 0:  # that of its messages is the only list
-        return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
+        return Contents(size, 0, 0, 0, 0, 0, 1, answers)
     found: list[Found] = []
     if len(body) > STRIDE_BYTES:
         stride = max(STRIDE_BYTES, len(body) // _LOOKS)
@@ -104,11 +108,11 @@ def contents(body: bytes, text: Text, answers: int) -> Contents:
             given = bytes(raw)
             inputs = _larger(inputs, at_once(_inputs(given, 0, len(given))))
     if chat and not found and pieces == _NO_PIECES and inputs[0] == 1 and not inputs[1]:
-        return Contents(len(body), 0, 0, 0, 0, 0, 1, answers)
-    return _whole(body, found, pieces, inputs, text=text, answers=answers)
+        return Contents(size, 0, 0, 0, 0, 0, 1, answers)
+    return _whole(len(body) if found else size, found, pieces, inputs, text=text, answers=answers)
 
 
-def weigh(body: bytes, text: Text, spans: Sequence[Span], answers: int) -> Generator[None, None, Contents]:
+def weigh(body: bytes, text: Named, spans: Sequence[Span], answers: int) -> Generator[None, None, Contents]:
     """Find the contents of a large body, in steps. `spans`: of the fields that may hold several inputs."""
     found: list[Found] = []
     at = STRIDE_BYTES
@@ -128,15 +132,20 @@ def weigh(body: bytes, text: Text, spans: Sequence[Span], answers: int) -> Gener
         if _SEVERAL.match(body, begin, end) is not None:
             given = yield from _inputs(body, begin, end)
             inputs = _larger(inputs, given)
-    return _whole(body, found, pieces, inputs, text=text, answers=answers)
+    size = len(body) if found or len(body) <= STRIDE_BYTES else len(body) - _unread_bytes(text)
+    return _whole(size, found, pieces, inputs, text=text, answers=answers)
+
+
+def _unread_bytes(text: Named) -> int:
+    return sum([len(memoryview(getattr(text, name))) for name in UNREAD])
 
 
 def _whole(
-    body: bytes, found: Sequence[Found], pieces: Pieces, inputs: Inputs, *, text: Text, answers: int
+    text_bytes: int, found: Sequence[Found], pieces: Pieces, inputs: Inputs, *, text: Text, answers: int
 ) -> Contents:
-    text_bytes = len(body)
     if inputs[1]:
-        told = sum([len(memoryview(getattr(text, name))) for name in Text.__struct_fields__]) - inputs[2]
+        names = [name for name in Text.__struct_fields__ if name not in UNREAD]
+        told = sum([len(memoryview(getattr(text, name))) for name in names]) - inputs[2]
         text_bytes = max(0, told, text_bytes - inputs[2] - _BESIDE_BYTES)
     if inputs[0] > 1 and (text.query is not NOTHING or text.text_1 is not NOTHING):  # asked of each of them again
         question = max(len(bytes(text.query)), len(bytes(text.text_1)))

@@ -37,6 +37,8 @@ class Text(msgspec.Struct, gc=False):
     lora_path: msgspec.Raw = NOTHING  #: SGLang's adapter; elsewhere it is the model
 
 
+#: Names and keys, which no model reads however long they are.
+UNREAD = ("cache_salt", "session_id", "conversation", "prompt_cache_key", "metadata", "safety_identifier")
 #: Lists of token ids only.
 TOKEN_IDS = ("input_ids", "prompt_token_ids", "token_ids", "tokens")
 #: Those of a chat that may hold several inputs: a list of conversations is one, too.
