@@ -262,6 +262,16 @@ def test_check_says_what_the_bound_on_waits_of_sessions_costs(
     assert (note in out) if note is not None else ("sessions.wait" not in out)
 
 
+def test_check_names_the_keys_that_have_expired(both: Both, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = [f"sha256:{'a' * 64}", *({"hash": f"sha256:{at * 32}", "expires": f"20{at}-01-31"} for at in ("25", "99"))]
+    file = both.folder / "penstock.yaml"
+    file.write_text(yaml.safe_dump(GOOD | {"tenants": [{"name": "a"}, {"name": "b", "keys": keys}]}))
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().err == (
+        "warning: tenants[1].keys[1] expired at 2025-02-01 00:00 UTC: its requests get 401\n"
+    )
+
+
 def test_check_ignores_a_port_in_use(both: Both, capsys: pytest.CaptureFixture[str]) -> None:
     file = both.folder / "penstock.yaml"
     with socket.create_server(("127.0.0.1", 0)) as taken:

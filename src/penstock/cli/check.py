@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from dataclasses import asdict
 
 from penstock.cli import doctor
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         settings = load(file, os.environ)
         message = summary(settings)
-        warned = [*warnings(settings, os.environ), *open_warnings(settings), *start_warnings(settings, os.environ)]
+        warned = [*warnings(settings, os.environ), *open_warnings(settings)]
+        warned += start_warnings(settings, os.environ, time.time())
         problems = tuple(start_problems(settings, os.environ))
         code = EXIT_WRONG if problems else EXIT_OK
     except ConfigError as error:

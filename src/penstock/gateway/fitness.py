@@ -15,6 +15,7 @@ from penstock.config.address import UNIX, cannot_listen
 from penstock.config.load import ConfigError, Problem, require_endpoints
 from penstock.config.model import Settings
 from penstock.config.sections.batch import NO_FOLDER, store_folder
+from penstock.config.values import write_moment
 from penstock.gateway.certificate import Certificate
 from penstock.gateway.endpoints.discovery.sources import sources
 from penstock.gateway.endpoints.pool_rules import RuleBook
@@ -41,10 +42,16 @@ def start_problems(settings: Settings, env: Mapping[str, str]) -> list[Problem]:
     return found
 
 
-def start_warnings(settings: Settings, env: Mapping[str, str]) -> list[str]:
-    """Returns what `serve` would go without here, a sentence each."""
+def start_warnings(settings: Settings, env: Mapping[str, str], now: float) -> list[str]:
+    """Returns what `serve` would go without here, a sentence each. `now`: Unix time."""
     why = None if settings.needs_store or not settings.keeps_usage else _no_store(settings, env)
-    return [] if why is None else [f"the ledger of use would be lost at the end: {why}"]
+    without = [] if why is None else [f"the ledger of use would be lost at the end: {why}"]
+    return without + [
+        f"tenants[{at}].keys[{number}] expired at {write_moment(key.expires)}: its requests get 401"
+        for at, tenant in enumerate(settings.tenants)
+        for number, key in enumerate(tenant.keys)
+        if key.expires is not None and key.expires <= now
+    ]
 
 
 def _store(settings: Settings, env: Mapping[str, str]) -> None:
