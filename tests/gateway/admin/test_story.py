@@ -71,12 +71,6 @@ def test_a_full_endpoint_of_unknown_size_is_told_with_the_judge_of_it(judges: di
     assert "found by" not in paused, "the size is not what it waits for"
 
 
-@pytest.mark.parametrize("cause", [Cause.PAUSED, Cause.NO_BACKEND, Cause.STUCK])
-def test_what_somebody_has_to_end_is_not_forecast(cause: Cause) -> None:
-    said = explained(starved(), "r9", estimated_wait_s=2.0, waits_for=cause, closed={})
-    assert said == f"Waits now: {cause.sentence} ({cause}); unknown how long."
-
-
 def with_cause(picture: Snapshot, cause: Cause) -> Snapshot:
     """All that wait in the model's first band wait for this; lower bands for their turn."""
     rows = [

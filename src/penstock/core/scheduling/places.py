@@ -1,7 +1,7 @@
 """Where does a queued request stand, and for how long still? Asked by clients that wait, and by heartbeats.
 
 A request that is held for its session has the place of that session. No forecast holds for a request of a band that
-gets nothing while higher ones wait.
+gets nothing while higher ones wait, nor for a wait that somebody has to end (`UNTIMED`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def places(state: SchedulerState, request_ids: Iterable[str], now: float) -> dic
             position,
             None
             if _starved(state, entry)
-            else state.estimated_wait_s(entry, now, ahead=state.forecast.ahead(position - 1, ahead)),
+            else state.told_wait_s(entry, now, ahead=state.forecast.ahead(position - 1, ahead)),
             now - entry.waits_since_s,
         )
         for entry, position, ahead in ranked(waiting, state.queues.bands)
@@ -36,7 +36,7 @@ def _held(state: SchedulerState, entry: Entry, now: float) -> QueuePosition:
     """Returns the place of a held request: that of its session."""
     session = state.gate.session_of(entry.id)
     position = 0 if session is None else state.gate.position(session)
-    return QueuePosition(position, state.estimated_wait_s(entry, now), now - entry.waits_since_s)
+    return QueuePosition(position, state.told_wait_s(entry, now), now - entry.waits_since_s)
 
 
 def _starved(state: SchedulerState, entry: Entry) -> bool:

@@ -196,7 +196,7 @@ class Questions:
         """Returns the forecast wait of a queued request from now on; None: unknown."""
         state = self._state
         entry = state.entries.get(request_id)
-        return None if entry is None or entry.state is not State.WAITING else state.estimated_wait_s(entry, now)
+        return None if entry is None or entry.state is not State.WAITING else state.told_wait_s(entry, now)
 
     def places(self, request_ids: Iterable[str], *, now: float) -> dict[str, QueuePosition]:
         """Returns the positions of those requests that are queued. Many at once are cheap."""
@@ -224,7 +224,7 @@ class Questions:
         entry = state.entries.get(request_id) or state.recorder.find(request_id)
         if entry is None:
             return None
-        wait_s = state.estimated_wait_s(entry, now) if entry.state is State.WAITING else None
+        wait_s = state.told_wait_s(entry, now) if entry.state is State.WAITING else None
         told = explained(entry, state.recorder, state.wait_causes, estimated_wait_s=wait_s, now=now)
         session = state.gate.session_of(request_id)
         if session is not None and told.waits_for in (Cause.SESSION_MEMORY, Cause.SESSION_PAUSED):

@@ -37,6 +37,8 @@ from penstock.core.sessions.gate import SessionGate
 from penstock.core.util.timers import Timers
 from penstock.core.values import retry
 from penstock.core.values.actions import Dispatch
+from penstock.core.values.catalogue import UNTIMED
+from penstock.core.values.lifecycle import State
 from penstock.core.values.request import Request, Usage
 from penstock.core.values.settings import SchedulerSettings
 
@@ -265,6 +267,12 @@ class SchedulerState:
             return None if session is None else self.gate.expected_s(session, now)
         slots = self.pool.slots(entry.model)
         return self.forecast.wait_s(entry, self.queues.bands, slots, now, ahead=ahead, refusing=refusing)
+
+    def told_wait_s(self, entry: Entry, now: float, *, ahead: float | None = None) -> float | None:
+        """Returns the same for people and clients: None also if no rate of service ends the wait."""
+        if entry.state is State.WAITING and self.recorder.cause(entry) in UNTIMED:
+            return None
+        return self.estimated_wait_s(entry, now, ahead=ahead)
 
     def health_changed(self, now: float) -> None:
         """Look again at ejected endpoints: another's health decides whether their ejections are ignored."""

@@ -151,7 +151,7 @@ def come_back_after_s(state: SchedulerState, entry: Entry, reason: Reason, now: 
     if reason in NO_RETRY_AFTER:
         return None
     if entry.pinned is None:
-        wait_s = state.estimated_wait_s(entry, now)
+        wait_s = state.told_wait_s(entry, now)
     else:  # the queue's forecast does not cover one endpoint's slots
         endpoint = state.pool.get(entry.pinned)
         wait_s = None if endpoint is None else endpoint.frees_s(now)

@@ -146,6 +146,15 @@ class Cause(StrEnum):
     )
 
 
+#: Causes that end when somebody acts, or an engine comes: no rate of service forecasts that.
+UNTIMED = frozenset(
+    {
+        *(Cause.PAUSED, Cause.TENANT_PAUSED, Cause.SESSION_PAUSED, Cause.NO_DECIDER, Cause.NO_BACKEND),
+        *(Cause.WARMING, Cause.UNPROVEN, Cause.EJECTED, Cause.STUCK),
+    }
+)
+
+
 class Outcome(StrEnum):
     """At which point a request ended."""
 

@@ -19,13 +19,6 @@ WHY_FIRST = {
     "order": "before it in its own flow (the same tenant and model)",
     "overtook": "behind it in its own flow (the same tenant and model), but fitted when this one did not",
 }
-# Causes that end when somebody acts, or an engine comes: no rate of service forecasts that.
-UNTIMED = frozenset(
-    {
-        *(Cause.PAUSED, Cause.TENANT_PAUSED, Cause.SESSION_PAUSED, Cause.NO_DECIDER, Cause.NO_BACKEND),
-        *(Cause.WARMING, Cause.UNPROVEN, Cause.EJECTED, Cause.STUCK),
-    }
-)
 
 
 def story(told: Explanation) -> list[str]:
@@ -87,7 +80,7 @@ def _causes_now(told: Explanation) -> list[str]:
 
 def _left(told: Explanation) -> str:
     """The rest of its wait. The forecast knows only present work: what higher bands send later comes first, too."""
-    if told.estimated_wait_s is None or told.waits_for in UNTIMED:
+    if told.estimated_wait_s is None:
         return "unknown how long"
     left = seconds(told.estimated_wait_s)
     if any(served.why == "band" for served in told.before):
