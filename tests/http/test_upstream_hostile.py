@@ -123,6 +123,25 @@ async def test_no_request_is_written_to_a_connection_that_was_closed_while_idle(
 
 
 @on_both_loops
+async def test_no_request_is_written_to_a_connection_with_unrequested_bytes() -> None:
+    """Otherwise an answer that nobody asked for would be that of the next request, maybe of another tenant."""
+    other = OK.replace(b"ok", b"no")
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(OK)
+        await peer.gone()
+
+    async with connected(script) as (engine, upstream):
+        await ask(upstream)
+        with socket.socket(fileno=os.dup(engine.peers[0].writer.get_extra_info("socket").fileno())) as raw:
+            raw.send(other)  # the event loop has yet to read it
+        upstream.time = lambda: asyncio.get_running_loop().time() + 1.0  # it has been idle for a second
+        assert (await ask(upstream, "POST", "/", [], b"body")).body == b"ok"
+        assert [len(peer.requests) for peer in engine.peers] == [1, 1]
+
+
+@on_both_loops
 async def test_one_stale_connection_closes_the_other_idle_ones() -> None:
     async def script(peer: Peer) -> None:
         await peer.request()

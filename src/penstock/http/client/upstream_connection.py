@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 JOIN_BYTES_MAX: Final = 4096  # up to this size one copy is cheaper than a second buffer in the transport
 CLOSING_S: Final = 0.1  # an engine's front end closes within a turn of its loop: some 10 ms when it is busy
 WRITE_BYTES_MAX: Final = 1024 * 1024  # chunk of a large body: encrypting more would delay other requests
-_GONE: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR  # closed or reset by the engine
+# Closed or reset by the engine, or it sent bytes that nobody asked for.
+_UNFIT: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR | select.POLLIN
 _NO_HEADERS: Final[Headers] = []  # never written
 _HEAD, _PAYLOAD, _BODY, _DONE = 0, 1, 2, 3  # the next part of the answer: its head, first payload, rest, nothing
 
@@ -341,12 +342,12 @@ class UpstreamConnection:
 
     @property
     def is_dropped(self) -> bool:
-        """True if an idle connection was closed by the engine, even if the event loop has yet to report that."""
+        """True if an idle connection was closed by the engine, or has unrequested bytes, maybe unread by the loop."""
         if self.transport.is_closing():
             return True
         if self._poll is None:
             self._poll = select.poll()
-            self._poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+            self._poll.register(self.transport.get_extra_info("socket").fileno(), _UNFIT)
         return bool(self._poll.poll(0))
 
     @property
