@@ -137,7 +137,9 @@ def test_the_commands(store: SqliteStore, tmp_path: Path, capsys: pytest.Capture
     settings.write_text(f"batch: {{data: {tmp_path / 'data'}}}\n")
     assert commands.run(["store", "backup", str(copy), "-c", str(settings)]) == 0
     assert commands.run(["store", "check", "--data", str(tmp_path / "data")]) == 0
-    assert capsys.readouterr().out.count(" 1 usage,") == 2
+    out = capsys.readouterr().out
+    assert out.count(" 1 usage,") == 2
+    assert f"\na copy of {tmp_path}/data/batch.sqlite3\n" in out, "without -c it would be another one"
     assert commands.run(["store", "restore", str(copy), "-c", str(settings)]) == 1
     assert "in use" in capsys.readouterr().err
     store.close()

@@ -225,7 +225,8 @@ def _backup(args: argparse.Namespace) -> None:
         if sys.stderr.isatty():
             print(f"\r{100 * (pages - left) // max(1, pages)} %", end="" if left else "\n", file=sys.stderr)
 
-    print(f"{args.file}: {backup(_folder(args) / FILE, args.file, progress)}")
+    store = _folder(args) / FILE
+    print(f"{args.file}: {backup(store, args.file, progress)}\na copy of {store}")
 
 
 def _restore(args: argparse.Namespace) -> None:
