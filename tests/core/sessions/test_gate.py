@@ -325,6 +325,18 @@ def test_who_is_under_his_share_gets_room_at_once_from_who_is_over_his() -> None
     assert bench.turn("a", 300, tenant="big") not in bench.at, "the longest idle one"
 
 
+def test_who_is_under_his_share_does_not_wait_where_he_was_if_room_is_elsewhere() -> None:
+    bench = Bench(2000, 500, lease_s=1e9)
+    for name in ("a", "b", "c"):
+        bench.whole(name, 600, tenant="big")
+    bench.whole("z", 300, tenant="small")
+    assert bench.home("z", "small") == "e1"
+    bench.scheduler.session_paused("small", "z", now=bench.now)
+    bench.turn("y", 450, tenant="small")
+    bench.scheduler.session_resumed("small", "z", now=bench.now)
+    assert bench.at[bench.turn("z", 300, tenant="small")] == "e0", "its origin is taken, by its own tenant"
+
+
 def test_who_is_over_his_share_waits() -> None:
     bench = Bench(1000, lease_s=1e9)
     bench.whole("z", 300, tenant="small")

@@ -650,8 +650,8 @@ class SessionGate:
         nothing = not holder.booked
         due = session.first or waited_s >= CLAIM * self.settings.wait_s
         small = due and all(m.room + m.held(holder) < min(session.footprint, m.usable) for m in places)
+        hurries = nothing or due or any(_above(other, session) for memory in places for other in memory.tenancies)
         for memory in _by_origin(places, session):
-            hurries = nothing or due or any(_above(other, session) for other in memory.tenancies)
             spare = 0 if hurries else self._spare(memory)
             missing = min(session.footprint + spare, memory.usable) - memory.room
             if missing <= 0 or self._make_room(memory, missing, session, now, due=due, small=small):
