@@ -15,7 +15,6 @@ import contextlib
 import gzip
 import json
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -25,9 +24,10 @@ from random import Random
 
 from tests.fuzz.mutate import mutated
 from tests.fuzz.outcomes import corpus
+from tests.patience import WAIT_S
+from tests.ports import free_port
 
 CLIENTS = 8
-WAIT_S = 5.0  # for an answer to a whole request; what is given up by then may be one that only began
 UPLOADS_MAX = 64  # of one tenant, at once
 FAULTS = ("Traceback", "SystemError", "Exception in callback", "never retrieved", "Segmentation")
 _FORM = b"multipart/form-data; boundary=edge"
@@ -163,16 +163,10 @@ class Fuzzed:
         return [text[max(0, text.find(word) - 300) : text.find(word) + 3000] for word in FAULTS if word in text]
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
 async def run(folder: Path, seconds: float, seed: int) -> list[str]:
     """Returns what went wrong."""
     engine = await asyncio.start_server(_engine, "127.0.0.1", 0)
-    fuzzed = Fuzzed(folder, _free_port(), engine.sockets[0].getsockname()[1])
+    fuzzed = Fuzzed(folder, free_port(), engine.sockets[0].getsockname()[1])
     with fuzzed.log.open("w") as log:
         gateway = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "penstock", "serve", str(fuzzed.settings), stdout=log, stderr=log

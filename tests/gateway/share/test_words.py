@@ -197,7 +197,9 @@ async def test_what_is_stopped_stays_so_when_the_decider_is_killed_or_steps_down
             waits = await second.streaming(headers={"x-tenant-id": "team-b"}, tokens=1)
             await second.until(lambda state: state["waiting"] == 1)
             await holds(first)
-            await asyncio.sleep(0.75)  # what was said a moment before a death may be lost
+            for _ in range(20):  # what was said a moment before a death may be lost
+                await asyncio.sleep(0.05)
+                await first.state()  # a second of its own: a busy machine slows down its answers and its words alike
             first.kill()
             await second.until(
                 lambda state: state["share"]["role"] == "leads" and state["share"]["name"] == second.name
