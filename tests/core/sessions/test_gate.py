@@ -965,6 +965,27 @@ def test_a_context_that_is_computed_in_a_moment_keeps_its_place_for_a_moment() -
     assert waiting in bench.at
 
 
+def test_a_held_turn_of_a_paused_tenant_waits_for_the_operator() -> None:
+    bench = Bench(1000)
+    bench.turn("a", 700)
+    waiting = bench.turn("b", 400)
+
+    def why() -> tuple[Cause | None, bool]:
+        told = bench.scheduler.explain(waiting, now=bench.now)
+        assert told is not None
+        return told.waits_for, told.estimated_wait_s is not None
+
+    assert why() == (Cause.SESSION_MEMORY, True)
+    for limits, cause in (
+        (Limits(running=0), (Cause.TENANT_PAUSED, False)),
+        (Limits(running=1), (Cause.SESSION_MEMORY, True)),  # room would not help, but neither would a place
+        (Limits(), (Cause.SESSION_MEMORY, True)),
+    ):
+        bench.later(1.0)
+        bench.do(bench.scheduler.tenants_limited({"t": limits}, now=bench.now))
+        assert why() == cause
+
+
 # --- a change of leader -------------------------------------------------------------------------------------
 
 

@@ -185,10 +185,12 @@ class Waits:
         """Returns why the first of a line is not sent. `accounts`: its accounts with a limit on running requests."""
         if not self._pauses.sends(model):
             return Cause.NO_DECIDER if self._pauses.halted else Cause.PAUSED
+        if accounts and any(map(self._quotas.paused, accounts)):
+            return Cause.TENANT_PAUSED
         if held is not None and (held is Cause.SESSION_PAUSED or self._pool.alive(model)):
             return held
         if accounts and self._quotas.at_limit(accounts):
-            return Cause.TENANT_PAUSED if any(map(self._quotas.paused, accounts)) else Cause.TENANT_CAP
+            return Cause.TENANT_CAP
         closed, free = self.endpoints(band, model, now)
         if (free or not _OUT.issuperset(closed)) and self._queues.waits_above(band.rank, model):
             return Cause.TURN
