@@ -201,7 +201,7 @@ class Oracle:
         state, overtaken = self._state, [entry]
         most, warm_keys = state.router.groups, state.router.warm_keys(entry, places, now)
         for other in sorted((x for x in self._leaf(entry) if _rank(x) > _rank(entry)), key=_rank):
-            may_pass = all(
+            may_pass = not self._tenant_held(other) and all(
                 other.request.priority == x.request.priority
                 and other.deadline_s <= x.deadline_s
                 and (x.backfilled - (x in discount) < most or self._waits_for_another(x, places, now))

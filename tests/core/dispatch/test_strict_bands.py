@@ -9,7 +9,7 @@ import pytest
 from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Action, Dispatch, Requeue
 from penstock.core.values.request import Usage
-from penstock.core.values.settings import BandSettings
+from penstock.core.values.settings import AdmissionSettings, BandSettings, Limits
 from tests.core.drive import request, scheduler, sent, the_lease, until
 
 SLOTS = 8
@@ -106,6 +106,21 @@ def test_only_what_a_band_is_owed_by_promise_has_the_room_of_a_higher_one(owed: 
     state.reserved.arrived("m", 0.0)
     state.queues.bands[BATCH].credit = owed
     assert state.under_share.is_over_share(state.entries["night"], 0.0) == is_over
+
+
+def test_a_tenant_at_its_limit_does_not_leave_the_reserved_slot_of_its_band_to_a_lower_one() -> None:
+    settings = SchedulerSettings(
+        bands=(BandSettings("standard", fairness="fcfs"), BandSettings("batch")),
+        wait_s_max=1e6,
+        tenants={"limited": Limits(running=1)},
+        admission=AdmissionSettings(reserved_share=0.25),
+    )
+    made = scheduler(settings, a=4)
+    for at, tenant in enumerate(("limited", "flood", "flood")):
+        assert sent(made.arrived(request(f"runs-{at}", tenant=tenant), now=0.0))
+    for at, tenant in enumerate(("limited", "flood")):
+        assert not sent(made.arrived(request(f"waits-{at}", tenant=tenant), now=1.0))
+    assert not sent(made.arrived(request("night", band=BATCH, tenant="night"), now=2.0))
 
 
 def test_light_requests_of_a_lower_band_keep_no_slot_free_of_a_higher_one() -> None:

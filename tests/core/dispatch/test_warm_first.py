@@ -9,7 +9,7 @@ from penstock.core.scheduler import SchedulerSettings
 from penstock.core.values.actions import Dispatch
 from penstock.core.values.located import Source
 from penstock.core.values.request import Request
-from penstock.core.values.settings import Prices, RoutingSettings
+from penstock.core.values.settings import Limits, Prices, RoutingSettings
 from tests.core.drive import request, scheduler
 
 SETTINGS = SchedulerSettings(routing="predicted_ttft", wait_s_max=10_000.0)
@@ -82,6 +82,13 @@ def test_without_a_group_the_order_is_that_of_arrival() -> None:
     line = Line(replace(SETTINGS, router=RoutingSettings(prefix_group=0)))
     line.ask(*three_by_three())
     assert line.serve(9) == "012012012"
+
+
+def test_a_tenant_at_its_limit_does_not_go_first() -> None:
+    """Without flows it waits among the others, and its document is cached."""
+    line = Line(replace(SETTINGS, fairness="fcfs", tenants={"limited": Limits(running=0)}))
+    line.ask(asked("0a", "0"), asked("1a", "1"), asked("0b", "0", tenant="limited"))
+    assert line.serve(2) == "01"
 
 
 def test_a_policy_without_prefixes_keeps_the_order_of_arrival() -> None:

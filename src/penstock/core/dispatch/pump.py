@@ -190,8 +190,7 @@ class Pump:
 
     def _keep_reserve(self, band: Band, model: str, free: list[Endpoint]) -> None:
         """Let no lower band take the reserved slots of a model that requests of `band` wait for."""
-        head = self._capped.head(band, [model])
-        if head is not None and not self._quotas.at_limit(head.accounts):
+        if self._under_share.head(band, model) is not None:
             self._backfill.reserved.update(self._candidates.serving(model, free))
 
     def _in_turn(self, band: Band, models: list[str], free: list[Endpoint], now: float) -> Found | None:

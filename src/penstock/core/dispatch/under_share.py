@@ -167,16 +167,21 @@ class UnderShare:
             return True
         return not self.asked_under_share(node, now)
 
+    def head(self, band: Band, model: str) -> Entry | None:
+        """Returns the first request for a model in fair order that its tenant may still run; None if none is found."""
+        head = self._capped.head(band, [model])
+        if head is not None and self._quotas.at_limit(head.accounts):  # its flow is shared with others
+            line = islice(band.tree.in_order([model]), CAPPED_MAX)
+            head = next((x for x in line if not self._quotas.at_limit(x.accounts)), None)
+        return head
+
     def in_order(self, band: Band, model: str, now: float) -> Iterator[Entry]:
         """Yields the requests for a model of flows that are under their share, in fair order.
 
         They are remembered from their arrival, because they need not be among the first: a throttled flood falls behind
         its fair share of the tokens, and then precedes the flows with reserved slots.
         """
-        head = self._capped.head(band, [model])
-        if head is not None and self._quotas.at_limit(head.accounts):  # its flow is shared with others
-            line = islice(band.tree.in_order([model]), CAPPED_MAX)
-            head = next((x for x in line if not self._quotas.at_limit(x.accounts)), None)
+        head = self.head(band, model)
         first = top(head.node) if head is not None else None
         if head is not None and first is not None and self.under_share(first, model, now):
             yield from _from_head(head, band, model, first)
