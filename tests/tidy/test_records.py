@@ -36,7 +36,7 @@ SUBJECTS: dict[str, tuple[set[str], tuple[str, ...]]] = {
     "what it is estimated to take": (QUEUED, ("output_tokens", "prompt_tokens", "whole", "work")),
     "what its flow was charged": (
         {"queueing"},
-        ("charged", "charged_output", "cost", "counted", "counted_in", "output_seen"),
+        ("charged", "charged_output", "cost", "counted_in", "output_seen"),
     ),
     "where its prompt is believed cached": (
         {"routing"},

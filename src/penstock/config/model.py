@@ -202,7 +202,10 @@ class BandSection(Section):
         1.0, "The share of an endpoint's slots up to which this band may fill it.", gt=0, le=1
     )
     min_share: values.Number = setting(
-        0.0, "The share of service it gets even under full load from higher bands; in total less than 1.", ge=0, lt=1
+        0.0,
+        "The share of the work, in tokens, it gets even under full load from higher bands; in total less than 1.",
+        ge=0,
+        lt=1,
     )
     deadline: values.OptionalDuration = setting(
         None, "Deadline for the first token; a request may ask for a shorter one.", gt=0

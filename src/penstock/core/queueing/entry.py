@@ -75,7 +75,7 @@ class Entry:
 
     __slots__ = (
         "account", "accounts", "affinity", "alike", "backfilled", "band", "blocks", "cached_tokens", "charged",
-        "charged_output", "cost", "counted", "counted_in", "deadline_s", "held", "held_s", "id", "key", "keys_since",
+        "charged_output", "cost", "counted_in", "deadline_s", "held", "held_s", "id", "key", "keys_since",
         "lease", "located", "looked_up", "model", "node", "only", "output_seen", "output_tokens", "pinned",
         "pool_empty", "prefix", "prices", "prompt_tokens", "queued_since_s", "request", "retry", "seq", "size_class",
         "sought", "source", "state", "streamed", "tenant", "twin_computing", "uncached_tokens", "visit", "wait_s_max",
@@ -121,8 +121,7 @@ class Entry:
         # Its work: estimated, and counted so far.
         self.cost = 0.0  #: its estimated cost at dispatch, by the fairness policy
         self.work = 0.0  #: its estimated work, independent of the policy: for every estimate of a wait
-        self.counted = 0.0  #: of that work, the part counted for promised shares
-        self.counted_in: list[tuple[Band, float]] | None = None  #: and its bands, with their parts
+        self.counted_in: list[tuple[Band, float, float]] | None = None  #: promised shares: parts, and credit so far
         self.charged = 0.0  #: its flow's charge so far
         self.charged_output = 0  #: the completion tokens in that
         self.output_seen = 0  #: completion tokens that came so far

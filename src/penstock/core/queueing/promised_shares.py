@@ -1,9 +1,12 @@
 """Bands that are owed part of their promised share of service (`min_share`).
 
 Each dispatch, of any band, credits a band that has work with its share of it. The band's own dispatches are debited,
-but only while higher bands wait. Dispatches count by estimate, and are settled as the answer grows and when it ends.
-Otherwise a band of long answers would get a multiple of its share until their lengths are learned, and one beside long
-answers next to nothing. Service without competition from higher bands is not debited.
+but only while higher bands wait for the same endpoints. All counts are of work, so requests of very different sizes are
+not cut to each other's. Dispatches count by estimate, and are settled as the answer grows and when it ends. Otherwise a
+band of long answers would get a multiple of its share until their lengths are learned, and one beside long answers next
+to nothing. Service without competition from higher bands is not debited: of what a band gets because those above can't
+use it, one request counts, so that it is owed again soon when all compete. Of a credit, an idle band keeps one
+request's.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from penstock.core.queueing.band import Band
 from penstock.core.queueing.entry import Entry
 from penstock.core.queueing.queues import Queues
 
-CREDIT_REQUESTS_MAX = 64.0  # maximum credit or debt, in requests of the current size
+CREDIT_REQUESTS_MAX = 64.0  # one request adds up to a credit or debt of so many of its size
 
 
 class PromisedShares:
@@ -37,7 +40,7 @@ class PromisedShares:
     def owed_with(self, entry: Entry) -> bool:
         """Whether its band would be owed if a running request went back to the queue, so that it would be next."""
         band = self._queues.bands[entry.band]
-        own = sum([part * entry.counted for counted_in, part in entry.counted_in or () if counted_in is band])
+        own = sum([counted for counted_in, _, counted in entry.counted_in or () if counted_in is band])
         return band.settings.min_share > 0 and band.credit - own > 0
 
     def sent(self, entry: Entry, chosen: Endpoint | None = None) -> None:
@@ -48,28 +51,50 @@ class PromisedShares:
         """
         if not self._promised:
             return
-        rank = entry.band
-        own = self._queues.bands[rank]
-        above = any(band.tree.root.sendable for band in self._queues.bands[:rank])
-        counted = []
+        own = self._queues.bands[entry.band]
+        counted_in: list[tuple[Band, float, float]] = []
         for band in self._promised:
+            waits = band.tree.root.sendable > 0
             if band is own:
-                if above:
-                    counted.append((band, band.settings.min_share - 1.0))
-            elif band.credit < 0 or (band.tree.root.sendable and (band.credit <= 0 or chosen in band.open)):
-                counted.append((band, band.settings.min_share))
-        entry.counted_in, entry.counted = counted, 0.0
+                if self._at_a_cost(entry, chosen):
+                    counted_in.append((band, band.settings.min_share - 1.0, 0.0))
+            elif band.credit < 0 or (waits and (band.credit <= 0 or chosen in band.open)):
+                counted_in.append((band, band.settings.min_share, 0.0))
+            elif not waits:
+                band.credit = min(band.credit, band.settings.min_share * entry.work)
+        entry.counted_in = counted_in
         self.settle(entry, entry.work)
 
+    def _at_a_cost(self, entry: Entry, chosen: Endpoint | None) -> bool:
+        """Whether requests of higher bands wait for the endpoint that `entry` was sent to, and that counts.
+
+        A band that isn't owed was asked after them, so it got what they can't use. Its debt is one request then.
+        """
+        above = self._queues.bands[: entry.band]
+        waiting = [band.tree.root for band in above if band.tree.root.sendable]
+        if chosen is None:
+            return bool(waiting)
+        if self._queues.bands[entry.band].credit <= -entry.work:
+            return False
+        return any(chosen.serves(model) for root in waiting for model in root.backlog)
+
     def settle(self, entry: Entry, work: float) -> None:
-        """Correct the count of an entry to its known or expected `work`."""
-        more = work - entry.counted
-        if not more or entry.counted_in is None:
+        """Correct the count of an entry to its known or expected `work`.
+
+        The bound is one for what is added: it cuts nothing that stands, whatever the size of that. What is taken back
+        is what was added, so estimates that are too high leave nothing behind.
+        """
+        if not entry.counted_in:
             return
-        entry.counted = work
         most = CREDIT_REQUESTS_MAX * max(entry.work, work)
-        for band, part in entry.counted_in:
-            before = band.credit
-            band.credit = min(max(before + part * more, -most), most)
-            if before <= 0 < band.credit and not band.tree.root.sendable:
-                band.credit = 0.0  # nothing is saved up by a band that asks for nothing, or is held
+        counted_in: list[tuple[Band, float, float]] = []
+        for band, part, counted in entry.counted_in:
+            before, due = band.credit, part * work
+            after = before + due - counted
+            if abs(due) > abs(counted):
+                after = max(min(before, -most), min(after, max(before, most)))
+            if band.settings.min_share <= 0.0 or (before <= 0.0 < after and not band.tree.root.sendable):
+                after = 0.0  # nothing is saved up by a band that asks for nothing, is held, or is promised nothing
+            band.credit = after
+            counted_in.append((band, part, counted + after - before))
+        entry.counted_in = counted_in
