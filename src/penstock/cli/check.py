@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         for problem in problems:
             print(problem.line(), file=sys.stderr)
     else:
-        print(message)
+        print(message.removeprefix("ok: ") if live else message)
         print(f"store: {store_place(settings)}")
         if note := session_note(settings):
             print(note)

@@ -238,8 +238,11 @@ async def test_what_is_no_engine_is_named_by_doctor_and_by_check_live(
     path = tmp_path / "penstock.yaml"
     path.write_text(f"endpoints:\n- {{url: '{engine.url}'}}\n- {{url: '{files.url}', name: files{models}}}\n")
     assert await asyncio.to_thread(main, ["check", str(path)]) == 0, "the file is as it should be"
+    assert capsys.readouterr().out.startswith("ok: 2 endpoints, ")
     assert await asyncio.to_thread(main, ["check", str(path), "--live"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    printed = capsys.readouterr()
+    assert printed.out.startswith("2 endpoints, "), "it is not ok"
+    (line,) = printed.err.splitlines()
     assert line.startswith("files: it answers, but not like an engine")
     assert await asyncio.to_thread(main, ["doctor", "-c", str(path), "--json"]) == 1
     found = {report["name"]: report["problems"] for report in json.loads(capsys.readouterr().out)["endpoints"]}
