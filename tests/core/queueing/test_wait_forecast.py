@@ -12,9 +12,10 @@ from msgspec import structs
 
 from penstock.core.queueing.wait_forecast import WaitForecast, retry_after_s
 from penstock.core.scheduler import SchedulerSettings
-from penstock.core.values.actions import Dispatch
-from penstock.core.values.request import Usage
-from penstock.core.values.settings import BandSettings, QueueBounds
+from penstock.core.values.actions import Dispatch, Reject
+from penstock.core.values.catalogue import Reason
+from penstock.core.values.request import Request, Usage
+from penstock.core.values.settings import BandSettings, Limits, QueueBounds
 from tests.core.drive import ends, request, scheduler, sent, the_lease, until, waiting_entry
 from tests.core.shop import PATIENT, Customer, Shop, ShopJob
 
@@ -101,6 +102,37 @@ def test_waits_are_foretold_within_fifteen_percent(fairness: str, error_max: flo
     truth.shop.run(120.0)
     overall = median(abs(error) for errors in truth.errors.values() for error in errors)
     assert overall <= error_max
+
+
+@pytest.mark.parametrize("running", [1, 4])
+@pytest.mark.parametrize("slots", [6, 40])
+def test_waits_of_a_tenant_at_its_limit_are_foretold_by_it(running: int, slots: int) -> None:
+    customers = [Customer("light", 1.0, waiting=4), Customer("capped", 1.0, waiting=12)]
+    settings = structs.replace(PATIENT, tenants={"capped": Limits(running=running)})
+    truth = Truth(Shop(customers, slots=(slots, slots), settings=settings))
+    truth.shop.run(120.0)
+    assert truth.error("capped") <= 0.15
+
+
+@pytest.mark.parametrize("account", ["tenant", "a key of it"])
+def test_a_refusal_of_a_tenant_at_its_limit_says_when_its_line_has_moved(account: str) -> None:
+    limits = Limits(running=1, queued=1)
+    tenants = {"t": limits} if account == "tenant" else {"t": Limits(queued=1), "t\nkey\nk": Limits(running=1)}
+    also = () if account == "tenant" else ("t\nkey\nk",)
+    made = scheduler(SchedulerSettings(tenants=tenants), a=100)
+
+    def one(name: str) -> Request:
+        return request(name, tenant="t", also=also)
+
+    lease = the_lease(made.arrived(one("first"), now=0.0))
+    made.finished(lease, Usage(10, 50), now=20.0)
+    made.arrived(one("runs"), now=20.0)
+    made.arrived(one("waits"), now=20.0)
+    (refused,) = made.arrived(one("refused"), now=20.0)
+    assert isinstance(refused, Reject)
+    assert refused.reason is Reason.TENANT_LIMIT
+    assert refused.retry_after_s is not None
+    assert 40.0 <= refused.retry_after_s <= 50.0, "two answers of 20 s, and up to a quarter more"
 
 
 def test_requests_ahead_that_leave_unsent_shorten_the_wait_of_those_behind() -> None:

@@ -12,6 +12,8 @@ rate and a leaving rate moves by their sum. So no line is walked through, and an
 waits. For refusals on arrival all requests ahead are expected to stay, because a refused one has not waited yet, and
 one admitted because others leave would leave in its turn.
 
+If a tenant runs as many requests as it may, its line moves as these end: the longer one of both waits is returned.
+
 If flows take turns by requests, requests are counted instead of work.
 """
 
@@ -160,6 +162,20 @@ class WaitForecast:
             return None
         fades_s = math.inf if refusing else now
         return self._ahead(entry, bands, ahead, rate, fades_s) / rate
+
+    def capped_s(self, entry: Entry, most: int, bands: list[Band], *, ahead: float | None = None) -> float:
+        """Returns the seconds until a request is sent of whose tenant only `most` run at a time; 0 while unknown.
+
+        Its own line moves as often as one of these ends, however many slots are free.
+        """
+        learned = self._models.get(entry.model)
+        if learned is None or learned.work <= 0.0 or most <= 0:
+            return 0.0
+        own = self._size(entry)
+        if ahead is None:
+            queued = entry.seq in bands[entry.band].entries
+            ahead = self._waiting(entry.node, entry.model) - (own if queued else 0.0)
+        return (ahead + own) * learned.seconds / (learned.work * most)
 
     def _ahead(self, entry: Entry, bands: list[Band], ahead: float | None, rate: float, now: float) -> float:
         """Returns the amount sent before it, at `rate` per second. Late enough, no request has left recently."""

@@ -266,7 +266,11 @@ class SchedulerState:
             session = self.gate.session_of(entry.id)
             return None if session is None else self.gate.expected_s(session, now)
         slots = self.pool.slots(entry.model)
-        return self.forecast.wait_s(entry, self.queues.bands, slots, now, ahead=ahead, refusing=refusing)
+        bands = self.queues.bands
+        wait_s = self.forecast.wait_s(entry, bands, slots, now, ahead=ahead, refusing=refusing)
+        if wait_s is None or refusing or not self.quotas.any or (limit := self.quotas.full(entry.accounts)) is None:
+            return wait_s
+        return max(wait_s, self.forecast.capped_s(entry, limit.most, bands, ahead=ahead))
 
     def told_wait_s(self, entry: Entry, now: float, *, ahead: float | None = None) -> float | None:
         """Returns the same for people and clients: None also if no rate of service ends the wait."""
