@@ -257,11 +257,22 @@ def test_the_heaviest_sender_of_a_flood_is_named_with_the_verb_that_holds_it() -
     verb = """`penstock tenant limit 'crawler'"'"'s' --queued N`"""
     told = advice(picture, minute.last.now(1.0))
     assert told.startswith(
-        f"Most requests that were refused come from crawler's: {verb} lets fewer of its requests wait"
+        f"Most requests that were refused come from crawler's: {verb} lets fewer of its requests wait, so that others"
+        " find room."
     )
     minute.happens(20, "team-a", Outcome.REJECTED, Reason.QUEUE_FULL)
     minute.look(2.0)
     assert "Most requests" not in advice(picture, minute.last.now(2.0)), "half each"
+
+
+def test_fewer_that_wait_are_no_room_for_others_where_the_wait_was_too_long_and_not_the_queue() -> None:
+    minute = Minute()
+    minute.happens(30, "nightly", Outcome.EVICTED, Reason.QUEUE_TIMEOUT)
+    minute.look(1.0)
+    assert advice(minute.made.snapshot(now=1.0), minute.last.now(1.0)).startswith(
+        "Most requests that were evicted come from nightly: `penstock tenant limit nightly --queued N` lets fewer of"
+        " its requests wait, so that those are refused at once that would wait in vain."
+    )
 
 
 def test_a_drain_leads_the_sentence_with_how_many_it_turned_away() -> None:

@@ -99,9 +99,10 @@ def _serves(endpoint: EndpointSnapshot, model: str) -> bool:
 def _failing(group: FailureGroup) -> str:
     if group.reason in _TOO_MUCH and group.most:
         verb = f"`penstock tenant limit {shlex.quote(group.most)} --queued N`"
+        gain = "those are refused at once that would wait in vain" if group.kind is Kind.EVICTED else "others find room"
         return (
             f"Most requests that were {group.kind} come from {group.most}: {verb} lets fewer of its requests wait, so"
-            " that others find room. More engines help, too. Callers were told when to come back."
+            f" that {gain}. More engines help, too. Callers were told when to come back."
         )
     where = short_name(group.endpoint) if group.endpoint else "the engines"
     return Reason(group.reason).advice.format(where) if group.reason in set(Reason) else f"See the log of {where}."
