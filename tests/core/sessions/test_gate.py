@@ -965,6 +965,22 @@ def test_a_context_that_is_computed_in_a_moment_keeps_its_place_for_a_moment() -
     assert waiting in bench.at
 
 
+@pytest.mark.parametrize("idle", [900, 100], ids=["of others", "free"])
+def test_a_paused_tenants_sessions_take_no_memory_until_it_is_resumed(idle: int) -> None:
+    bench = Bench(1000)
+    bench.whole("a", idle)
+    bench.do(bench.scheduler.tenants_limited({"u": Limits(running=0)}, now=bench.now))
+    waiting = bench.turn("b", 400, tenant="u")
+    bench.later(400.0)
+    assert (bench.held("t"), bench.held("u")) == (idle, 0)
+    told = bench.scheduler.explain(waiting, now=bench.now)
+    assert told is not None
+    assert told.waits_for is Cause.TENANT_PAUSED
+    bench.do(bench.scheduler.tenants_limited({}, now=bench.now))
+    bench.later(1.0)
+    assert waiting in bench.at
+
+
 def test_a_held_turn_of_a_paused_tenant_waits_for_the_operator() -> None:
     bench = Bench(1000)
     bench.turn("a", 700)

@@ -88,7 +88,7 @@ class SchedulerState:
         self.reserved = ReservedSlots(self.reserved_share())
         self.quotas = Quotas(settings.tenants)
         self.pauses = OperatorPauses()
-        self.gate = SessionGate(settings.gate, self.pool, tenant_level=settings.tenant_level)
+        self.gate = SessionGate(settings.gate, self.pool, self.quotas, tenant_level=settings.tenant_level)
         self.router = Router(settings.routing, settings.router, self.pool, draw=draw)
         self.affinity = AffinityWait(self.router, self.queues, self.look_again)
         self.stagger = PrefillStagger(self.pool, self.look_again)

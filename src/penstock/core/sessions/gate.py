@@ -42,7 +42,8 @@ for `RETURN_S` nobody else is let in, and for a lease a turn whose prompt was se
 there; one that waited already, maybe for memory, only if it fits. Lost are operators' pauses, counts of turns, and the
 order of who waited by W in the other's line: age is kept.
 
-While all endpoints of a model are away nobody comes in, and residents wait in the queue for theirs.
+While all endpoints of a model are away nobody comes in, and residents wait in the queue for theirs. Nor does a session
+of a tenant that an operator paused.
 
 It does nothing for a model of which an endpoint in service tells no memory, or keeps no blocks of ended requests, and
 none where endpoints have roles.
@@ -59,6 +60,7 @@ from typing import Final
 from penstock.core.endpoints.endpoint import Endpoint
 from penstock.core.endpoints.pool import Pool
 from penstock.core.queueing.entry import Entry
+from penstock.core.queueing.quotas import Quotas
 from penstock.core.sessions.memory_ledger import FOUND, AgentSession, EndpointMemory, Holder, MemoryLedger, Tenancy
 from penstock.core.sessions.recognition import SessionNames
 from penstock.core.util.decaying import DecayingRate
@@ -103,6 +105,7 @@ class SessionGate:
         self,
         settings: SessionSettings,
         pool: Pool,
+        quotas: Quotas,
         *,
         tenant_level: int | None = 0,
         lease_s: float = 30.0,
@@ -118,6 +121,7 @@ class SessionGate:
         self.waiting = 0  #: sessions that stand in a line
         self.stirred = False  #: something happened since it last looked, and sessions wait
         self._pool = pool
+        self._quotas = quotas
         self._tenant_level = tenant_level
         self._lease_s = lease_s
         self._slice_s = slice_s
@@ -186,7 +190,9 @@ class SessionGate:
             if not places or footprint < SMALL * min([memory.capacity for memory in places]):
                 self._begin(turn)
                 return True
-            waits_on = not some_work or self.waiting or (waited_s > 0.0 and now < self._closed_until_s)
+            waits_on = (
+                not some_work or self.waiting or self._paused(entry) or (waited_s > 0.0 and now < self._closed_until_s)
+            )
             if not waits_on and all(m.room >= footprint + self._spare(m) for m in places):
                 self._begin(turn)
                 self.ledger.take(session, places[0].name, now)
@@ -620,6 +626,8 @@ class SessionGate:
         for holder in self._order(now):
             for place, session in enumerate(islice(holder.line.values(), LOOK_MAX)):
                 entry = next(iter(session.waiting.values()))
+                if self._paused(entry):
+                    continue
                 key = entry.model, entry.request.only
                 if key not in known:
                     known[key] = self._places(entry, now)
@@ -635,6 +643,10 @@ class SessionGate:
                         self.ledger.take(session, found.name, now)
                     return session
         return None
+
+    def _paused(self, entry: Entry) -> bool:
+        """True if an operator paused its tenant: a session of his would hold memory and have no turn."""
+        return bool(self._quotas.capped) and any(map(self._quotas.paused, entry.accounts))
 
     def _free(self, session: AgentSession, places: list[EndpointMemory]) -> EndpointMemory | None:
         """Returns the endpoint with free room for a session, its origin if that is one."""
