@@ -575,15 +575,20 @@ async def test_clients_hear_how_long_an_idle_connection_is_kept(world: World) ->
     assert (headers["connection"], headers.get("keep-alive")) == ("close", None)
 
 
-@pytest.mark.parametrize("uv", [False, True])
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
-def test_tls_is_served(tmp_path: Path, uv: bool) -> None:
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def certified(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's context with a certificate of its own, and one that trusts it."""
+    cert, key = folder / "cert.pem", folder / "key.pem"
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
     subprocess.run([*command.split(), "-keyout", key, "-out", cert], check=True, capture_output=True)
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(cert, key)
-    trusting = ssl.create_default_context(cafile=str(cert))
+    return serving, ssl.create_default_context(cafile=str(cert))
+
+
+@pytest.mark.parametrize("uv", [False, True])
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
+def test_tls_is_served(tmp_path: Path, uv: bool) -> None:
+    serving, trusting = certified(tmp_path)
 
     async def main() -> None:
         world = World()
@@ -596,6 +601,49 @@ def test_tls_is_served(tmp_path: Path, uv: bool) -> None:
         plain = await world.client(request())
         assert b"200 OK" not in await plain.rest()
         await world.leave()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uv else asyncio.new_event_loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("uv", [False, True])
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
+def test_over_tls_a_slow_client_gets_the_end_of_the_last_answer(tmp_path: Path, uv: bool) -> None:
+    """TLS has a time-out of its own for the end of a connection: it cut off what a slow client had yet to read."""
+    serving, trusting = certified(tmp_path)
+    linger_s = 0.05
+
+    async def main() -> None:
+        world = World()
+        await world.serve(ssl=serving, linger_timeout_s=linger_s, write_timeout_s=1000.0)
+        world.handler.on_complete = lambda exchange: exchange.respond(200, [], b"x" * 20_000_000)
+        client = await world.client(
+            request(extra=b"Connection: close\r\n"), ssl=trusting, server_hostname="localhost", limit=4096
+        )
+        await world.until(lambda: world.handler.completed)
+        await asyncio.sleep(6 * linger_s)  # it reads nothing for so long
+        assert len((await client.response())[2]) == 20_000_000
+        await world.leave()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uv else asyncio.new_event_loop) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("uv", [False, True])
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
+def test_over_tls_a_client_that_does_not_close_holds_up_no_drain(tmp_path: Path, uv: bool) -> None:
+    serving, trusting = certified(tmp_path)
+
+    async def main() -> None:
+        world = World()
+        await world.serve(ssl=serving, linger_timeout_s=0.05, write_timeout_s=1000.0)
+        client = await world.client(request(), ssl=trusting, server_hostname="localhost")
+        await client.response()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        world.server.stop_accepting()
+        await world.until(lambda: world.server.connections == 0)
+        client.writer.transport.abort()
+        world.clients.clear()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if uv else asyncio.new_event_loop) as runner:
         runner.run(main())

@@ -38,6 +38,7 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HUNG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP)  # POLLRDHUP shows a hang-up behind unread bytes, too
 _AT_UNIX_SOCKET: Final = ("127.0.0.1", 0)  # only this machine connects to a unix socket
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+_TCP_INFO: Final = struct.Struct("@24xI92xQ16xI")  # of Linux: segments on their way, bytes taken, bytes not yet sent
 
 
 class Connection:
@@ -56,6 +57,7 @@ class Connection:
         "_received_s",
         "_rest",
         "_rest_at",
+        "_seen_left",
         "_stalled_bytes",
         "_state",
         "_timer",
@@ -80,7 +82,8 @@ class Connection:
         self._exchange: SocketExchange | None = None
         self._state = _IDLE
         self._parsing = False
-        self._received_s = 0.0  # loop time of the first byte of the request being read
+        # Loop time of the first byte of the request being read; while closing, of the last progress.
+        self._received_s = 0.0
         # Data that the client sent ahead of the running exchange, and the offset of its first unread byte.
         self._rest = b""
         self._rest_at = 0
@@ -88,6 +91,7 @@ class Connection:
         self._write_paused = False
         self._stalled_bytes = sys.maxsize  # output that waited when the write deadline was last checked
         self._linger_bytes = 0  # discarded so far
+        self._seen_left = 0, 0  # what was left to send while closing, when it was last looked at
         self._body_paused = False  # by the handler, which takes the body piece by piece
         self._turn_paused = False  # the bodies of other connections are read first
         self._counted_bytes = 0  # of the body being read, in the server's sum
@@ -442,13 +446,36 @@ class Connection:
             self._close()
 
     def _close(self) -> None:
-        """Send pending writes, then close. A client that does not read it is cut off after `write_timeout_s`."""
+        """Send pending writes, then close. A client that does not read it is cut off after `write_timeout_s`.
+
+        One that has read all and does not answer the end of TLS is cut off after `linger_timeout_s`.
+        """
         if self._state == _CLOSING or self._transport is None:
             return
         self._state = _CLOSING
-        self._stalled_bytes = self._transport.get_write_buffer_size()
-        self._timer.set(self._loop.time() + self._limits.write_timeout_s)
+        self._seen_left = self._left()
+        self._received_s = self._loop.time()
+        self._look_at_end()
         self._transport.close()
+
+    def _look_at_end(self) -> None:
+        """Look later whether the client takes what is pending; `_received_s` is when it was last seen to do so."""
+        self._arm(min(self._limits.linger_timeout_s, self._limits.write_timeout_s))
+
+    def _left(self) -> tuple[int, int]:
+        """Returns how much is to be sent to the client, and how many bytes its kernel has taken.
+
+        For TLS the kernel is asked for both: what is encrypted waits where nobody else sees it.
+        """
+        size = self._stream.get_write_buffer_size()
+        if self._stream.get_extra_info("ssl_object") is None:
+            return size, 0
+        try:
+            info = self._stream.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except (OSError, struct.error):  # it is closed by now, or the kernel knows less
+            return size, 0
+        unacknowledged, taken_bytes, unsent_bytes = _TCP_INFO.unpack(info)
+        return size + unacknowledged + unsent_bytes, taken_bytes
 
     # ---- time
 
@@ -468,8 +495,11 @@ class Connection:
     def _expired(self) -> None:
         """The deadline has passed. The state shows its kind: a write, an idle wait, a head, a body, a close."""
         state = self._state
+        if state == _CLOSING:
+            self._end()
+            return
         waiting_bytes = self._stream.get_write_buffer_size()
-        if waiting_bytes and (self._write_paused or state in (_IDLE, _LINGER, _CLOSING)):
+        if waiting_bytes and (self._write_paused or state in (_IDLE, _LINGER)):
             if waiting_bytes < self._stalled_bytes:
                 self._stalled_bytes = waiting_bytes
                 self._arm(self._limits.write_timeout_s)
@@ -483,6 +513,16 @@ class Connection:
             self._refuse(Refusal.CLIENT_TIMEOUT, "the request did not arrive in time")
         else:
             self.abort()
+
+    def _end(self) -> None:
+        """Cut off a client that has all of the last answer, or takes no more of it."""
+        now, left = self._loop.time(), self._left()
+        if left != self._seen_left:
+            self._seen_left, self._received_s = left, now
+        elif not left[0] or now - self._received_s >= self._limits.write_timeout_s:
+            self.abort()
+            return
+        self._look_at_end()
 
     def _look_for_client(self) -> None:
         """Ask the kernel whether the client is still there: while reading is stopped, the loop reports no hang-up."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Exchange", "Handler", "Header", "HttpServer", "Refusal", "ServerLimits", "SocketExchange"]
 
 BACKLOG = 2048  # newcomers that wait in the kernel's line; the system's own limit may be lower
+_TLS_END_S = 86_400.0  # connections look after their end themselves: a slow client may still be reading
 _ABORT_WAIT_S_MAX = 5.0  # aborted connections close within a turn of the loop; this bounds the wait for a stuck one
 
 
@@ -106,7 +107,7 @@ class HttpServer:
             cast("Callable[[Brought | None], asyncio.Protocol]", partial(Connection, self, loop)),
             ssl=ssl,
             begin_timeout_s=lambda: self.limits.header_timeout_s,
-            shutdown_timeout_s=self.limits.linger_timeout_s,
+            shutdown_timeout_s=_TLS_END_S,
             accepts_max=accepts_max,
             brings=lambda address: self.brings is not None and self.brings(address),
         )
