@@ -33,7 +33,11 @@ OFF = {
     "the endpoint picker": ("penstock.gateway.epp", "grpc"),
     "tokens of an issuer": ("penstock.gateway.identity.tokens.issuer", "jwt"),
     "discovery": tuple(f"penstock.gateway.endpoints.discovery.{kind}" for kind in ("dns", "file", "kubernetes")),
-    "KV events and LMCache": ("penstock.gateway.kv_cache.l", "penstock.gateway.kv_cache.k", "penstock.engines.kv"),
+    "KV events and LMCache": (
+        *("penstock.gateway.kv_cache.l", "penstock.gateway.kv_cache.k", "penstock.gateway.kv_cache.c"),
+        "penstock.engines.kv",
+    ),
+    "names that stand for models": ("penstock.gateway.endpoints.splits",),
     "tracing and the access log": (
         "opentelemetry",
         "penstock.gateway.telemetry.access_log",

@@ -5,11 +5,14 @@ shows it, with aliases and splits. Those of the settings come before the rewrite
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from penstock.config.model import Settings
 from penstock.engines.base import Model
 from penstock.gateway.endpoints.pool_rules import ModelRewrite, PoolRules
-from penstock.gateway.endpoints.splits import Split
+
+if TYPE_CHECKING:
+    from penstock.gateway.endpoints.splits import Split
 
 
 class Catalog:
@@ -44,12 +47,12 @@ class Catalog:
                 wanted.setdefault(name, rewrite.weights)
         before = self._splits
         self._splits = {
-            name: before[name] if name in before and before[name].weights == weights else Split(weights)
+            name: before[name] if name in before and before[name].weights == weights else _split(weights)
             for name, weights in wanted.items()
         }
         rest = next((rewrite.weights for rewrite in self._rewrites if not rewrite.models), None)
         if self._any is None or self._any.weights != rest:
-            self._any = None if rest is None else Split(rest)
+            self._any = None if rest is None else _split(rest)
         self.splits = bool(self._splits) or self._any is not None
         self.aliases = {name: split.main for name, split in self._splits.items() if name not in split.weights}
 
@@ -106,3 +109,9 @@ class Catalog:
     def entry(self, name: str) -> dict[str, object] | None:
         """Returns the entry of a model or alias; None if no endpoint serves it."""
         return next((entry for entry in self.entries() if entry["id"] == name), None)
+
+
+def _split(weights: Mapping[str, int]) -> Split:
+    from penstock.gateway.endpoints.splits import Split  # noqa: PLC0415 - most gateways have no such names
+
+    return Split(weights)

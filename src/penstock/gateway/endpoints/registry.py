@@ -28,7 +28,6 @@ from penstock.engines.base import Model
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.factory import EndpointFactory, trust
 from penstock.gateway.endpoints.observer import Observer
-from penstock.gateway.kv_cache.choice import locator, tells
 from penstock.gateway.proxy.driver import Driver
 from penstock.gateway.proxy.target import Target
 from penstock.gateway.telemetry.metrics import Metrics
@@ -177,13 +176,20 @@ class EndpointRegistry:
         locating = settings.routing.locality, settings.routing.lmcache
         if locating != self._locating:
             self._locating = locating
-            self._relocate(locator(settings, self._driver, self._catalog.names_of, tells(self._driver)))
+            self._relocate(self._locator_by(settings))
         self._discovers = bool(settings.discovery)
         self._listen = settings.listen
         self.want(SETTINGS, settings.endpoints)
 
     def _took_movement(self) -> list[str]:
         return [name for name, target in self.targets.items() if target.took_movement()]
+
+    def _locator_by(self, settings: Settings) -> Locator | None:
+        if settings.routing.locality == "history":
+            return None
+        from penstock.gateway.kv_cache.choice import locator, tells  # noqa: PLC0415 - most have their own history
+
+        return locator(settings, self._driver, self._catalog.names_of, tells(self._driver))
 
     def _relocate(self, locator: Locator | None) -> None:
         """Use `locator` for cached prompts; None: none. The old one's reports are forgotten."""

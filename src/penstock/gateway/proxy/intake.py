@@ -16,7 +16,6 @@ from penstock.core.values.catalogue import Reason
 from penstock.core.values.request import TOOLS, Request
 from penstock.gateway.endpoints.catalog import Catalog
 from penstock.gateway.endpoints.early import EarlyRequests, GoOn
-from penstock.gateway.endpoints.splits import Split
 from penstock.gateway.identity.caller import Caller, Sender, Unauthorized
 from penstock.gateway.identity.callers import Callers
 from penstock.gateway.identity.own_limits import own_flow
@@ -38,6 +37,7 @@ from penstock.gateway.proxy.ties import RESPONSES_PATH, Affinities
 from penstock.http.server.server import Exchange
 
 if TYPE_CHECKING:
+    from penstock.gateway.endpoints.splits import Split
     from penstock.gateway.kv_cache.locator import Locator
     from penstock.gateway.openai.slices import Slices
     from penstock.gateway.sessions.kept_answers import Keeping
