@@ -484,6 +484,34 @@ def test_a_session_comes_back_to_where_it_was() -> None:
     assert bench.gate.moves == 0
 
 
+def test_a_session_behind_a_large_one_goes_elsewhere_after_the_same_time() -> None:
+    bench = Bench(1000, 500, worth_s=30.0, lease_s=1e9)
+    bench.whole("a", 600)
+    assert bench.home("a") == "e0"
+    bench.scheduler.session_paused("t", "a", now=bench.now)
+    bench.turn("b", 900)
+    bench.turn("c", 100)
+    bench.turn("large", 950)
+    bench.scheduler.session_resumed("t", "a", now=bench.now)
+    waiting = bench.turn("a", 300)
+    bench.later(29.0)
+    assert waiting not in bench.at, "its origin is worth the wait"
+    bench.later(2.0)
+    assert bench.at.get(waiting) == "e1"
+
+
+def test_sub_agents_that_waited_with_their_session_count_when_it_comes_in() -> None:
+    bench = Bench(1000, lease_s=1e9)
+    bench.whole("idle", 400)
+    running = bench.turn("b", 500, last=True)
+    bench.turn("c", 500)
+    for part in ("x", "y"):
+        bench.turn("c", 300, part=part)
+    bench.end(running)
+    assert bench.home("c") == "e0"
+    assert bench.home("idle") is None, "1,500 tokens of 1,000"
+
+
 # --- bad input --------------------------------------------------------------------------------------------------
 
 
@@ -503,6 +531,33 @@ def test_a_footprint_larger_than_the_engine_is_served_alone() -> None:
     assert huge not in bench.at
     bench.later(10.0)
     assert huge in bench.at
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_sessions_larger_than_the_engine_take_turns_between_tenants(*, kept: bool) -> None:
+    """None of them stays resident, so no tenant holds anything. `kept`: one also has a small session, which does."""
+    bench = Bench(1000, wait_s=60.0)
+    if kept:
+        bench.whole("small", 20, tenant="b")
+    turns = {(name, tenant): bench.turn(name, 1500, tenant=tenant) for name in "xyz" for tenant in "ab"}
+    had = dict.fromkeys(turns, 0)
+    while bench.now < 300.0:
+        bench.later(2.0)
+        for who, turn in turns.items():
+            if turn in bench.at:
+                bench.end(turn, 10)
+                had[who] += 1
+                turns[who] = bench.turn(who[0], 1500, tenant=who[1])
+    assert min(had.values()) >= 4, "each 60 s"
+
+
+def test_a_session_that_an_operator_prefers_is_the_next_of_all_tenants() -> None:
+    bench = Bench(1000)
+    running = bench.turn("r", 1500, tenant="c")
+    waiting = [bench.turn("x", 800, tenant=tenant) for tenant in "ab"]
+    bench.do(bench.scheduler.session_preferred("b", "x", now=bench.now))
+    bench.end(running)
+    assert [turn in bench.at for turn in waiting] == [False, True]
 
 
 def test_a_session_whose_first_turn_its_engine_refuses_holds_nothing() -> None:

@@ -20,7 +20,8 @@ tenants that hold no less per weight, sessions idle for W of all others, because
    that he holds would not do, of others, too), the longest resident first; those of at least `slice_s` before others.
 3. *Origin first*: a session goes back to where it was. It goes elsewhere, if no room is to be had there, once it waited
    for `worth_s`, or by rule 1 or 2.
-Of the tenants the one that holds the least per weight is first, within a tenant who waits longest. Residents that grow
+Of the tenants the one that holds the least per weight is first (before all, whose session waited more than W), of equal
+ones and within a tenant who waits longest. Residents that grow
 beyond M cost idle sessions of the tenant that holds the most per weight their place, the smallest that makes up for it.
 A session whose context is less than `SMALL` of every memory neither waits nor counts: computing it again takes a
 moment. Nor does the first prompt without a name, which may be the only one: it is a session's from its second turn on.
@@ -228,6 +229,8 @@ class SessionGate:
                 if session.home is not None:
                     self._stay(entry, session.home, now)
                 going.append(entry)
+            if session.home is not None:  # its sub-agents' turns may have waited, too
+                self._hold_to_limit(self.ledger.memories[session.home])
         self.stirred = self.waiting > 0
         return going
 
@@ -611,11 +614,19 @@ class SessionGate:
         return memories, bool(some)
 
     def _order(self, now: float) -> list[Holder]:
-        """Returns the tenants to look at: the least level first, then those with sessions that waited W."""
-        lines = list(self.lines)
+        """Returns the tenants to look at: whose first session waited more than W or is preferred, then the least level.
+
+        Of equal ones who waits longest. If they are too many, those with sessions that claim room by rule 2 come last.
+        """
+        lines, late_s = list(self.lines), now - self.settings.wait_s
+
+        def turn(holder: Holder) -> tuple[int, bool, float, float, str]:
+            head = _head(holder)
+            return holder.band, head.waits_s > late_s and not head.first, holder.level, head.waits_s, holder.name
+
         if len(lines) <= LINES_MAX:
-            return sorted(lines, key=_rank)
-        order = heapq.nsmallest(LINES_MAX, lines, key=_rank)
+            return sorted(lines, key=turn)
+        order = heapq.nsmallest(LINES_MAX, lines, key=turn)
         claim_s = now - CLAIM * self.settings.wait_s
         due = [holder for holder in lines if _head(holder).waits_s <= claim_s or _head(holder).first]
         return order + heapq.nsmallest(LINES_MAX, due, key=lambda holder: _head(holder).waits_s)
@@ -634,7 +645,7 @@ class SessionGate:
                 places, some_work = known[key]
                 if places and not some_work:
                     continue
-                found = self._place(session, places, now) if place == 0 else self._free(session, places)
+                found = self._place(session, places, now) if place == 0 else self._free(session, places, now)
                 if found is not None or not places:
                     self._leave(session)
                     if found is not None:
@@ -648,13 +659,18 @@ class SessionGate:
         """True if an operator paused its tenant: a session of his would hold memory and have no turn."""
         return bool(self._quotas.capped) and any(map(self._quotas.paused, entry.accounts))
 
-    def _free(self, session: AgentSession, places: list[EndpointMemory]) -> EndpointMemory | None:
-        """Returns the endpoint with free room for a session, its origin if that is one."""
+    def _free(self, session: AgentSession, places: list[EndpointMemory], now: float) -> EndpointMemory | None:
+        """Returns the endpoint with free room for a session: its origin, as long as that is worth the wait."""
         if not places:
             return None
         origin = self.ledger.memories.get(session.origin) if session.origin is not None else None
         memory = origin if origin in places else places[0]
-        return memory if memory.room >= session.footprint + self._spare(memory) else None
+        if memory.room >= session.footprint + self._spare(memory):
+            return memory
+        most = places[0]
+        if most is memory or now - session.waits_s < self._worth_s:
+            return None
+        return most if most.room >= session.footprint + self._spare(most) else None
 
     def _place(self, session: AgentSession, places: list[EndpointMemory], now: float) -> EndpointMemory | None:
         """Returns the endpoint of a session that becomes resident now, with its room made; or None."""
