@@ -204,23 +204,10 @@ class Scheduler(Questions):
 
         The request leaves the queue; a later dispatch of it is not carried out. Unknown: nothing happens.
         """
-        state = self._state
-        entry = state.entries.get(request_id)
-        if entry is None:
-            return []
-        endpoint = None
-        if entry.state is State.WAITING:
-            waiting.unqueue(state, entry, Event.FINISHED, now)
-            state.forecast.left(entry, now)
-        else:
-            endpoint = sending.release(state, entry, now)
-            entry.move(Event.FINISHED)
-        if usage is None:
-            usage = entry.presumed_usage()
-        elif not usage.prompt_tokens and not refused:
-            usage = Usage(entry.prompt_tokens, usage.completion_tokens)
-        waiting.end(state, entry, usage, now)
-        return pumping.touched(state, endpoint, now) if endpoint is not None else pumping.pumped(state, now)
+        from penstock.core.scheduling import taking_over  # noqa: PLC0415 - most gateways never do
+
+        taking_over.answered(self._state, request_id, usage, now, refused=refused)
+        return pumping.pumped(self._state, now)
 
     def prefilled(self, lease: int, usage: Usage | None = None, *, now: float) -> list[Action]:
         """The prompt of a divided request is computed: its prefill lease ends and its decode lease begins.

@@ -14,7 +14,7 @@ from penstock.core.queueing.entry import Entry
 from penstock.core.scheduling import gating, returning, sending, waiting
 from penstock.core.scheduling.state import SchedulerState
 from penstock.core.values.lifecycle import Event, State
-from penstock.core.values.request import SERVICE_S, WORK_PER_OUTPUT_TOKEN, Request
+from penstock.core.values.request import SERVICE_S, WORK_PER_OUTPUT_TOKEN, Request, Usage
 from penstock.core.values.takeover import ServiceGot, Underway
 
 
@@ -75,6 +75,26 @@ def forget(state: SchedulerState, request_ids: Iterable[str], now: float) -> Non
         waiting.forget(state, entry, now)
         if state.watcher is not None:
             state.watcher.settled(entry, None)
+
+
+def answered(state: SchedulerState, request_id: str, usage: Usage | None, now: float, *, refused: bool) -> None:
+    """End and charge a request whose answer came after its lease was taken back: `Scheduler.answered`."""
+    entry = state.entries.get(request_id)
+    if entry is None:
+        return
+    if entry.state is State.WAITING:
+        waiting.unqueue(state, entry, Event.FINISHED, now)
+        state.forecast.left(entry, now)
+    else:
+        endpoint = sending.release(state, entry, now)
+        entry.move(Event.FINISHED)
+        if endpoint is not None:
+            state.queues.touch(endpoint)
+    if usage is None:
+        usage = entry.presumed_usage()
+    elif not usage.prompt_tokens and not refused:
+        usage = Usage(entry.prompt_tokens, usage.completion_tokens)
+    waiting.end(state, entry, usage, now)
 
 
 def credit(state: SchedulerState, services: Iterable[ServiceGot], now: float) -> None:
