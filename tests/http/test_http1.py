@@ -15,6 +15,7 @@ import uvloop
 
 from penstock.http.server.server import SocketExchange
 from tests.http.http1_world import Client, World, answer, chunked, on_both_loops, request
+from tests.patience import WAIT_S
 
 
 def start_stream(exchange: SocketExchange, length: int | None = None) -> None:
@@ -617,12 +618,21 @@ def test_over_tls_a_slow_client_gets_the_end_of_the_last_answer(tmp_path: Path, 
         world = World()
         await world.serve(ssl=serving, linger_timeout_s=linger_s, write_timeout_s=1000.0)
         world.handler.on_complete = lambda exchange: exchange.respond(200, [], b"x" * 20_000_000)
-        client = await world.client(
-            request(extra=b"Connection: close\r\n"), ssl=trusting, server_hostname="localhost", limit=4096
-        )
+        slow = trusting.wrap_socket(socket.socket(), server_hostname="localhost")
+
+        def ask() -> None:
+            slow.settimeout(WAIT_S)
+            slow.connect(("127.0.0.1", world.server.port))
+            slow.sendall(request(extra=b"Connection: close\r\n"))
+
+        def read() -> bytes:
+            with slow, slow.makefile("rb") as answer:
+                return answer.read()
+
+        await asyncio.to_thread(ask)
         await world.until(lambda: world.handler.completed)
         await asyncio.sleep(6 * linger_s)  # it reads nothing for so long
-        assert len((await client.response())[2]) == 20_000_000
+        assert (await asyncio.to_thread(read)).endswith(b"\r\n\r\n" + b"x" * 20_000_000)
         await world.leave()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if uv else asyncio.new_event_loop) as runner:
