@@ -308,7 +308,7 @@ async def test_operators_see_the_whole_at_any_gateway(
     """And change it there: the group has one admin token of its own, which the commands find."""
     await world.engine(step_s=0.01)
     async with group(world, tmp_path) as made:
-        first, second = await made.start("gw1", "gw2", workers=2)
+        first, second = await made.start("gw1", "gw2", share={"alone_after": "60s"}, workers=2)
 
         async def run(one: GatewayProcess, *words: str) -> tuple[int, str]:
             monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / one.name))
