@@ -185,7 +185,7 @@ class Waits:
         """Returns why the first of a line is not sent. `accounts`: its accounts with a limit on running requests."""
         if not self._pauses.sends(model):
             return Cause.NO_DECIDER if self._pauses.halted else Cause.PAUSED
-        if accounts and any(map(self._quotas.paused, accounts)):
+        if self._quotas.any_paused(accounts):
             return Cause.TENANT_PAUSED
         if held is not None and (held is Cause.SESSION_PAUSED or self._pool.alive(model)):
             return held

@@ -268,6 +268,10 @@ class Quotas:
         account = self._accounts.get(tenant)
         return account is not None and account.limits.running == 0
 
+    def any_paused(self, accounts: Accounts) -> bool:
+        """Whether an operator paused one of these accounts."""
+        return bool(self.capped) and any(map(self.paused, accounts))
+
     def started(self, accounts: Accounts, *, beyond: bool = False) -> bool:
         """Count a request that was sent. Returns True if it was the last one for now: cap its flows.
 

@@ -192,7 +192,10 @@ class SessionGate:
                 self._begin(turn)
                 return True
             waits_on = (
-                not some_work or self.waiting or self._paused(entry) or (waited_s > 0.0 and now < self._closed_until_s)
+                not some_work
+                or self.waiting
+                or self._quotas.any_paused(entry.accounts)
+                or (waited_s > 0.0 and now < self._closed_until_s)
             )
             if not waits_on and all(m.room >= footprint + self._spare(m) for m in places):
                 self._begin(turn)
@@ -637,7 +640,7 @@ class SessionGate:
         for holder in self._order(now):
             for place, session in enumerate(islice(holder.line.values(), LOOK_MAX)):
                 entry = next(iter(session.waiting.values()))
-                if self._paused(entry):
+                if self._quotas.any_paused(entry.accounts):  # it would hold memory and have no turn
                     continue
                 key = entry.model, entry.request.only
                 if key not in known:
@@ -654,10 +657,6 @@ class SessionGate:
                         self.ledger.take(session, found.name, now)
                     return session
         return None
-
-    def _paused(self, entry: Entry) -> bool:
-        """True if an operator paused its tenant: a session of his would hold memory and have no turn."""
-        return bool(self._quotas.capped) and any(map(self._quotas.paused, entry.accounts))
 
     def _free(self, session: AgentSession, places: list[EndpointMemory], now: float) -> EndpointMemory | None:
         """Returns the endpoint with free room for a session: its origin, as long as that is worth the wait."""

@@ -37,8 +37,6 @@ class Text(msgspec.Struct, gc=False):
     lora_path: msgspec.Raw = NOTHING  #: SGLang's adapter; elsewhere it is the model
 
 
-#: Names and keys, which no model reads however long they are.
-UNREAD = ("cache_salt", "session_id", "conversation", "prompt_cache_key", "metadata", "safety_identifier")
 #: Lists of token ids only.
 TOKEN_IDS = ("input_ids", "prompt_token_ids", "token_ids", "tokens")
 #: Those of a chat that may hold several inputs: a list of conversations is one, too.
@@ -55,6 +53,10 @@ class Named(Text, gc=False):
     prompt_cache_key: msgspec.Raw = NOTHING
     metadata: msgspec.Raw = NOTHING  #: Anthropic's has `user_id`
     safety_identifier: msgspec.Raw = NOTHING
+
+
+#: Names and keys, which no model reads however long they are.
+UNREAD = ("cache_salt", *Named.__struct_fields__[len(Text.__struct_fields__) :])
 
 
 class Fields(Named, gc=False):

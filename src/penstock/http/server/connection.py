@@ -472,7 +472,7 @@ class Connection:
             return size, 0
         try:
             info = self._stream.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        except (OSError, struct.error):  # it is closed by now, or the kernel knows less
+        except (AttributeError, OSError, struct.error):  # it is closed by now, or the system has no or a shorter one
             return size, 0
         unacknowledged, taken_bytes, unsent_bytes = _TCP_INFO.unpack(info)
         return size + unacknowledged + unsent_bytes, taken_bytes
