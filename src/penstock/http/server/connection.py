@@ -454,24 +454,26 @@ class Connection:
             return
         self._state = _CLOSING
         self._seen_left = self._left()
-        self._received_s = self._loop.time()
-        self._look_at_end()
+        self._received_s = now = self._loop.time()
+        self._look_at_end(now)
         self._transport.close()
 
-    def _look_at_end(self) -> None:
+    def _look_at_end(self, now: float) -> None:
         """Look later whether the client takes what is pending; `_received_s` is when it was last seen to do so."""
-        self._arm(min(self._limits.linger_timeout_s, self._limits.write_timeout_s))
+        self._timer.set(now + min(self._limits.linger_timeout_s, self._limits.write_timeout_s))
 
     def _left(self) -> tuple[int, int]:
         """Returns how much is to be sent to the client, and how many bytes its kernel has taken.
 
         For TLS the kernel is asked for both: what is encrypted waits where nobody else sees it.
         """
-        size = self._stream.get_write_buffer_size()
-        if self._stream.get_extra_info("ssl_object") is None:
+        transport = self._transport
+        assert transport is not None
+        size = transport.get_write_buffer_size()
+        if transport.get_extra_info("ssl_object") is None:
             return size, 0
         try:
-            info = self._stream.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
         except (AttributeError, OSError, struct.error):  # it is closed by now, or the system has no or a shorter one
             return size, 0
         unacknowledged, taken_bytes, unsent_bytes = _TCP_INFO.unpack(info)
@@ -522,7 +524,7 @@ class Connection:
         elif not left[0] or now - self._received_s >= self._limits.write_timeout_s:
             self.abort()
             return
-        self._look_at_end()
+        self._look_at_end(now)
 
     def _look_for_client(self) -> None:
         """Ask the kernel whether the client is still there: while reading is stopped, the loop reports no hang-up."""
